@@ -1,0 +1,154 @@
+"""Settings into things: data, model, blocks, solver, trainer; and what reads a run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from hybrid import checkpoint, config, data, launch, models
+from hybrid.config import Config
+from hybrid.data import Dataset
+from hybrid.evaluation import accuracy
+from hybrid.links import run_threads
+from hybrid.partition import split
+from hybrid.runfolder import RunFolder
+from hybrid.trainer import Trainer
+from solvers.base import Block
+
+
+def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
+    """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
+    if not resume:
+        return _with_blocks(config.load(path, overrides))
+    if out is None:
+        raise ValueError("--resume needs --out, the run folder to go on with")
+    RunFolder(out).check(resume=True)
+    stored = out / "config.toml"
+    resolved = config.load(path or (stored if stored.exists() else None), overrides)
+    comm = launch.communicator()
+    blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
+    if blocks != len(resolved.split.cuts) + 1:
+        cuts: list[str] = []
+        resolved.split = resolved.split.model_copy(update={"blocks": blocks, "cuts": cuts})
+    return _with_blocks(resolved)
+
+
+def out_folder(resolved: Config, out: Path | None) -> Path:
+    """The run folder asked for, or one named after the time and the run."""
+    if out is not None:
+        return out
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path(
+        "runs", f"{now}-{resolved.model.name}-{resolved.data.name}-{resolved.solver['name']}"
+    )
+
+
+def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
+    """Training and test data; under mpirun only the first rank keeps images, the last labels."""
+    wanted = resolved.data
+    train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
+    augmentation = train.augmentation if wanted.augment else data.Augmentation()
+    train = replace(train, augmentation=replace(augmentation, cutout=wanted.cutout))
+    comm = launch.communicator()
+    if comm is not None:
+        first, last = comm.rank == 0, comm.rank == comm.size - 1
+        train, test = train.only(first, last), test.only(first, last)
+    return train, test
+
+
+def model(resolved: Config, images: Dataset) -> models.Chain:
+    """The network, its weights a function of the seed alone."""
+    channels, height, width = images.shape
+    if height != width:
+        raise ValueError(f"images of {height} x {width} pixels are not square")
+    torch.manual_seed(resolved.train.seed)
+    shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
+    return models.build(resolved.model.name, images.classes, channels, height, shortcut)
+
+
+def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume: bool) -> Trainer:
+    """The trainer of a run."""
+    network = model(resolved, loaded[0])
+    wanted = resolved.split
+    blocks = split(network, wanted.blocks, cuts=wanted.cuts or None, balance=wanted.balance)
+
+    def describe(cuts: list[str]) -> str:
+        chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
+        return config.to_toml(resolved.model_copy(update={"split": chosen}))
+
+    return Trainer(
+        blocks,
+        resolved.make_solver(),
+        resolved.make_correction(),
+        window=resolved.rounds.window,
+        sweeps=resolved.rounds.sweeps,
+        memory_gb=resolved.rounds.memory_gb,
+        train=resolved.train,
+        optimiser=resolved.optimiser,
+        schedule=resolved.schedule,
+        checkpoint=resolved.checkpoint,
+        out=out,
+        resume=resume,
+        names={"model": resolved.model.name, "data": resolved.data.name},
+        describe=describe,
+    )
+
+
+def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
+    """Test accuracy of a run's newest checkpoint, on one device; and the checkpoint."""
+    resolved, folder, manifest = _open(run)
+    if data_dir is not None:
+        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
+    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
+    network = model(resolved, test)
+    network.load_state_dict(checkpoint.load_model(folder, manifest))
+    device = launch.device(resolved.train.device)
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    precision = getattr(torch, resolved.train.precision)
+    block = Block(network, 0, 1, {}, device, precision)
+    threads = launch.threads_per_rank(1)
+    return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
+
+
+def export(run: Path, file: Path) -> None:
+    """Write the composed network as one safetensors state dict, whole or not at all."""
+    _, folder, manifest = _open(run)
+    tensors = checkpoint.load_model(folder, manifest)
+    content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, file)
+
+
+def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
+    folder = RunFolder(run).newest()
+    if folder is None or not (run / "config.toml").is_file():
+        raise ValueError(f"{run} is not a run folder with a checkpoint")
+    return config.load(run / "config.toml", {}), folder, checkpoint.read_manifest(folder)
+
+
+def _with_blocks(resolved: Config) -> Config:
+    """Settle the number of blocks: the ranks' under mpirun, else as asked, else 2."""
+    wanted = resolved.split
+    comm = launch.communicator()
+    asked = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
+    if wanted.cuts and asked != len(wanted.cuts) + 1:
+        raise ValueError(
+            f"split.blocks is {asked} but split.cuts names {len(wanted.cuts)} cuts, which make "
+            f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
+        )
+    if comm is not None and asked not in (0, comm.size):
+        raise ValueError(
+            f"{asked} blocks asked of {comm.size} MPI ranks: under mpirun every rank owns one "
+            f"block, so leave out --blocks, or start mpirun -n {asked}"
+        )
+    blocks = comm.size if comm is not None else asked or 2
+    resolved.split = wanted.model_copy(update={"blocks": blocks})
+    return resolved

@@ -1,0 +1,215 @@
+"""Checkpoints: one safetensors file a unit and a JSON manifest, written atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from hybrid.links import RankLinks
+from hybrid.models import Unit
+
+FORMAT = 1
+T = TypeVar("T")
+Optimisers = Mapping[str, torch.optim.Optimizer]
+
+
+def save(
+    root: Path,
+    step: int,
+    links: RankLinks,
+    units: Iterable[Unit],
+    optimisers: Optimisers,
+    manifest: Mapping[str, Any],
+    keep_last: int,
+) -> Path:
+    """Write `root/STEP`; every rank calls it with its own units. Gives the folder.
+
+    All files are written beside it first; the rename to STEP is the last act, so a folder of that
+    name is whole. Raises AgreedError on all ranks if one cannot write.
+    """
+    partial, final = root / f".{step:08d}.partial", root / f"{step:08d}"
+    with links.agreement():
+        if links.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+    files: dict[str, Any] = {}
+    with links.agreement():
+        for unit in units:
+            content = save_tensors(_tensors(unit, optimisers))
+            name = quote(unit.name, safe="") + ".safetensors"
+            _write(partial / name, content)
+            digest = hashlib.sha256(content).hexdigest()
+            files[unit.name] = {"file": name, "sha256": digest, "bytes": len(content)}
+    everyone = links.all_gather(files)
+    with links.agreement():
+        if links.rank == 0:
+            body = {**manifest, "format": FORMAT, "step": step, "units": _joined(everyone)}
+            text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
+            _write(partial / "manifest.json", text.encode())
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(partial, final)
+            _sync(root)
+            for old in complete(root)[:-keep_last] if keep_last else []:
+                shutil.rmtree(old)
+    return final
+
+
+def complete(root: Path) -> list[Path]:
+    """The whole checkpoints below `root`, oldest first."""
+    return sorted(p for p in root.glob("[0-9]*") if (p / "manifest.json").is_file())
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; ValueError if it is damaged or of another format."""
+    path = folder / "manifest.json"
+    try:
+        body = json.loads(path.read_bytes())
+        claimed = body.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ValueError(damaged(path)) from None
+    if claimed != _digest(body):
+        raise ValueError(damaged(path))
+    if body["format"] != FORMAT:
+        raise ValueError(f"{path} has format {body['format']}; this version reads {FORMAT}")
+    return dict(body)
+
+
+def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """One unit's tensors; ValueError if its file is missing or not the one that was written."""
+    entry = manifest["units"][name]
+    path = folder / entry["file"]
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(damaged(path, "is missing")) from None
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise ValueError(damaged(path))
+    try:
+        return load_tensors(content)
+    except SafetensorError as error:
+        raise ValueError(damaged(path, f"cannot be read ({error})")) from None
+
+
+def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state dict of the composed network, without optimiser state."""
+    tensors: dict[str, Tensor] = {}
+    for name in manifest["units"]:
+        loaded = load_unit(folder, manifest, name)
+        tensors |= {key: value for key, value in loaded.items() if ":" not in key}
+    return tensors
+
+
+def restore(
+    folder: Path, manifest: Mapping[str, Any], units: Iterable[Unit], optimisers: Optimisers
+) -> None:
+    """Load units and their optimiser state in place; ValueError if they are other units."""
+    for unit in units:
+        if unit.name not in manifest["units"]:
+            raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
+        loaded = load_unit(folder, manifest, unit.name)
+        for name, tensor in _model_tensors(unit).items():
+            if name not in loaded or loaded[name].shape != tensor.shape:
+                found = tuple(loaded[name].shape) if name in loaded else "nothing"
+                raise ValueError(
+                    f"{folder} holds {found} where the model has {name} of shape "
+                    f"{tuple(tensor.shape)}: it is of another model"
+                )
+            with torch.no_grad():
+                tensor.copy_(loaded[name])
+        for kind, optimiser in _distinct(optimisers).items():
+            for name, parameter in _parameters(unit).items():
+                slots = {
+                    key.rpartition(".")[2]: value.clone()
+                    for key, value in loaded.items()
+                    if key.startswith(f"{name}:{kind}.")
+                }
+                if slots:
+                    on_device = {
+                        slot: value if value.ndim == 0 else _like(value, parameter)
+                        for slot, value in slots.items()
+                    }
+                    optimiser.state[parameter] = on_device
+
+
+def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:
+    """What to say of a damaged file, and of the checkpoint to go back to."""
+    before = [p for p in complete(path.parent.parent) if p < path.parent]
+    if before:
+        way = f"remove {path.parent} to resume from {before[-1].name}"
+    else:
+        way = "no checkpoint is left before it; start again with a new --out"
+    return f"{path} {how}: {way}"
+
+
+def _tensors(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
+    tensors = _model_tensors(unit)
+    for kind, optimiser in _distinct(optimisers).items():
+        for name, parameter in _parameters(unit).items():
+            for slot, value in optimiser.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}:{kind}.{slot}"] = value
+    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+
+
+def _model_tensors(unit: Unit) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, module in unit.parts.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _parameters(unit: Unit) -> dict[str, torch.nn.Parameter]:
+    return {
+        f"{prefix}.{name}": parameter
+        for prefix, module in unit.parts.items()
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _distinct(optimisers: Optimisers) -> dict[str, torch.optim.Optimizer]:
+    """A shared optimiser is kept once."""
+    first: dict[int, str] = {}
+    for kind, optimiser in optimisers.items():
+        first.setdefault(id(optimiser), kind)
+    return {kind: optimisers[kind] for kind in first.values()}
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    made = torch.empty_like(parameter, requires_grad=False)
+    return made.copy_(value)
+
+
+def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,172 @@
+"""The `hybrid` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hybrid import config as settings
+from hybrid import launch
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Layer-parallel training of residual networks with auxiliary variables.",
+    epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
+)
+
+_HELP = settings.known_settings("augmented-lagrangian")
+
+
+def _flag(name: str, key: str) -> Any:
+    section, _, field = key.partition(".")
+    default = settings.Config().model_dump()[section].get(field, "")
+    shown = f"  [default: {default}]" if default not in ("", 0) else ""
+    return typer.Option(name, help=_HELP[key] + shown, show_default=False)
+
+
+@app.command(
+    epilog="Example: mpirun -n 4 hybrid train --model resnet20 --data cifar10 --data-dir ~/data "
+    "--epochs 30 --window 16 --set solver.beta=1e-3 --out runs/first"
+)
+def train(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="Settings as TOML; a run folder's config.toml repeats that run."),
+    ] = None,
+    model: Annotated[str | None, _flag("--model", "model.name")] = None,
+    data: Annotated[str | None, _flag("--data", "data.name")] = None,
+    data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
+    solver: Annotated[str | None, _flag("--solver", "solver.name")] = None,
+    epochs: Annotated[int | None, _flag("--epochs", "train.epochs")] = None,
+    batch_size: Annotated[int | None, _flag("--batch-size", "train.batch_size")] = None,
+    lr: Annotated[float | None, _flag("--lr", "optimiser.lr")] = None,
+    window: Annotated[str | None, _flag("--window", "rounds.window")] = None,
+    sweeps: Annotated[int | None, _flag("--sweeps", "rounds.sweeps")] = None,
+    blocks: Annotated[int | None, _flag("--blocks", "split.blocks")] = None,
+    seed: Annotated[int | None, _flag("--seed", "train.seed")] = None,
+    precision: Annotated[str | None, _flag("--precision", "train.precision")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None,
+) -> None:
+    """Train a network: K blocks on K MPI ranks under mpirun, else on K threads."""
+    from hybrid import build
+
+    with _together():
+        given = {
+            "model.name": model,
+            "data.name": data,
+            "data.dir": data_dir,
+            "solver.name": solver,
+            "train.epochs": epochs,
+            "train.batch_size": batch_size,
+            "optimiser.lr": lr,
+            "rounds.window": int(window) if window and window.lstrip("-").isdigit() else window,
+            "rounds.sweeps": sweeps,
+            "split.blocks": blocks,
+            "train.seed": seed,
+            "train.precision": precision,
+        }
+        overrides = {key: value for key, value in given.items() if value is not None}
+        overrides |= dict(settings.parse_override(text) for text in set_ or [])
+        resolved = build.read(config, overrides, out, resume)
+        folder = build.out_folder(resolved, out)
+        loaded = build.load_data(resolved)
+        trainer = build.trainer(resolved, loaded, _agreed(folder), resume)
+    trainer.fit(*loaded)
+    typer.echo(f"run folder {trainer.out}")
+
+
+@app.command(epilog="Example: hybrid evaluate runs/first")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
+) -> None:
+    """Print the test accuracy of a run's newest checkpoint."""
+    from hybrid import build
+
+    with _together():
+        accuracy, checkpoint = build.evaluate(run, data_dir)
+    typer.echo(f"test accuracy {accuracy:.2%}  ({checkpoint})")
+
+
+@app.command(epilog="Example: hybrid export runs/first model.safetensors")
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")],
+) -> None:
+    """Write the composed network of a run's newest checkpoint as one safetensors state dict."""
+    from hybrid import build
+
+    with _together():
+        if launch.launched_rank() == 0:
+            build.export(run, file)
+    typer.echo(f"wrote {file}")
+
+
+@app.command(epilog="Example: mpirun -n 2 hybrid doctor")
+def doctor() -> None:
+    """Check this machine: versions, MPI, cores, threads and GPUs, and what to do about each."""
+    from hybrid import doctor as checks
+
+    healthy = checks.report(typer.echo)
+    raise typer.Exit(0 if healthy else 1)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from hybrid import __version__
+
+        typer.echo(f"hybrid {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; every failure is one line, said once, and a non-zero exit."""
+    from hybrid.failure import run_command
+
+    sys.exit(run_command(lambda: typer.main.get_command(app).main(standalone_mode=False)))
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Under mpirun all ranks get through the body, or all raise the first one's reason."""
+    comm = launch.communicator()
+    if comm is None:
+        yield
+        return
+    from hybrid.links.mpi import MpiLinks
+
+    with MpiLinks(comm).agreement():
+        yield
+
+
+def _agreed(folder: Path) -> Path:
+    """Rank 0's choice: the name holds the time, and clocks differ."""
+    comm = launch.communicator()
+    return folder if comm is None else Path(comm.bcast(str(folder)))

@@ -1,0 +1,291 @@
+"""The one declaration of every setting: defaults < TOML file < command line."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from solvers import REGISTRY, Backprop, Solver
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Section(BaseModel):
+    """A table of the TOML file; the string after a field is its help."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelSettings(Section):
+    """[model] the network."""
+
+    name: str = "resnet8"
+    """resnet20 (any 6n+2), preact-resnet20, wrn-16-4, resnet18|34|50|101|152 (ImageNet)."""
+    shortcut: Literal["auto", "identity", "projection"] = "auto"
+    """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
+
+
+class DataSettings(Section):
+    """[data] the images."""
+
+    name: str = "digits"
+    """digits, mnist, fashion-mnist, cifar10, cifar100 or synthetic."""
+    dir: str = ""
+    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
+    limit: int = Field(default=0, ge=0)
+    """Train on the first so many images; 0: all."""
+    augment: bool = True
+    """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
+    cutout: int = Field(default=0, ge=0)
+    """Side of the square cut out of each training image, in pixels; 0: none."""
+
+
+class TrainSettings(Section):
+    """[train] length, batch, numerics."""
+
+    epochs: int = Field(default=8, ge=1)
+    """Passes of the serial correction over the training data."""
+    batch_size: int = Field(default=64, ge=1)
+    """Images a mini-batch."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of weights, order and augmentation."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the forward and backward passes; bfloat16 runs under autocast."""
+    threads: int = Field(default=0, ge=0)
+    """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a block lives; auto: the local rank's GPU if there is one."""
+
+
+class OptimiserSettings(Section):
+    """[optimiser] the step of the weights."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum, or AdamW."""
+    lr: float = Field(default=0.1, gt=0)
+    """Peak learning rate."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Momentum of SGD; beta_1 of AdamW."""
+    nesterov: bool = True
+    """Nesterov's form of the momentum."""
+    weight_decay: float = Field(default=5e-4, ge=0)
+    """Weight decay (decoupled with AdamW)."""
+    decay_all: bool = False
+    """Decay BatchNorm parameters and biases too."""
+
+
+class ScheduleSettings(Section):
+    """[schedule] the learning rate over the steps."""
+
+    name: Literal["cosine", "linear", "step", "constant"] = "linear"
+    """How the learning rate falls after the warm-up."""
+    warmup_epochs: float = Field(default=1.0, ge=0)
+    """Epochs of linear warm-up."""
+    milestones: list[float] = [0.5, 0.75]
+    """Shares of the training at which `step` multiplies by gamma."""
+    gamma: float = Field(default=0.1, gt=0, le=1)
+    """Factor of `step`."""
+
+
+class RoundSettings(Section):
+    """[rounds] the alternation of serial correction and parallel phase."""
+
+    window: int | Literal["all"] = 16
+    """Mini-batches a round; all: the whole training set, stored per sample, not augmented."""
+    sweeps: int = Field(default=1, ge=1)
+    """Passes over the window's sub-problems in the parallel phase."""
+    memory_gb: float = Field(default=4.0, gt=0)
+    """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
+
+
+class SplitSettings(Section):
+    """[split] units into blocks."""
+
+    blocks: int = Field(default=0, ge=0)
+    """Number of blocks; 0: the number of MPI ranks, or 2 without mpirun."""
+    balance: Literal["operations", "measured", "even"] = "operations"
+    """What is balanced: counted operations (the same on every machine), measured time, units."""
+    cuts: list[str] = []
+    """The first unit of every block but the first; overrides balance."""
+
+
+class CheckpointSettings(Section):
+    """[checkpoint] what survives."""
+
+    every: int = Field(default=1, ge=1)
+    """Epochs between checkpoints."""
+    keep_last: int = Field(default=2, ge=0)
+    """Checkpoints to keep; 0: all."""
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    solver: dict[str, Any] = {"name": "augmented-lagrangian"}
+    correction: dict[str, Any] = {}
+    rounds: RoundSettings = RoundSettings()
+    split: SplitSettings = SplitSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+
+    def make_solver(self) -> Solver:
+        """The solver named in [solver], with its settings."""
+        settings = dict(self.solver)
+        return _make(REGISTRY[settings.pop("name")], "solver", settings)
+
+    def make_correction(self) -> Backprop:
+        """The exact pass of the correction."""
+        correction = _make(Backprop, "correction", self.correction)
+        assert isinstance(correction, Backprop)
+        return correction
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
+    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate."""
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a TOML file: {error}") from None
+    for dotted, value in overrides.items():
+        section, _, key = dotted.partition(".")
+        table = tree.setdefault(section, {})
+        if not isinstance(table, dict) or not key:
+            raise ValueError(_unknown(dotted, known_settings("augmented-lagrangian")))
+        table[key] = value
+    return resolve(tree)
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Validate a tree of settings; ValueError names the setting, its value and the limit."""
+    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    if isinstance(tree.get("solver", {}), dict):
+        tree["solver"] = {"name": "augmented-lagrangian", **tree.get("solver", {})}
+        name = tree["solver"]["name"]
+        if name not in REGISTRY:
+            raise ValueError(_unknown(str(name), REGISTRY, "solver"))
+        known = known_settings(name)
+        for section, table in tree.items():
+            for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
+                if dotted not in known:
+                    raise ValueError(_unknown(dotted, known))
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from None
+    solver, correction = config.make_solver(), config.make_correction()
+    window = config.rounds.window
+    if isinstance(window, int) and window < 1:
+        raise ValueError(f"rounds.window is {window}; it must be at least 1, or all")
+    config.solver = {"name": solver.name, **_values(solver)}
+    config.correction = _values(correction)
+    return config
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split "section.key=value"; the value is TOML where it parses, else a string."""
+    dotted, equals, value = text.partition("=")
+    if not equals or "." not in dotted:
+        raise ValueError(f"--set {text}: write --set section.key=value")
+    try:
+        return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return dotted.strip(), value
+
+
+def known_settings(solver: str) -> dict[str, str]:
+    """Every "section.key" there is with `solver`, and its help."""
+    known = {"solver.name": f"The method: {', '.join(REGISTRY)}."}
+    for section, info in Config.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            docs = {k: f.description or "" for k, f in info.annotation.model_fields.items()}
+        else:
+            docs = _field_docs(REGISTRY[solver] if section == "solver" else Backprop)
+        known |= {f"{section}.{key}": text for key, text in docs.items()}
+    return known
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a commented TOML file that repeats the run."""
+    known = known_settings(config.solver["name"])
+    lines: list[str] = []
+    for section, table in config.model_dump().items():
+        lines.append(f"[{section}]")
+        for key, value in table.items():
+            if value is not None:
+                setting = tomli_w.dumps({key: value}, indent=2).strip()
+                lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solver:
+    try:
+        made: Solver = TypeAdapter(cls).validate_python(settings)
+    except ValidationError as error:
+        raise ValueError(f"{section}.{_first(error)}") from None
+    return made
+
+
+def _values(solver: Solver) -> dict[str, Any]:
+    assert is_dataclass(solver)
+    return {f.name: v for f in fields(solver) if (v := getattr(solver, f.name)) is not None}
+
+
+def _first(error: ValidationError) -> str:
+    """The first fault, on one line."""
+    fault = error.errors()[0]
+    place = ".".join(str(part) for part in fault["loc"] if part != "constrained-int")
+    message = fault["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not place:
+        return message
+    return f"{place} is {fault['input']!r}; {message.replace('input should', 'it must')}"
+
+
+def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    if not near:
+        tail = name.rpartition(".")[2]
+        near = [k for k in known if k.rpartition(".")[2] == tail]
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The docstrings written below a dataclass's fields, through its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if not is_dataclass(base):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for node, after in pairwise(body):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                docs[node.target.id] = str(after.value.value)
+    return docs

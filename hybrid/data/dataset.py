@@ -1,0 +1,103 @@
+"""A data set in memory: images, labels, and how to make a normalised batch of them."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hybrid.data.augment import Augmentation
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images; raises ValueError if its parts do not fit together."""
+
+    images: Tensor
+    """uint8 `(N, C, H, W)`."""
+    labels: Tensor
+    """int64 `(N,)`, each in 0..classes-1."""
+    classes: int
+    mean: tuple[float, ...]
+    """Mean of each channel, pixels scaled to [0, 1]."""
+    std: tuple[float, ...]
+    """Standard deviation of each channel, pixels scaled to [0, 1]."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    """What `batch` does to images before it normalises them."""
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.images.shape)
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise ValueError(f"images are {self.images.dtype} {shape}, not uint8 (N, C, H, W)")
+        if self.images.numel() == 0:
+            raise ValueError(f"images have shape {shape}: a data set needs at least 1 image")
+        if self.labels.dtype != torch.int64 or self.labels.shape != shape[:1]:
+            raise ValueError(
+                f"labels are {self.labels.dtype} {tuple(self.labels.shape)}, "
+                f"not int64 ({shape[0]},) as the images need"
+            )
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < 0 or high >= self.classes:
+            raise ValueError(
+                f"labels lie in {low}..{high}, outside 0..{self.classes - 1}: "
+                f"correct the labels or the number of classes ({self.classes})"
+            )
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != shape[1]:
+                raise ValueError(f"{name} has {len(values)} values for {shape[1]} channels")
+        if min(self.std) <= 0:
+            raise ValueError(f"std is {self.std}: every channel needs a positive value")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(C, H, W)` of one image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
+        """The images `ids`, int64 `(B,)`, as a float32 channels_last `(B, C, H, W)`.
+
+        Each is `(x / 255 - mean) / std`, augmented before if `augment`, and a pure function of
+        `(seed, epoch, id)`: bitwise the same in any batch.
+        """
+        images = self.images[ids]
+        if augment:
+            images = self.augmentation(images, ids, seed, epoch)
+        mean = torch.tensor(self.mean, dtype=torch.float64, device=images.device)
+        std = torch.tensor(self.std, dtype=torch.float64, device=images.device)
+        scale = (1 / (255 * std)).float().view(1, -1, 1, 1)
+        shift = (-mean / std).float().view(1, -1, 1, 1)
+        # not addcmul: a fused multiply-add may round otherwise in the tail of a vector loop, and
+        # a sample would then depend on its place in the batch
+        normalised = images.float().mul_(scale).add_(shift)
+        return normalised.contiguous(memory_format=torch.channels_last)
+
+    def targets(self, ids: Tensor) -> Tensor:
+        """The labels of the samples `ids`: int64 `(B,)`."""
+        return self.labels[ids]
+
+    def take(self, limit: int) -> "Dataset":
+        """The first `limit` samples; raises ValueError unless 1 <= limit <= N."""
+        if not 1 <= limit <= len(self):
+            raise ValueError(
+                f"limit is {limit} but the data set has {len(self)} samples: "
+                f"choose a limit from 1 to {len(self)}"
+            )
+        return replace(self, images=self.images[:limit], labels=self.labels[:limit])
+
+    def only(self, images: bool, labels: bool) -> "Dataset":
+        """A copy that keeps what is True and reads the rest as zeros that take no memory.
+
+        For a rank that holds neither the first nor the last block: N and shapes stay.
+        """
+        return replace(
+            self,
+            images=self.images if images else _zeros_like(self.images),
+            labels=self.labels if labels else _zeros_like(self.labels),
+        )
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)

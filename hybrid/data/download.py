@@ -1,0 +1,83 @@
+"""Files of known content from the network, and safely out of their archives."""
+
+import gzip
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file to download; `members` are the files to take out of it if it is an archive."""
+
+    url: str
+    md5: str
+    folder: str
+    members: tuple[str, ...] = ()
+
+    def into(self, directory: Path) -> None:
+        """Make sure that the files are in `folder` of `directory`.
+
+        Raises OSError if the file cannot be had, ValueError if it is not the one expected.
+        """
+        target = directory / self.folder
+        # an archive is kept beside its folder: another rank may still be reading it
+        file = retrieve(self.url, self.md5, directory if self.members else target)
+        if self.members:
+            extract(file, self.members, target)
+
+
+def retrieve(url: str, md5: str, directory: Path) -> Path:
+    """The file behind `url` in `directory`, downloaded unless it is there already."""
+    import pooch  # here, since it brings an HTTP client along
+
+    logger: logging.Logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        name = PurePosixPath(url).name
+        return Path(pooch.retrieve(url, known_hash=f"md5:{md5}", fname=name, path=directory))
+    except ValueError as error:
+        raise ValueError(
+            f"{url} does not have the MD5 checksum {md5}: try again, or get the file elsewhere"
+        ) from error
+    finally:
+        logger.setLevel(level)
+
+
+def extract(archive: Path, members: Sequence[str], directory: Path) -> None:
+    """Write the regular files of a tar archive named in `members` into `directory`.
+
+    A member is known by the last part of its name and nothing else is written, so no path of the
+    archive reaches the disk. Raises ValueError if the archive is damaged or lacks a member.
+    """
+    missing = set(members)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(archive) as tar:
+            for entry in tar:
+                name = PurePosixPath(entry.name).name
+                if name in missing and entry.isfile():
+                    _write(tar, entry, directory / name)
+                    missing.remove(name)
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"{archive} is damaged ({error}): delete it and try again") from error
+    if missing:
+        raise ValueError(f"{archive} holds no {', '.join(sorted(missing))}: delete it")
+
+
+def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
+    source = tar.extractfile(entry)
+    assert source is not None
+    # no half-written file ever has the real name
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        temporary = Path(scratch) / path.name
+        with source, temporary.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        os.replace(temporary, path)

@@ -1,0 +1,137 @@
+"""Readers of the files that MNIST and CIFAR come in; every fault names the file."""
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from hybrid.data.unpickle import PickledArray, unpickle
+
+_PIXELS = 3 * 32 * 32
+_UNSIGNED_BYTE = 0x08
+_CHUNK_BYTES = 1 << 20
+
+
+def read_idx(path: Path) -> Tensor:
+    """The uint8 tensor in an IDX file, plain or gzip, in the shape its header states.
+
+    Raises ValueError if the file is not IDX, or longer or shorter than its header says.
+    """
+    with path.open("rb") as plain:
+        zipped = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if zipped else plain
+        try:
+            return _read_idx(path, stream)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged ({error}): download it again") from error
+
+
+def _read_idx(path: Path, stream: BinaryIO) -> Tensor:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or magic[3] == 0:
+        raise ValueError(
+            f"{path} is not an IDX file of bytes: it starts with {magic.hex() or 'nothing'}, "
+            f"not 000008 and the number of dimensions; download it again"
+        )
+    sizes = stream.read(4 * magic[3])
+    shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
+    header, expected = 4 + 4 * magic[3], math.prod(shape)
+    # one byte more than there should be shows a file that is too long, whatever its length
+    data = _read_at_most(stream, expected + 1)
+    found = len(magic) + len(sizes) + len(data)
+    if len(sizes) < 4 * magic[3] or not data or len(data) != expected:
+        more = " or more" if len(data) > expected else ""
+        raise ValueError(
+            f"{path} has {found}{more} bytes, expected {header + expected} "
+            f"for the shape {tuple(shape)} in its header: download it again"
+        )
+    return torch.frombuffer(data, dtype=torch.uint8).view(shape)
+
+
+def _read_at_most(stream: BinaryIO, limit: int) -> bytearray:
+    """Up to `limit` bytes, in pieces: a damaged header may claim more than the memory holds."""
+    data = bytearray()
+    while piece := stream.read(min(limit - len(data), _CHUNK_BYTES)):
+        data += piece
+    return data
+
+
+def read_cifar_binary(
+    paths: Sequence[Path], label_bytes: int, records: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Images, uint8 `(N, 3, 32, 32)`, and labels, int64 `(N,)`, of the files one after another.
+
+    `label_bytes` is 1 for CIFAR-10 and 2 for CIFAR-100, whose second is the fine label; `records`
+    is the number of images each file must hold (None: any). Raises ValueError on another size or
+    on a label of no class.
+    """
+    record, classes = label_bytes + _PIXELS, 10 if label_bytes == 1 else 100
+    images, labels = [], []
+    for path in paths:
+        size = path.stat().st_size
+        expected = record * (max(1, size // record) if records is None else records)
+        if size != expected:
+            raise ValueError(
+                f"{path} has {size} bytes, expected {expected} "
+                f"({expected // record} records of {record}): download it again"
+            )
+        data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, record)
+        images.append(data[:, label_bytes:].reshape(-1, 3, 32, 32))
+        labels.append(data[:, label_bytes - 1].long())
+        check_labels(path, labels[-1], classes)
+    return torch.cat(images), torch.cat(labels)
+
+
+def read_cifar_python(
+    path: Path, classes: int = 10, records: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Images and labels, as from `read_cifar_binary`, of one pickled CIFAR batch.
+
+    CIFAR-10 holds its labels under `labels`, CIFAR-100 under `fine_labels`. Only stand-ins of
+    plain arrays are unpickled: a file that asks for anything else is a ValueError, and so is one
+    of another size or with a label of no class.
+    """
+    content = unpickle(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not the dict of a CIFAR batch")
+    names = {key.decode("latin1") if isinstance(key, bytes) else key: key for key in content}
+    label_name = "fine_labels" if "fine_labels" in names else "labels"
+    for name in ("data", label_name):
+        if name not in names:
+            raise ValueError(f"{path} has no {name!r} in its dict: it is not a CIFAR batch")
+    data, values = content[names["data"]], content[names[label_name]]
+
+    pixels = data.bytes_of_shape(_PIXELS) if isinstance(data, PickledArray) else None
+    if pixels is None:
+        what = data if isinstance(data, PickledArray) else f"a {type(data).__name__}"
+        raise ValueError(f"{path} holds {what} as data, expected uint8 of shape (n, {_PIXELS})")
+    expected = len(pixels) if records is None else records
+    if len(pixels) != expected:
+        raise ValueError(f"{path} has {len(pixels)} images, expected {expected}: download it again")
+    if not (isinstance(values, list) and all(type(value) is int for value in values)):
+        raise ValueError(f"{path} holds {label_name} that are not a list of integers")
+    if len(values) != expected:
+        raise ValueError(f"{path} has {len(values)} labels for {expected} images")
+    try:
+        labels = torch.tensor(values, dtype=torch.int64)
+    except (OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} has a label outside 0..{classes - 1}") from error
+    check_labels(path, labels, classes)
+    return pixels.reshape(-1, 3, 32, 32), labels
+
+
+def check_labels(path: Path, labels: Tensor, classes: int) -> None:
+    """Raise ValueError, naming the file and the first fault, unless all are in 0..classes-1."""
+    wrong = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(wrong):
+        index = int(wrong[0])
+        raise ValueError(
+            f"{path} has the label {int(labels[index])} at image {index}, "
+            f"outside 0..{classes - 1}: download it again"
+        )

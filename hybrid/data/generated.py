@@ -1,0 +1,63 @@
+"""Data sets that need no files: scikit-learn's digits, and a synthetic one for measurements."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybrid.data.dataset import Dataset
+from hybrid.data.sampling import uniform
+
+# means and standard deviations are those of the training halves
+_DIGITS_MEAN, _DIGITS_STD = (0.3056,), (0.3761,)
+_DIGITS_TEST = 360
+
+_SYNTHETIC_CLASSES = 10
+_SYNTHETIC_POOL = 2000
+_SYNTHETIC_MEAN, _SYNTHETIC_STD = (0.484, 0.502, 0.498), (0.182, 0.178, 0.182)
+
+
+def digits() -> tuple[Dataset, Dataset]:
+    """scikit-learn's 1,797 handwritten digits, 1x8x8: 1,437 to train on and 360 to test.
+
+    The split is stratified and always the same, whatever the seed of the run.
+    """
+    from sklearn.datasets import load_digits  # here, since it takes a second to import
+
+    raw = load_digits()
+    images = torch.from_numpy(raw.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    labels = torch.from_numpy(raw.target).long()
+    test = _stratified(labels, _DIGITS_TEST)
+
+    def part(chosen: Tensor) -> Dataset:
+        return Dataset(images[chosen], labels[chosen], 10, _DIGITS_MEAN, _DIGITS_STD)
+
+    return part(~test), part(test)
+
+
+def _stratified(labels: Tensor, count: int) -> Tensor:
+    """A mask of `count` samples, bool `(N,)`, spread evenly over the labels."""
+    n = len(labels)
+    # labels first, a random order within each: evenly spaced picks then keep the proportions
+    order = (labels + uniform(0, 0, torch.arange(n), 0)).argsort()
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[order[torch.arange(count) * n // count]] = True
+    return mask
+
+
+def synthetic() -> tuple[Dataset, Dataset]:
+    """50,000 and 10,000 images in the shape of CIFAR-10: noisy versions of ten patterns.
+
+    For measurements of time only: each half repeats a pool of 2,000 different images.
+    """
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(_SYNTHETIC_CLASSES, 3, 4, 4, generator=generator)
+    patterns = F.interpolate(coarse, size=(32, 32), mode="bilinear") * 127 + 64
+    return _noisy(patterns, 50_000, generator), _noisy(patterns, 10_000, generator)
+
+
+def _noisy(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
+    labels = torch.arange(n) % _SYNTHETIC_CLASSES
+    pool = patterns[labels[:_SYNTHETIC_POOL]]
+    noise = torch.rand(pool.shape, generator=generator) * 128 - 64
+    images = (pool + noise).to(torch.uint8)[torch.arange(n) % _SYNTHETIC_POOL]
+    return Dataset(images, labels, _SYNTHETIC_CLASSES, _SYNTHETIC_MEAN, _SYNTHETIC_STD)

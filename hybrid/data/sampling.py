@@ -1,0 +1,71 @@
+"""Which samples make which batch, and random numbers that depend on nothing but their counters."""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+ORDER_STREAM = 0
+"""Stream of `epoch_order`; whoever draws more numbers for a sample takes streams from 1 on."""
+
+# splitmix64 (Steele, Lea and Flood, OOPSLA 2014), its constants as signed 64-bit integers
+_GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
+    """A permutation of 0..n-1, int64 `(n,)`: a pure function of its arguments."""
+    if n < 1:
+        raise ValueError(f"an epoch needs at least 1 sample, got {n}: choose a non-empty data set")
+    return torch.argsort(_hash(seed, epoch, torch.arange(n), ORDER_STREAM), stable=True)
+
+
+def batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Cut `order` into batches of `batch_size` ids; an incomplete last batch is dropped.
+
+    Raises ValueError if not even one batch is complete.
+    """
+    n = len(order)
+    if batch_size < 1:
+        raise ValueError(f"the batch size is {batch_size}: it must be at least 1")
+    if batch_size > n:
+        raise ValueError(
+            f"the batch size is {batch_size} but there are {n} samples: "
+            f"choose a batch size of at most {n}, or more samples"
+        )
+    return list(order[: n - n % batch_size].view(-1, batch_size))
+
+
+def uniform(seed: int, epoch: int, ids: Tensor, stream: int) -> Tensor:
+    """Uniform float64 numbers in [0, 1), one for each of `ids`, int64 of any shape.
+
+    A number depends on `(seed, epoch, id, stream)` only, so it is the same in any batch, in any
+    order and on any rank.
+    """
+    return _logical_shift(_hash(seed, epoch, ids, stream), 11).double() * 2.0**-53
+
+
+def _hash(seed: int, epoch: int, ids: Tensor, stream: int) -> Tensor:
+    """Output number `id` of the splitmix64 generator that starts at the key of the others."""
+    return _mix((ids + 1) * _GAMMA + _key(seed, epoch, stream))
+
+
+@lru_cache(maxsize=64)
+def _key(*counters: int) -> int:
+    key = torch.zeros((), dtype=torch.int64)
+    for counter in counters:
+        signed = (counter + (1 << 63)) % (1 << 64) - (1 << 63)
+        key = _mix((key ^ signed) + _GAMMA)
+    return int(key)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = (bits ^ _logical_shift(bits, 30)) * _FIRST
+    bits = (bits ^ _logical_shift(bits, 27)) * _SECOND
+    return bits ^ _logical_shift(bits, 31)
+
+
+def _logical_shift(bits: Tensor, count: int) -> Tensor:
+    # >> of a signed integer copies the sign bit: the mask clears the copies
+    return (bits >> count) & ((1 << (64 - count)) - 1)

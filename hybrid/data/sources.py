@@ -1,0 +1,248 @@
+"""The catalogue of data sets: where their files lie, what they hold, how to get them."""
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hybrid.data.augment import Augmentation
+from hybrid.data.dataset import Dataset
+from hybrid.data.download import Download
+from hybrid.data.formats import check_labels, read_cifar_binary, read_cifar_python, read_idx
+from hybrid.data.generated import digits, synthetic
+
+NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
+
+
+def load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
+    """The training and the test set called `name`, its files fetched first if they are missing.
+
+    CIFAR's training images are augmented by crops after padding of 4 and by flips, the others'
+    by nothing. `directory` is as in `fetch`; a positive `limit` keeps the first so many training
+    images. Raises ValueError on an unknown name, a damaged file or a limit out of range,
+    FileNotFoundError if the files are not to be had.
+    """
+    _check_name(name)
+    if name in _GENERATED:
+        train, test = _GENERATED[name]()
+    else:
+        fetch(name, directory)
+        train, test = _SOURCES[name].read(_or_default(directory))
+    return train.take(limit) if limit else train, test
+
+
+def fetch(name: str, directory: Path | None = None) -> None:
+    """Make sure that the files of data set `name` are there; download what is missing.
+
+    They may lie in `directory` itself or in the folder their archive makes there. The default is
+    the environment variable HYBRID_DATA, or else `~/.cache/hybrid`. Raises FileNotFoundError,
+    naming the missing files, if the network is of no help.
+    """
+    _check_name(name)
+    if name in _GENERATED or _SOURCES[name].layout(_or_default(directory)):
+        return
+    directory, source = _or_default(directory), _SOURCES[name]
+    missing = source.missing(directory)
+    try:
+        for download in source.downloads:
+            download.into(directory)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name} lacks {', '.join(missing)} in {directory} and cannot be downloaded "
+            f"({error.strerror or type(error).__name__}): put the files there, "
+            f"or name their folder with --data-dir"
+        ) from error
+
+
+def _check_name(name: str) -> None:
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown data set {name!r}: {guess}choose from {', '.join(NAMES)}")
+
+
+def _or_default(directory: Path | None) -> Path:
+    return directory or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
+
+
+Reader = Callable[[Sequence[Path], int], tuple[Tensor, Tensor]]
+"""The files of one half and the number of images in each of them -> images and labels."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One of the forms that the files of a data set come in."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    read: Reader
+    suffixes: tuple[str, ...] = ("",)
+
+    def find(self, directory: Path) -> dict[str, Path]:
+        """The files that exist, by name, in `folder` of `directory` or in `directory` itself."""
+        places = [
+            {
+                name: path
+                for name in self.train + self.test
+                for suffix in reversed(self.suffixes)
+                if (path := place / (name + suffix)).is_file()
+            }
+            for place in (directory / self.folder, directory)
+        ]
+        return max(places, key=len)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set made of files."""
+
+    layouts: tuple[Layout, ...]
+    downloads: tuple[Download, ...]
+    records: tuple[int, int]
+    """Images in each file of the training half and of the test half."""
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def layout(self, directory: Path) -> Layout | None:
+        """The first layout of which every file is there."""
+        complete = (x for x in self.layouts if len(x.find(directory)) == len(x.train + x.test))
+        return next(complete, None)
+
+    def missing(self, directory: Path) -> list[str]:
+        """The files that the most complete layout lacks."""
+        best = max(self.layouts, key=lambda layout: len(layout.find(directory)))
+        found = best.find(directory)
+        return [f"{best.folder}/{x}" for x in best.train + best.test if x not in found]
+
+    def read(self, directory: Path) -> tuple[Dataset, Dataset]:
+        """The training and the test half; the files must be there."""
+        layout = self.layout(directory)
+        if layout is None:
+            raise FileNotFoundError(f"{directory} lacks {', '.join(self.missing(directory))}")
+        found = layout.find(directory)
+
+        def half(names: tuple[str, ...], records: int) -> Dataset:
+            images, labels = layout.read([found[name] for name in names], records)
+            return Dataset(images, labels, self.classes, self.mean, self.std, self.augmentation)
+
+        return half(layout.train, self.records[0]), half(layout.test, self.records[1])
+
+
+def _read_binary(paths: Sequence[Path], records: int, label_bytes: int) -> tuple[Tensor, Tensor]:
+    return read_cifar_binary(paths, label_bytes, records)
+
+
+def _read_python(paths: Sequence[Path], records: int, classes: int) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*(read_cifar_python(x, classes, records) for x in paths), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def _read_mnist(paths: Sequence[Path], records: int) -> tuple[Tensor, Tensor]:
+    shapes = ((records, 28, 28), (records,))
+    images, labels = (read_idx(path) for path in paths)
+    for path, tensor, shape in zip(paths, (images, labels), shapes, strict=True):
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{path} holds an array of shape {tuple(tensor.shape)}, expected {shape}: "
+                f"download it again"
+            )
+    check_labels(paths[1], labels, 10)
+    return images.unsqueeze(1), labels.long()
+
+
+def _mnist(url: str, folder: str, md5: Sequence[str], mean: float, std: float) -> Source:
+    train = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    test = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    files = zip(train + test, md5, strict=True)
+    return Source(
+        (Layout(folder, train, test, _read_mnist, ("", ".gz")),),
+        tuple(Download(f"{url}{name}.gz", checksum, folder) for name, checksum in files),
+        (60_000, 10_000),
+        10,
+        (mean,),
+        (std,),
+    )
+
+
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
+_CIFAR_AUGMENTATION = Augmentation(pad=4, flip=True)
+_CIFAR10_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_CIFAR10_BINARY = Layout(
+    "cifar-10-batches-bin",
+    tuple(f"{name}.bin" for name in _CIFAR10_BATCHES),
+    ("test_batch.bin",),
+    partial(_read_binary, label_bytes=1),
+)
+_CIFAR10_PYTHON = Layout(
+    "cifar-10-batches-py", _CIFAR10_BATCHES, ("test_batch",), partial(_read_python, classes=10)
+)
+_CIFAR100_BINARY = Layout(
+    "cifar-100-binary", ("train.bin",), ("test.bin",), partial(_read_binary, label_bytes=2)
+)
+_CIFAR100_PYTHON = Layout(
+    "cifar-100-python", ("train",), ("test",), partial(_read_python, classes=100)
+)
+
+
+def _cifar(archive: str, md5: str, binary: Layout) -> tuple[Download, ...]:
+    members = binary.train + binary.test
+    return (Download(f"{_CIFAR_URL}{archive}", md5, binary.folder, members),)
+
+
+_GENERATED = {"digits": digits, "synthetic": synthetic}
+_SOURCES = {
+    "mnist": _mnist(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "mnist",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        mean=0.1307,
+        std=0.3081,
+    ),
+    "fashion-mnist": _mnist(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "fashion-mnist",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        mean=0.2860,
+        std=0.3530,
+    ),
+    "cifar10": Source(
+        layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
+        downloads=_cifar(
+            "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10_BINARY
+        ),
+        records=(10_000, 10_000),
+        classes=10,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+        augmentation=_CIFAR_AUGMENTATION,
+    ),
+    "cifar100": Source(
+        layouts=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
+        downloads=_cifar(
+            "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", _CIFAR100_BINARY
+        ),
+        records=(50_000, 10_000),
+        classes=100,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        augmentation=_CIFAR_AUGMENTATION,
+    ),
+}

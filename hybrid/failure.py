@@ -1,0 +1,75 @@
+"""How the command ends when something goes wrong: one line, once, and a non-zero exit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hybrid import launch
+from hybrid.links import AgreedError, one_line
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def run_command(command: Callable[[], Any]) -> int:
+    """Run `command`; give the exit status. Ranks other than 0 print nothing to the terminal.
+
+    Errors that every rank knows of end the ranks one by one; any other ends the MPI job at once.
+    """
+    if launch.launched_rank() > 0:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        comm = launch.communicator()
+    except ValueError as error:
+        return _say(error, FAILED)
+    try:
+        result = command()
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return _say("interrupted; go on with --resume", INTERRUPTED)
+    except AgreedError as error:
+        return _leave(comm, error, FAILED)
+    except (ValueError, OSError) as error:
+        return _fail(comm, one_line(error))
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is not None:
+            hint = "see hybrid --help"
+            return _leave(comm, f"{' '.join(message().split()) or hint}", USAGE)
+        return _fail(comm, _internal(error))
+
+
+def _leave(comm: Any, error: object, status: int) -> int:
+    """Every rank is here: rank 0 speaks, and none leaves before it has."""
+    _say(error, status)
+    if comm is not None:
+        comm.Barrier()
+    return status
+
+
+def _fail(comm: Any, reason: str) -> int:
+    if comm is None:
+        return _say(reason, FAILED)
+    print(f"hybrid: error: rank {comm.rank}: {reason}", file=sys.stderr, flush=True)
+    comm.Abort(FAILED)
+    return FAILED
+
+
+def _say(error: object, status: int) -> int:
+    if launch.launched_rank() == 0:
+        print(f"hybrid: error: {error}", file=sys.stderr, flush=True)
+    return status
+
+
+def _internal(error: Exception) -> str:
+    """Keep the traceback of what no user should see; name the file."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="hybrid-error-", suffix=".log", delete=False
+    ) as file:
+        traceback.print_exception(error, file=file)
+    return f"{type(error).__name__}: {one_line(error)} (details in {file.name})"

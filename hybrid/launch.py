@@ -1,0 +1,114 @@
+"""How this process was started: alone, by mpirun or by srun; and what it may use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+
+def launched_size() -> int:
+    """Number of ranks the launcher says it started; 0 without one."""
+    size = _first_number(_SIZES)
+    if size is None and "SLURM_STEP_ID" in os.environ:
+        size = _first_number(("SLURM_STEP_NUM_TASKS",))
+        size = None if size == 1 else size
+    return size or 0
+
+
+def launched_rank() -> int:
+    """This process's rank according to the launcher; 0 without one."""
+    rank = _first_number(_RANKS)
+    if rank is None and launched_size():
+        rank = _first_number(("SLURM_PROCID",))
+    return rank or 0
+
+
+@cache
+def communicator() -> Any:
+    """The communicator of all ranks, or None where there is no launcher.
+
+    Raises ValueError if mpi4py is missing, or if the launcher started N processes that do not
+    find each other (srun without PMIx starts N jobs of size one).
+    """
+    size = launched_size()
+    if not size:
+        return None
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ValueError(
+            f"{size} ranks were started but MPI cannot be used ({error}): "
+            "pip install 'hybrid[mpi]' and an MPI library, or run without mpirun"
+        ) from None
+    if MPI.COMM_WORLD.size != size:
+        raise ValueError(
+            f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: "
+            "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
+        )
+    return MPI.COMM_WORLD.Dup()
+
+
+def local_rank() -> int:
+    """This rank's number among the ranks of its host."""
+    comm = communicator()
+    if comm is None:
+        return 0
+    from mpi4py import MPI
+
+    return int(comm.Split_type(MPI.COMM_TYPE_SHARED).rank)
+
+
+def threads_per_rank(ranks_here: int) -> int:
+    """Cores this process may use, shared among the ranks of its host unless it is bound to some.
+
+    A launcher that binds ranks to cores leaves each only its own in its affinity mask.
+    """
+    mine = len(os.sched_getaffinity(0))
+    local = _first_number(_LOCAL_SIZES) or 1
+    bound = mine < (os.cpu_count() or 1)
+    sharing = ranks_here if local == 1 else (1 if bound else local)
+    return max(1, mine // sharing)
+
+
+def device(setting: str) -> torch.device:
+    """Where this rank's block lives; the local rank chooses among the visible GPUs."""
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
+    gpu = torch.device("cuda", local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(gpu)
+    return gpu
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: a training step frees and asks for the same sizes.
+
+    Without it large buffers go back to the system and are cleared by it again at every step.
+    Other C libraries have no such settings, and none is needed.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+        libc.mallopt(m_top_pad, 1 << 26)
+
+
+def _first_number(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,15 @@
+"""Links between blocks: threads in one process, or MPI ranks."""
+
+from hybrid.links.base import AgreedError, PeerError, Program, RankLinks, Traffic, one_line
+from hybrid.links.threads import ThreadLinks, run_threads
+
+__all__ = [
+    "AgreedError",
+    "PeerError",
+    "Program",
+    "RankLinks",
+    "ThreadLinks",
+    "Traffic",
+    "one_line",
+    "run_threads",
+]

@@ -1,0 +1,147 @@
+"""Links between MPI ranks, through mpi4py's buffer interface: no tensor is pickled."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybrid.links.base import AgreedError, Program, RankLinks, one_line
+
+T = TypeVar("T")
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+_FORMAT_TAG = 1
+_FIRST_DATA_TAG = 2
+
+
+class MpiLinks(RankLinks):
+    """One block a rank.
+
+    A tensor travels as the bytes of its memory, in its own stride order, so channels_last needs no
+    copy. The first tensor of a format (dtype, shape, strides) announces it in a message of its
+    own; from then on the message's tag names the format and no shape travels:
+
+        tag 1: [dtype, shape..., strides...]     tag 2 + i: the bytes of a tensor of format i
+
+    MPI keeps the order of messages between two ranks, so the announcement is always read first.
+    Buffers are kept until their send completes. A tensor on a GPU is staged through host memory.
+    """
+
+    def __init__(self, comm: Any, device: torch.device | None = None) -> None:
+        from mpi4py import MPI
+
+        super().__init__(comm.rank, comm.size)
+        self._mpi = MPI
+        self._comm = comm
+        self._device = device or torch.device("cpu")
+        self._formats_sent: dict[int, dict[tuple[int, ...], int]] = {}
+        self._formats_received: dict[int, list[tuple[int, ...]]] = {}
+        self._pending: deque[tuple[Any, Any]] = deque()
+
+    def flush(self) -> None:
+        while self._pending:
+            request, _ = self._pending.popleft()
+            request.Wait()
+
+    def _send(self, peer: int, tensor: Tensor) -> None:
+        self._drop_completed()
+        tensor = tensor.detach()
+        if tensor.device.type != "cpu":
+            tensor = tensor.cpu()
+        if not _is_dense(tensor):
+            tensor = tensor.contiguous()
+        known = self._formats_sent.setdefault(peer, {})
+        key = (_DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride())
+        if key not in known:
+            known[key] = len(known)
+            header = np.array(key, dtype=np.int64)
+            self._post(self._comm.Isend(header, dest=peer, tag=_FORMAT_TAG), header)
+        buffer = _memory(tensor)
+        request = self._comm.Isend(
+            [buffer, self._mpi.BYTE], dest=peer, tag=_FIRST_DATA_TAG + known[key]
+        )
+        self._post(request, buffer)
+
+    def _receive(self, peer: int) -> Tensor:
+        self._drop_completed()
+        known = self._formats_received.setdefault(peer, [])
+        status = self._mpi.Status()
+        while True:
+            message = self._comm.Mprobe(source=peer, status=status)
+            tag = status.Get_tag()
+            if tag >= _FIRST_DATA_TAG:
+                break
+            header = np.empty(status.Get_count(self._mpi.INT64_T), dtype=np.int64)
+            message.Recv(header)
+            known.append(tuple(header.tolist()))
+        dtype, *layout = known[tag - _FIRST_DATA_TAG]
+        dims = len(layout) // 2
+        tensor = torch.empty_strided(layout[:dims], layout[dims:], dtype=_DTYPES[dtype])
+        message.Recv([_memory(tensor), self._mpi.BYTE])
+        return tensor.to(self._device)
+
+    def _all_gather(self, value: T) -> list[T]:
+        everyone: list[T] = self._comm.allgather(value)
+        return everyone
+
+    def _post(self, request: Any, buffer: Any) -> None:
+        self._pending.append((request, buffer))
+
+    def _drop_completed(self) -> None:
+        """Let MPI progress, and free the buffers of sends that have left."""
+        while self._pending and self._pending[0][0].Test():
+            self._pending.popleft()
+
+
+def run_mpi(comm: Any, program: Program[T], device: torch.device | None = None) -> list[T]:
+    """Run `program` on this rank; give its result as a list of one.
+
+    A failure that the ranks have not agreed on ends the whole job at once: the others may be
+    waiting for a message that will never come.
+    """
+    try:
+        return [program(MpiLinks(comm, device))]
+    except AgreedError:
+        raise
+    except BaseException as error:
+        abort(comm, error)
+        raise
+
+
+def abort(comm: Any, error: BaseException) -> None:
+    """Say why, once, and end every rank of the job."""
+    kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
+    print(f"hybrid: error: rank {comm.rank}: {kind}{one_line(error)}", file=sys.stderr, flush=True)
+    comm.Abort(1)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one stretch of memory, in any order, each once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The memory of a dense tensor as bytes, without a copy."""
+    flat = tensor.as_strided((prod(tensor.shape),), (1,))
+    return flat.view(torch.uint8).numpy()

@@ -1,0 +1,110 @@
+"""Links between K threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hybrid.links.base import PeerError, Program, RankLinks
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Room:
+    """What the threads of one run share."""
+
+    size: int
+    queues: dict[tuple[int, int], SimpleQueue[Tensor]] = field(init=False)
+    values: list[Any] = field(init=False)
+    barrier: threading.Barrier = field(init=False)
+    failed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        pairs = [(a, b) for a in range(self.size) for b in (a - 1, a + 1)]
+        self.queues = {pair: SimpleQueue() for pair in pairs}
+        self.values = [None] * self.size
+        self.barrier = threading.Barrier(self.size)
+
+    def fail(self) -> None:
+        self.failed.set()
+        self.barrier.abort()
+
+
+class ThreadLinks(RankLinks):
+    """Hands tensors over by reference: nothing is copied."""
+
+    def __init__(self, rank: int, room: _Room) -> None:
+        super().__init__(rank, room.size)
+        self._room = room
+
+    def flush(self) -> None:
+        """Nothing to wait for: a reference has left when it is put."""
+
+    def _send(self, peer: int, tensor: Tensor) -> None:
+        self._room.queues[self.rank, peer].put(tensor)
+
+    def _receive(self, peer: int) -> Tensor:
+        queue = self._room.queues[peer, self.rank]
+        while True:
+            try:
+                return queue.get(timeout=0.5)
+            except Empty:
+                if self._room.failed.is_set():
+                    raise PeerError from None
+
+    def _all_gather(self, value: T) -> list[T]:
+        if self.size == 1:
+            return [value]
+        self._room.values[self.rank] = value
+        try:
+            self._room.barrier.wait()
+            everyone: list[T] = list(self._room.values)
+            self._room.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise PeerError from None
+        return everyone
+
+
+def run_threads(size: int, program: Program[T], intra_op_threads: int = 1) -> list[T]:
+    """Run `program` on `size` ranks, each a thread; give their results in rank order.
+
+    The first failure is raised here, after every thread has ended.
+    """
+    room = _Room(size)
+    results: list[Any] = [None] * size
+    failures: list[BaseException] = []
+
+    def rank_main(rank: int) -> None:
+        torch.set_num_threads(intra_op_threads)
+        try:
+            results[rank] = program(ThreadLinks(rank, room))
+        except PeerError:
+            pass
+        except BaseException as error:
+            failures.append(error)
+            room.fail()
+
+    if size == 1:
+        rank_main(0)
+    else:
+        threads = [
+            threading.Thread(target=rank_main, args=(rank,), name=f"block-{rank}", daemon=True)
+            for rank in range(size)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            room.fail()
+            raise
+    if failures:
+        raise failures[0]
+    return results

@@ -1,0 +1,17 @@
+"""Residual networks as chains of units."""
+
+from hybrid.models.chain import Chain, Unit, units
+from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
+from hybrid.models.imagenet import imagenet_resnet
+from hybrid.models.names import build
+
+__all__ = [
+    "Chain",
+    "Unit",
+    "build",
+    "imagenet_resnet",
+    "preact_resnet",
+    "resnet",
+    "units",
+    "wide_resnet",
+]

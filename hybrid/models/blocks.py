@@ -1,0 +1,169 @@
+"""Residual blocks under torchvision's attribute names, and the shortcuts between their stages.
+
+No block changes its input in place: at a cut the input is an autograd leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ShortcutMaker = Callable[[int, int, int], nn.Module]
+"""(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 left).
+
+    (samples, in_channels, height, width) -> (samples, width, height / stride, width / stride).
+    """
+
+    expansion = 1
+
+    def __init__(
+        self, in_channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(in_channels, width, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = conv3x3(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(downsample(x) + F(x))."""
+        out: Tensor = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += x if self.downsample is None else self.downsample(x)
+        out = self.relu(out)
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 right).
+
+    The stride is in the 3x3 convolution as in torchvision ("ResNet v1.5"), not in the first 1x1.
+    (samples, in_channels, height, width) -> (samples, 4 width, height / stride, width / stride).
+    """
+
+    expansion = 4
+
+    def __init__(
+        self, in_channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.conv1 = conv1x1(in_channels, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv1x1(width, width * self.expansion)
+        self.bn3 = nn.BatchNorm2d(width * self.expansion)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """relu(downsample(x) + F(x))."""
+        out: Tensor = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += x if self.downsample is None else self.downsample(x)
+        out = self.relu(out)
+        return out
+
+
+class PreActBlock(nn.Module):
+    """Batch norm and ReLU before each 3x3 convolution: x + F(x) (He et al. 2016b, Figure 4e).
+
+    A given `downsample` takes the activated input, as for the first block of a stage in
+    He et al. 2016b (appendix) and Zagoruyko & Komodakis 2016.
+    (samples, in_channels, height, width) -> (samples, width, height / stride, width / stride).
+    """
+
+    expansion = 1
+
+    def __init__(
+        self, in_channels: int, width: int, stride: int = 1, downsample: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = conv3x3(in_channels, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, width)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = downsample
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x + F(x), or downsample(a) + F(x) with a = relu(bn1(x))."""
+        activated: Tensor = self.relu(self.bn1(x))
+        out: Tensor = self.conv2(self.relu(self.bn2(self.conv1(activated))))
+        out += x if self.downsample is None else self.downsample(activated)
+        return out
+
+
+class ZeroPadShortcut(nn.Module):
+    """Option A: every `stride`-th pixel, the new channels zero; no parameters.
+
+    He et al. 2016, section 3.3 and 4.2. The zeros follow the old channels.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.new_channels = out_channels - in_channels
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, in, height, width) -> (samples, out, height / stride, width / stride)."""
+        x = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(x, (0, 0, 0, 0, 0, self.new_channels))
+
+
+def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Option B: a 1x1 convolution and batch norm (He et al. 2016, section 3.3)."""
+    return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
+
+
+def stage(
+    block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
+    in_channels: int,
+    width: int,
+    num_blocks: int,
+    stride: int,
+    shortcut: ShortcutMaker,
+) -> nn.Sequential:
+    """`num_blocks` blocks, of which the first has the stride and changes the channels."""
+    out_channels = width * block.expansion
+    reshapes = stride != 1 or in_channels != out_channels
+    # Identity, not None: the first shortcut of a pre-activation stage starts behind the activation
+    first = shortcut(in_channels, out_channels, stride) if reshapes else nn.Identity()
+    return nn.Sequential(
+        block(in_channels, width, stride, first),
+        *(block(out_channels, width) for _ in range(num_blocks - 1)),
+    )
+
+
+def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution that keeps height and width up to the stride; no bias."""
+    return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+
+
+def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """A 1x1 convolution; no bias."""
+    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+
+
+def initialise(model: nn.Module) -> None:
+    """Kaiming-normal convolutions, fan-out, ReLU gain (He et al. 2015); the rest is torch's own."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def check_sizes(classes: int, channels: int, image_size: int) -> None:
+    """Raise `ValueError` for sizes that no residual network here can have."""
+    limits = {"classes": (classes, 2), "channels": (channels, 1), "image_size": (image_size, 4)}
+    for name, (value, least) in limits.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}, the least is {least}: set {name} >= {least}")

@@ -1,0 +1,122 @@
+"""A model as a chain of named units, the pieces that are never cut."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass
+class Unit:
+    """The smallest piece of a chain that one rank owns whole.
+
+    `parts` maps the global prefix of each module to the module, in running order, so that
+    `prefix + "." + local name` is the name of a tensor in the whole model's `state_dict`.
+    """
+
+    name: str
+    parts: dict[str, nn.Module]
+
+
+class Chain(nn.Sequential):
+    """An `nn.Sequential` that knows which of its children stay together.
+
+    `units` maps a unit's name to its children's names and covers all children, in order. A unit
+    that is one plain `nn.Sequential` child ("layer1") is a stage: each of its children becomes a
+    unit of its own ("layer1.0", "layer1.1", ...).
+
+    `input_shape` is (channels, height, width) of one sample; the output is (samples, classes).
+    Raises `ValueError` if `units` does not fit the children, or two units share a tensor.
+    """
+
+    def __init__(
+        self,
+        modules: OrderedDict[str, nn.Module],
+        units: dict[str, tuple[str, ...]],
+        input_shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__(modules)
+        self.grouping = units
+        self.input_shape = input_shape
+        self.classes = classes
+        _checked(_units_of_chain(self))
+
+    def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
+        # a slice has no grouping of its own, and the inherited method would build a Chain
+        if isinstance(idx, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[idx]))
+        return super().__getitem__(idx)
+
+
+def units(model: nn.Sequential) -> list[Unit]:
+    """The units of `model` in running order; running them one after the other is the model.
+
+    A `Chain` has the units it was made with. In any other `nn.Sequential` every leaf is a unit,
+    named by its dotted path ("0", "layer2.0"); nested plain `nn.Sequential`s are opened, any
+    other module is a leaf.
+
+    Raises `ValueError` for a model that is no chain of modules, is empty, or has two units that
+    share a parameter or buffer (two ranks would then train copies that drift apart).
+    """
+    if isinstance(model, Chain):
+        return _checked(_units_of_chain(model))
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(
+            f"a {type(model).__name__} is not an nn.Sequential and cannot be cut: "
+            "wrap its stages, in running order, in an nn.Sequential"
+        )
+    if type(model).forward is not nn.Sequential.forward:
+        raise ValueError(
+            f"{type(model).__name__} has a forward of its own and cannot be cut: "
+            "move that code into modules of a plain nn.Sequential"
+        )
+    return _checked([Unit(path, {path: leaf}) for path, leaf in _leaves(model)])
+
+
+def _units_of_chain(chain: Chain) -> list[Unit]:
+    grouped = [child for children in chain.grouping.values() for child in children]
+    present = list(chain._modules)
+    if grouped != present or () in chain.grouping.values():
+        raise ValueError(
+            f"the units group the children {grouped}, the chain has {present}: "
+            "name every child in exactly one unit, in running order"
+        )
+    found = []
+    for name, children in chain.grouping.items():
+        parts = {child: chain.get_submodule(child) for child in children}
+        stage = parts[children[0]]
+        if len(parts) == 1 and type(stage) is nn.Sequential:
+            found += [Unit(path, {path: leaf}) for path, leaf in _leaves(stage, children[0] + ".")]
+        else:
+            found.append(Unit(name, parts))
+    return found
+
+
+def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    # not named_children(), which skips a module's second occurrence
+    for name, child in stage._modules.items():
+        assert child is not None
+        # exactly nn.Sequential: a subclass may have a forward of its own
+        if type(child) is nn.Sequential:
+            yield from _leaves(child, f"{prefix}{name}.")
+        else:
+            yield prefix + name, child
+
+
+def _checked(found: list[Unit]) -> list[Unit]:
+    if not found:
+        raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")
+    owner: dict[int, str] = {}
+    for unit in found:
+        for module in unit.parts.values():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if owner.setdefault(id(tensor), unit.name) != unit.name:
+                    raise ValueError(
+                        f"units {owner[id(tensor)]!r} and {unit.name!r} share the tensor {name!r}, "
+                        "and a tensor belongs to 1 unit: give each its own copy"
+                    )
+    return found

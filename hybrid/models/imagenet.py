@@ -1,0 +1,62 @@
+"""Residual networks for large images: four stages of width 64 to 512, torchvision's names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from hybrid.models.blocks import (
+    BasicBlock,
+    Bottleneck,
+    check_sizes,
+    initialise,
+    projection,
+    stage,
+)
+from hybrid.models.chain import Chain
+
+BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+
+
+def imagenet_resnet(
+    depth: int = 50, classes: int = 1000, channels: int = 3, image_size: int = 224
+) -> Chain:
+    """ResNet of depth 18, 34, 50, 101 or 152 (He et al. 2016, Table 1; option B shortcuts).
+
+    The `state_dict` has torchvision's names and shapes. The network reduces the image 32-fold;
+    smaller images run, but their last stages see a single pixel.
+    Raises `ValueError` for another depth, classes < 2, channels < 1, image_size < 4.
+    """
+    check_sizes(classes, channels, image_size)
+    if depth not in BLOCKS_PER_STAGE:
+        nearest = min(BLOCKS_PER_STAGE, key=lambda known: abs(known - depth))
+        known = ", ".join(map(str, BLOCKS_PER_STAGE))
+        raise ValueError(f"imagenet_resnet has no depth {depth}, only {known}: try {nearest}")
+    block, num_blocks = BLOCKS_PER_STAGE[depth]
+    modules: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        bn1=nn.BatchNorm2d(64),
+        relu=nn.ReLU(inplace=True),
+        maxpool=nn.MaxPool2d(3, stride=2, padding=1),
+    )
+    units: dict[str, tuple[str, ...]] = {"stem": tuple(modules)}
+    in_channels = 64
+    for i, num in enumerate(num_blocks):
+        name, width, stride = f"layer{i + 1}", 64 * 2**i, 1 if i == 0 else 2
+        modules[name] = stage(block, in_channels, width, num, stride, projection)
+        units[name] = (name,)
+        in_channels = width * block.expansion
+    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    modules["flatten"] = nn.Flatten()
+    modules["fc"] = nn.Linear(in_channels, classes)
+    units["head"] = ("avgpool", "flatten", "fc")
+    chain = Chain(modules, units, (channels, image_size, image_size), classes)
+    initialise(chain)
+    return chain

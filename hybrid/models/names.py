@@ -1,0 +1,74 @@
+"""Models by name, as the command line and the run configuration give them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from hybrid.models.chain import Chain
+from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
+from hybrid.models.imagenet import BLOCKS_PER_STAGE, imagenet_resnet
+
+# at most four digits: a longer number is a slip, and would build until the memory is full
+NAME = re.compile(
+    r"(?P<family>resnet|cifar-resnet|preact-resnet)(?P<depth>[0-9]{1,4})"
+    r"|wrn-(?P<wide_depth>[0-9]{1,4})-(?P<width>[0-9]{1,3})"
+)
+EXAMPLES = (
+    *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *BLOCKS_PER_STAGE)),
+    *("cifar-resnet50", "preact-resnet20", "preact-resnet110"),
+    *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
+)
+
+
+def build(
+    name: str, classes: int, channels: int, image_size: int, shortcut: str | None = None
+) -> Chain:
+    """The model called `name`, for samples of shape (channels, image_size, image_size).
+
+    - `resnet18`, `34`, `50`, `101`, `152`: `imagenet_resnet`
+    - any other `resnetN` and every `cifar-resnetN`, N = 6n + 2: `resnet`
+    - `preact-resnetN`, N = 6n + 2: `preact_resnet`
+    - `wrn-N-W`, N = 6n + 4: `wide_resnet`
+
+    `shortcut` is "identity" or "projection", None the model's own; ImageNet ResNets and wide
+    ResNets are defined with projections only.
+    Raises `ValueError` for an unknown name, an impossible depth or size, an unfit shortcut.
+    """
+    match = NAME.fullmatch(name)
+    if match is None:
+        near = difflib.get_close_matches(name.lower(), EXAMPLES, n=1, cutoff=0.5)
+        guess = f"try {near[0]!r}" if near else "try 'resnet20'"
+        raise ValueError(
+            f"unknown model {name!r}: {guess} "
+            "(families: resnetN, cifar-resnetN, preact-resnetN, wrn-N-W)"
+        )
+    family, depth = match["family"], int(match["depth"] or match["wide_depth"])
+    if family is None:
+        _only_projection(name, shortcut)
+        return wide_resnet(depth, int(match["width"]), classes, channels, image_size)
+    if family == "resnet" and depth in BLOCKS_PER_STAGE:
+        _only_projection(name, shortcut)
+        return imagenet_resnet(depth, classes, channels, image_size)
+    if family == "resnet":
+        _check_depth(depth)
+    make = preact_resnet if family == "preact-resnet" else resnet
+    return make(depth, classes, channels, image_size, "identity" if shortcut is None else shortcut)
+
+
+def _only_projection(name: str, shortcut: str | None) -> None:
+    if shortcut not in (None, "projection"):
+        raise ValueError(f"{name} has no shortcut {shortcut!r}: choose projection, or leave it out")
+
+
+def _check_depth(depth: int) -> None:
+    # resnetN names two families, so the nearest depth may be in either
+    valid = {8, *BLOCKS_PER_STAGE, *range(8, depth + 7, 6)}
+    if depth not in valid:
+        below = max((v for v in valid if v < depth), default=None)
+        above = min(v for v in valid if v > depth)
+        nearest = f"resnet{above}" if below is None else f"resnet{below} or resnet{above}"
+        raise ValueError(
+            f"there is no resnet{depth}: N is 6n + 2 (CIFAR) or one of "
+            f"{', '.join(map(str, BLOCKS_PER_STAGE))} (ImageNet): try {nearest}"
+        )

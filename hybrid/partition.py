@@ -1,0 +1,221 @@
+"""Units into blocks: evenly, by counted operations, by measured time, or by the user's cuts."""
+
+from __future__ import annotations
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from hybrid.models import Chain, Unit, units
+from solvers.base import Shape, frozen_statistics
+
+BALANCES = ("operations", "measured", "even")
+
+
+class BlockModule(nn.Sequential):
+    """A block's units in running order, with the global names of their tensors."""
+
+    def __init__(self, block: Sequence[Unit]) -> None:
+        parts = [(prefix, m) for unit in block for prefix, m in unit.parts.items()]
+        super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
+        self.prefixes = [prefix for prefix, _ in parts]
+
+    def global_name(self, local: str) -> str:
+        """Name in the whole model's state dict of the tensor `local` of this module's."""
+        index, _, rest = local.partition(".")
+        return f"{self.prefixes[int(index)]}.{rest}"
+
+
+@dataclass
+class Blocks:
+    """A model cut into blocks: block k runs units starts[k] .. starts[k+1]-1."""
+
+    model: nn.Sequential
+    units: list[Unit]
+    starts: list[int]
+    costs: list[float] = field(default_factory=list)
+    """Cost of each unit, in the units of what was balanced; empty for explicit cuts."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def cuts(self) -> list[str]:
+        """The first unit of every block but the first."""
+        return [self.units[start].name for start in self.starts[1:]]
+
+    def of(self, index: int) -> list[Unit]:
+        """The units of block `index`."""
+        ends = [*self.starts[1:], len(self.units)]
+        return self.units[self.starts[index] : ends[index]]
+
+    def module(self, index: int) -> BlockModule:
+        """Block `index` as one module, sharing the model's parameters."""
+        return BlockModule(self.of(index))
+
+    def cut_shapes(self, sample: Tensor) -> list[Shape]:
+        """One sample's shape at every cut; `sample` is a batch (N, C, H, W) of at least one.
+
+        Raises ValueError if the model does not take it.
+        """
+        shapes: list[Shape] = []
+        with evaluating(self.model), torch.no_grad():
+            x = sample[:1]
+            for index in range(len(self)):
+                try:
+                    x = self.module(index)(x)
+                except RuntimeError as error:
+                    names = f"{self.of(index)[0].name}..{self.of(index)[-1].name}"
+                    raise ValueError(
+                        f"images of shape {tuple(sample.shape[1:])} do not fit the model: "
+                        f"units {names} say: {str(error).splitlines()[0]}"
+                    ) from None
+                shapes.append(tuple(x.shape[1:]))
+        return shapes[:-1]
+
+
+def split(
+    model: nn.Sequential,
+    blocks: int | None = None,
+    *,
+    cuts: Sequence[str] | None = None,
+    balance: str = "measured",
+    sample: Tensor | None = None,
+) -> Blocks:
+    """Cut a model's units into contiguous blocks.
+
+    `blocks` of about equal cost: "measured" times a forward and backward pass of each unit,
+    "operations" counts its floating-point operations (the same on every machine), "even" counts
+    units. Or `cuts`: the first unit of every block but the first, by name. `sample` is a batch
+    (N, C, H, W) to measure with; this project's models know their own.
+
+    Raises ValueError for a split that cannot be, with the number of units there are.
+    """
+    chain = units(model)
+    names = [unit.name for unit in chain]
+    if cuts is not None:
+        return Blocks(model, chain, [0, *_indices(list(cuts), names)])
+    if blocks is None:
+        raise ValueError("split needs a number of blocks, or cuts by unit name")
+    if not 1 <= blocks <= len(chain):
+        raise ValueError(
+            f"{blocks} blocks asked of {len(chain)} units ({', '.join(names)}): "
+            f"ask for 1 to {len(chain)} blocks, or take a deeper model"
+        )
+    if balance not in BALANCES:
+        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
+    if balance == "even" or blocks in (1, len(chain)):
+        costs = [1.0] * len(chain)
+    else:
+        if sample is None:
+            if not isinstance(model, Chain):
+                raise ValueError(
+                    f"balance={balance!r} needs sample=, a batch of inputs to run the units on; "
+                    "or give cuts=, or balance='even'"
+                )
+            sample = torch.randn(32, *model.input_shape)
+        measure = _operations if balance == "operations" else _seconds
+        costs = unit_costs(model, chain, sample, measure)
+    return Blocks(model, chain, balanced_starts(costs, blocks), costs)
+
+
+def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
+    """Starts of `blocks` contiguous runs whose largest sum is least.
+
+    Exact, by dynamic programming; among equals the sum of squares decides, then the earlier cut.
+    """
+    sums = [0.0, *accumulate(costs)]
+    best = {0: (0.0, 0.0, [])}  # type: dict[int, tuple[float, float, list[int]]]
+    for _ in range(blocks):
+        found: dict[int, tuple[float, float, list[int]]] = {}
+        for end in range(1, len(sums)):
+            options = [
+                (max(peak, run), squares + run**2, [*starts, start])
+                for start, (peak, squares, starts) in best.items()
+                if start < end
+                for run in [sums[end] - sums[start]]
+            ]
+            if options:
+                found[end] = min(options)
+        best = found
+    return best[len(costs)][2]
+
+
+def unit_costs(
+    model: nn.Module,
+    chain: Sequence[Unit],
+    sample: Tensor,
+    measure: Callable[[nn.Module, Tensor, bool], float],
+) -> list[float]:
+    """Cost of one forward and backward pass of every unit, the model left as it was."""
+    costs: list[float] = []
+    x = sample
+    with frozen_statistics(model):
+        for i, unit in enumerate(chain):
+            module = BlockModule([unit])
+            costs.append(measure(module, x, i > 0))
+            with torch.no_grad():
+                x = module(x)
+    model.zero_grad(set_to_none=True)
+    return costs
+
+
+@contextmanager
+def evaluating(model: nn.Module):  # type: ignore[no-untyped-def]
+    """Evaluation mode, and back to what was."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+def _pass(module: nn.Module, x: Tensor, with_input: bool) -> None:
+    out = module(x.detach().requires_grad_(with_input))
+    if out.requires_grad:
+        out.backward(torch.ones_like(out))
+
+
+def _operations(module: nn.Module, x: Tensor, with_input: bool) -> float:
+    with FlopCounterMode(display=False) as counter:
+        _pass(module, x, with_input)
+    return float(counter.get_total_flops())
+
+
+def _seconds(module: nn.Module, x: Tensor, with_input: bool) -> float:
+    """Median of several passes after warm-up."""
+    times = []
+    for _ in range(7):
+        start = perf_counter()
+        _pass(module, x, with_input)
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        times.append(perf_counter() - start)
+    return median(times[2:])
+
+
+def _indices(cuts: list[str], names: list[str]) -> list[int]:
+    found: list[int] = []
+    for cut in cuts:
+        if cut not in names:
+            near = difflib.get_close_matches(cut, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "see the list"
+            raise ValueError(
+                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}); {hint}"
+            )
+        found.append(names.index(cut))
+    if 0 in found:
+        raise ValueError(f"a cut before {names[0]!r}, the first unit, would leave block 0 empty")
+    if found != sorted(set(found)):
+        raise ValueError(f"cuts {cuts} are not in the model's order: {', '.join(names)}")
+    return found

@@ -1,0 +1,150 @@
+"""The hybrid schedule: serial correction over a window, then sweeps of its sub-problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from hybrid.links import AgreedError, RankLinks
+from solvers.backprop import Backprop
+from solvers.base import Block, PhaseStats, Solver, Window
+
+
+class DivergedError(AgreedError):
+    """The loss is no longer a number; every rank knows."""
+
+
+@dataclass
+class PhaseReport:
+    """One phase over some rounds, as all ranks agree on it."""
+
+    phase: str
+    samples: int
+    loss: float
+    accuracy: float
+    seconds: float
+    """Of the slowest rank."""
+    residual: list[float] = field(default_factory=list)
+    """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
+
+
+@dataclass
+class Rounds:
+    """Drives one rank through its rounds.
+
+        round   serial phase    correction.train: W exact steps, recorded
+                parallel phase  solver.train: sweeps over the records
+
+    Without a solver every round is serial. The ranks agree on losses and residuals at the end of
+    every call of `run`, not in between. When the residual of a cut has grown by more than
+    `return_ratio` since the last call, the parallel phase does harm: one call stays serial.
+    """
+
+    block: Block
+    links: RankLinks
+    correction: Backprop
+    solver: Solver | None
+    observe: bool = False
+    """Record in a pass of its own (the windows' images differ from the trained ones)."""
+    return_ratio: float = 0.0
+    probe: list[float] = field(default_factory=list)
+    """Residuals of the last call; empty after a call that stayed serial."""
+    resting: bool = False
+    returns: int = 0
+    """Calls that stayed serial because of the residual."""
+
+    def run(
+        self, windows: Sequence[tuple[Window, Window]], first_step: int, epoch: int
+    ) -> list[PhaseReport]:
+        """Run one round for each (trained, swept) pair of windows; report their phases.
+
+        Raises DivergedError on all ranks, naming the step, if a loss is not finite.
+        """
+        serial, parallel = PhaseStats(), PhaseStats()
+        sweeping = self.solver is not None and not self.resting
+        for trained, swept in windows:
+            _add(serial, self.correction.train(self.block, self.links, trained))
+            if sweeping and self.solver is not None:
+                if self.observe:
+                    observed = self.correction.observe(self.block, self.links, swept)
+                    serial.seconds += observed.seconds
+                _add(parallel, self.solver.train(self.block, self.links, swept))
+        mine = [_summary(serial, self.block), _summary(parallel, self.block)]
+        everyone = self.links.all_gather(mine)
+        reports = [
+            _merge(phase, [rank[i] for rank in everyone])
+            for i, phase in enumerate(("serial", "parallel") if sweeping else ("serial",))
+        ]
+        _check_finite(everyone, first_step, epoch)
+        self._watch(reports)
+        return reports
+
+    def _watch(self, reports: list[PhaseReport]) -> None:
+        residual = reports[-1].residual if reports[-1].phase == "parallel" else []
+        grown = any(
+            now > self.return_ratio * before > 0
+            for now, before in zip(residual, self.probe, strict=False)
+        )
+        self.resting = self.return_ratio > 0 and grown
+        self.returns += self.resting
+        self.probe = [] if self.resting else residual
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state for a checkpoint."""
+        return {"probe": self.probe, "resting": self.resting, "returns": self.returns}
+
+    def load_state(self, state: dict[str, Any], same_cuts: bool) -> None:
+        """Take back `state`; residuals of other cuts mean nothing here."""
+        self.resting, self.returns = state["resting"], state["returns"]
+        self.probe = state["probe"] if same_cuts else []
+
+
+def _add(total: PhaseStats, part: PhaseStats) -> None:
+    total.samples += part.samples
+    total.steps += part.steps
+    total.seconds += part.seconds
+    total.losses += part.losses
+    total.correct += part.correct
+    total.squares = part.squares
+
+
+def _summary(stats: PhaseStats, block: Block) -> dict[str, Any]:
+    losses = stats.per_step_losses()
+    bad = next((i for i, loss in enumerate(losses) if not isfinite(loss)), -1)
+    return {
+        "samples": stats.samples,
+        "loss": sum(losses) / len(losses) if losses else 0.0,
+        "bad": bad,
+        "correct": int(sum(int(c) for c in stats.correct)),
+        "seconds": stats.seconds,
+        "residual": stats.residual(),
+    }
+
+
+def _merge(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
+    last = ranks[-1]
+    return PhaseReport(
+        phase=phase,
+        samples=last["samples"],
+        loss=last["loss"],
+        accuracy=last["correct"] / max(1, last["samples"]),
+        seconds=max(rank["seconds"] for rank in ranks),
+        residual=[rank["residual"] for rank in ranks[:-1]] if phase == "parallel" else [],
+    )
+
+
+def _check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: int) -> None:
+    for i, phase in enumerate(("serial", "parallel")):
+        bad = [rank[i]["bad"] for rank in everyone if rank[i]["bad"] >= 0]
+        if bad:
+            what = "the loss" if phase == "serial" else "a sub-problem's loss"
+            raise DivergedError(
+                f"{what} is not finite at {phase} step {first_step + min(bad)} (epoch {epoch + 1})"
+            )
+
+
+def as_json(report: PhaseReport) -> dict[str, Any]:
+    """A report as a line of metrics.jsonl."""
+    return asdict(report)

@@ -1,0 +1,326 @@
+"""One rank's run: its block, its rounds, its share of the checkpoints."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hybrid import checkpoint, optimisers
+from hybrid.data import Dataset
+from hybrid.data.sampling import batches, epoch_order
+from hybrid.evaluation import accuracy
+from hybrid.links import RankLinks
+from hybrid.partition import Blocks
+from hybrid.progress import Progress
+from hybrid.rounds import DivergedError, PhaseReport, Rounds, as_json
+from hybrid.runfolder import RunFolder
+from hybrid.schedule import Schedule
+from hybrid.trace import Trace
+from solvers.base import Batch, Block, Shape, Window
+
+if TYPE_CHECKING:
+    from hybrid.trainer import Trainer
+
+_REPORT_STEPS = 16
+_TOTALS = ("serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
+
+
+@dataclass(frozen=True)
+class EpochSource:
+    """A data set as one epoch sees it: a pure function of (seed, epoch, sample)."""
+
+    data: Dataset
+    seed: int
+    epoch: int
+    augment: bool
+    device: torch.device
+
+    def images(self, ids: Tensor) -> Tensor:
+        """Normalised images (N, C, H, W)."""
+        return self.data.batch(ids, self.seed, self.epoch, self.augment).to(self.device)
+
+    def labels(self, ids: Tensor) -> Tensor:
+        """Classes (N,)."""
+        return self.data.targets(ids).to(self.device)
+
+
+class Run:
+    """What `Trainer.fit` runs on every rank."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        links: RankLinks,
+        train: Dataset,
+        test: Dataset,
+        shapes: list[Shape],
+        device: torch.device,
+    ) -> None:
+        self.trainer, self.links, self.train, self.test = trainer, links, train, test
+        starts = links.all_gather(trainer.blocks.starts)[0]
+        self.blocks = Blocks(trainer.blocks.model, trainer.blocks.units, starts)
+        self.folder = RunFolder(trainer.out) if trainer.out is not None else None
+        self.trace = Trace(links.rank)
+        self.totals = dict.fromkeys(_TOTALS, 0.0)
+        self.epoch = self.step = 0
+        with links.agreement():
+            self._build(shapes, device)
+        if trainer.resume:
+            with links.agreement():
+                self._resume()
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the last epoch; give the summary."""
+        quiet = self.trainer.quiet or self.links.rank > 0
+        epochs = self.trainer.train.epochs
+        self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
+        with self.links.agreement():
+            if self.folder is not None and self.links.rank == 0:
+                self.folder.open(self.trainer.describe(self.blocks.cuts), self.step)
+        self.progress.say(self._title())
+        summary = None
+        try:
+            while self.epoch < epochs:
+                self._epoch()
+            summary = self._summary()
+        except DivergedError as error:
+            raise DivergedError(f"{error}; {self._remedy()}") from None
+        finally:
+            self.progress.close()
+            self._close(summary)
+        return summary
+
+    def _build(self, shapes: list[Shape], device: torch.device) -> None:
+        trainer, rank = self.trainer, self.links.rank
+        module = self.blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        exact = optimisers.make(module, trainer.optimiser)
+        precision = getattr(torch, trainer.train.precision)
+        optimiser = {"exact": exact, "local": exact}
+        self.block = Block(module.train(), rank, self.links.size, optimiser, device, precision)
+        self.steps_per_epoch = len(self.train) // trainer.train.batch_size
+        self.window_batches = (
+            self.steps_per_epoch
+            if trainer.window == "all"
+            else min(trainer.window, self.steps_per_epoch)
+        )
+        self.schedule = Schedule(
+            trainer.schedule, trainer.optimiser.lr, self.steps_per_epoch, trainer.train.epochs
+        )
+        solver = None if trainer.solver.exact else deepcopy(trainer.solver)
+        if solver is not None:
+            samples = self.window_batches * trainer.train.batch_size
+            before = shapes[rank - 1] if rank > 0 else None
+            after = shapes[rank] if rank < len(shapes) else None
+            needed = solver.store_bytes(before, after, samples, trainer.sweeps)
+            self._check_budget(needed)
+            solver.prepare(self.block, samples, trainer.sweeps)
+        self.rounds = Rounds(
+            self.block,
+            self.links,
+            trainer.correction,
+            solver,
+            observe=trainer.window == "all" and self._augments(),
+            return_ratio=getattr(solver, "return_ratio", 0.0),
+        )
+        if self.folder is not None:
+            self.folder.check(trainer.resume)
+
+    def _check_budget(self, needed: int) -> None:
+        budget = self.trainer.memory_gb * 1e9
+        if needed > budget:
+            fits = int(self.window_batches * budget / needed)
+            raise ValueError(
+                f"a window of {self.window_batches} mini-batches needs {needed / 1e9:.3g} GB of "
+                f"auxiliary variables on rank {self.links.rank}, the budget is "
+                f"{self.trainer.memory_gb:g} GB: a window of {fits} fits; or set "
+                "solver.storage=bfloat16, solver.filter=2 or a larger rounds.memory_gb"
+            )
+
+    def _augments(self) -> bool:
+        augmentation = self.train.augmentation
+        return bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+
+    def _resume(self) -> None:
+        assert self.folder is not None
+        folder = self.folder.newest()
+        assert folder is not None
+        manifest = checkpoint.read_manifest(folder)
+        units = [unit.name for unit in self.blocks.units]
+        if manifest["model"] != self.trainer.names["model"] or sorted(manifest["units"]) != sorted(
+            units
+        ):
+            raise ValueError(
+                f"{self.folder.path} is a run of {manifest['model']} with "
+                f"{len(manifest['units'])} units, not of {self.trainer.names['model']} with "
+                f"{len(units)}: give its --model, or another --out"
+            )
+        if manifest["steps_per_epoch"] != self.steps_per_epoch:
+            raise ValueError(
+                f"{self.folder.path} has {manifest['steps_per_epoch']} steps an epoch, these "
+                f"settings {self.steps_per_epoch}: resume with its data and batch size"
+            )
+        checkpoint.restore(folder, manifest, self.blocks.of(self.links.rank), self.block.optimisers)
+        self.epoch, self.step = manifest["epoch"], manifest["step"]
+        same_cuts = manifest["cuts"] == self.blocks.cuts
+        self.rounds.load_state(manifest["rounds"], same_cuts)
+        if self.rounds.solver is not None and same_cuts:
+            self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
+        if same_cuts:
+            self.totals = dict(manifest["totals"][self.links.rank])
+
+    def _epoch(self) -> None:
+        # dropout and the like draw from here, so a resumed run draws what an undisturbed one does
+        torch.manual_seed(self.trainer.train.seed + 1000003 * self.epoch + self.links.rank)
+        reports: list[PhaseReport] = []
+        for pairs in self._reporting_groups():
+            with self.trace.span("rounds"):
+                reports = self._rounds(pairs)
+        with self.trace.span("evaluate"):
+            self.test_accuracy = accuracy(self.block, self.links, self.test)
+        self.epoch += 1
+        self.progress.epoch(self.epoch, reports, self.test_accuracy)
+        self._metric({"phase": "test", "accuracy": self.test_accuracy})
+        every = self.trainer.checkpoint.every
+        if self.folder and (self.epoch % every == 0 or self.epoch == self.trainer.train.epochs):
+            with self.trace.span("checkpoint"):
+                self._checkpoint(self.folder)
+
+    def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
+        traffic = self.links.traffic
+        waited, sent = traffic.total_waiting, traffic.total_bytes
+        reports = self.rounds.run(pairs, self.step, self.epoch)
+        self.totals["idle_seconds"] += traffic.total_waiting - waited
+        self.totals["bytes_sent"] += traffic.total_bytes - sent
+        self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
+        self.step += sum(len(trained.batches) for trained, _ in pairs)
+        for report in reports:
+            self.totals[f"{report.phase}_seconds"] += report.seconds
+            self._metric({**as_json(report), "learning_rate": self.schedule(self.step - 1)})
+        self.progress.step(self.step, reports)
+        return reports
+
+    def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:
+        """The epoch's windows, in groups after which the ranks report to each other."""
+        group: list[tuple[Window, Window]] = []
+        for pair in self._windows():
+            group.append(pair)
+            if sum(len(trained.batches) for trained, _ in group) >= _REPORT_STEPS:
+                yield group
+                group = []
+        if group:
+            yield group
+
+    def _windows(self) -> Iterator[tuple[Window, Window]]:
+        """(trained, swept): the same window, but for un-augmented per-sample storage."""
+        trainer, seed = self.trainer, self.trainer.train.seed
+        order = epoch_order(seed, self.epoch, len(self.train))
+        ids = batches(order, trainer.train.batch_size)
+        sources = [
+            EpochSource(self.train, seed, self.epoch, augment, self.block.device)
+            for augment in (True, False)
+        ]
+        rates = [self.schedule(self.step + i) for i in range(len(ids))]
+        recorder = self.rounds.solver.recorder if self.rounds.solver is not None else None
+        for start in range(0, len(ids), self.window_batches):
+            chunk = range(start, min(start + self.window_batches, len(ids)))
+            whole = trainer.window == "all"
+            swept = Window(
+                [Batch(ids[i], rates[i], sources[self.rounds.observe]) for i in chunk],
+                trainer.sweeps,
+                recorder,
+                self._shuffle if whole else None,
+            )
+            trained = swept
+            if self.rounds.observe:
+                trained = Window([Batch(ids[i], rates[i], sources[0]) for i in chunk])
+            yield trained, swept
+
+    def _shuffle(self, sweep: int) -> Tensor:
+        samples = self.window_batches * self.trainer.train.batch_size
+        return epoch_order(self.trainer.train.seed + 1 + sweep, self.epoch, samples)
+
+    def _checkpoint(self, folder: RunFolder) -> None:
+        solver = self.rounds.solver
+        manifest = {
+            **self.trainer.names,
+            "epoch": self.epoch,
+            "steps_per_epoch": self.steps_per_epoch,
+            "seed": self.trainer.train.seed,
+            "cuts": self.blocks.cuts,
+            "test_accuracy": self.test_accuracy,
+            "rounds": self.rounds.state(),
+            "solver_state": self.links.all_gather(solver.state() if solver else {}),
+            "totals": self.links.all_gather(self.totals),
+        }
+        checkpoint.save(
+            folder.checkpoints,
+            self.step,
+            self.links,
+            self.blocks.of(self.links.rank),
+            self.block.optimisers,
+            manifest,
+            self.trainer.checkpoint.keep_last,
+        )
+
+    def _metric(self, line: dict[str, Any]) -> None:
+        if self.folder is not None and self.links.rank == 0:
+            self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
+
+    def _summary(self) -> dict[str, Any]:
+        peak = _peak_memory_bytes(self.block.device)
+        everyone = self.links.all_gather((self.totals, peak))
+        totals = everyone[0][0]
+        seconds = totals["serial_seconds"] + totals["parallel_seconds"]
+        images = self.step * self.trainer.train.batch_size
+        return {
+            **self.trainer.names,
+            "blocks": self.links.size,
+            "cuts": self.blocks.cuts,
+            "replicas": 1,
+            "epochs": self.trainer.train.epochs,
+            "seed": self.trainer.train.seed,
+            "test_accuracy": self.test_accuracy,
+            "train_seconds": seconds,
+            "images_per_second": images / seconds if seconds else 0.0,
+            "serial_seconds": totals["serial_seconds"],
+            "parallel_seconds": totals["parallel_seconds"],
+            "idle_share": [t["idle_seconds"] / seconds if seconds else 0.0 for t, _ in everyone],
+            "bytes_sent": [int(t["bytes_sent"]) for t, _ in everyone],
+            "peak_memory_bytes": [p for _, p in everyone],
+            "residual": self.residual,
+            "returns_to_serial": self.rounds.returns,
+        }
+
+    def _title(self) -> str:
+        names = self.trainer.names
+        cuts = f", cut before {' and '.join(self.blocks.cuts)}" if self.blocks.cuts else ""
+        return (
+            f"{names['model']} on {names['data']}: {names['solver']}, "
+            f"{self.links.size} block{'s' if self.links.size > 1 else ''}{cuts}; "
+            f"{torch.get_num_threads()} thread(s) a block on {self.block.device}"
+        )
+
+    def _remedy(self) -> str:
+        newest = self.folder.newest() if self.folder is not None else None
+        good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
+        return f"{good}; lower --lr (now {self.trainer.optimiser.lr:g}) or set correction.clip_norm"
+
+    def _close(self, summary: dict[str, Any] | None) -> None:
+        if self.folder is None or sys.exc_info()[0] not in (None, DivergedError):
+            return
+        everyone = self.links.all_gather(self.trace.events)
+        if self.links.rank == 0:
+            self.folder.close(summary, [event for rank in everyone for event in rank])
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

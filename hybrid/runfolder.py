@@ -1,0 +1,83 @@
+"""The run folder: what a run leaves behind. Only rank 0 writes here, checkpoints apart."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrid import checkpoint
+
+
+class RunFolder:
+    """`config.toml`, `metrics.jsonl`, `summary.json`, `trace.json`, `checkpoints/`, `events/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._metrics: Any = None
+        self._board: Any = None
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint."""
+        found = checkpoint.complete(self.checkpoints)
+        return found[-1] if found else None
+
+    def check(self, resume: bool) -> None:
+        """ValueError if there is a run where a new one shall start, or none to resume."""
+        if resume and self.newest() is None:
+            raise ValueError(f"{self.path} has no checkpoint to resume from; leave out --resume")
+        if not resume and (self.path / "metrics.jsonl").exists():
+            raise ValueError(
+                f"{self.path} already holds a run: add --resume to go on with it, "
+                "or choose another --out"
+            )
+
+    def open(self, config: str, from_step: int) -> None:
+        """Make the folder, write the settings, and go on after step `from_step`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "config.toml", config)
+        kept = [line for line in self._lines() if json.loads(line)["step"] <= from_step]
+        write_atomically(self.path / "metrics.jsonl", "".join(kept))
+        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = from_step + 1 if from_step else None
+        self._board = SummaryWriter(str(self.path / "events"), purge_step=purge)
+
+    def metric(self, line: Mapping[str, Any]) -> None:
+        """Append one object to metrics.jsonl and its numbers to TensorBoard."""
+        self._metrics.write(json.dumps(line) + "\n")
+        for key, value in line.items():
+            if key in ("step", "epoch", "phase"):
+                continue
+            values = value if isinstance(value, list) else [value]
+            for i, number in enumerate(values):
+                name = f"{line['phase']}/{key}" + (f"/{i + 1}" if isinstance(value, list) else "")
+                self._board.add_scalar(name, number, line["step"])
+
+    def close(self, summary: Mapping[str, Any] | None, trace: list[dict[str, Any]]) -> None:
+        """Write the summary (of a run that ended well) and the trace."""
+        if summary is not None:
+            write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        write_atomically(self.path / "trace.json", json.dumps({"traceEvents": trace}))
+        self._metrics.close()
+        self._board.close()
+
+    def _lines(self) -> list[str]:
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text`, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

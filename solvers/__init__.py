@@ -1,0 +1,26 @@
+"""The algorithms: each a rank's program, written against `Links`."""
+
+from __future__ import annotations
+
+from solvers.augmented_lagrangian import AugmentedLagrangian
+from solvers.backprop import Backprop
+from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
+from solvers.penalty import Penalty
+
+REGISTRY: dict[str, type[Solver]] = {
+    solver.name: solver for solver in (Backprop, Penalty, AugmentedLagrangian)
+}
+
+__all__ = [
+    "REGISTRY",
+    "AugmentedLagrangian",
+    "Backprop",
+    "Batch",
+    "Block",
+    "Links",
+    "Penalty",
+    "PhaseStats",
+    "Recorder",
+    "Solver",
+    "Window",
+]

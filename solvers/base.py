@@ -1,0 +1,279 @@
+"""What every solver is written against: a block, its links, a window of mini-batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Rows = slice | Tensor
+"""Which samples of a window: a slice in recorded order, or an int64 index."""
+
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+
+class Links(Protocol):
+    """A block's connections to its neighbours and to everyone.
+
+    Sends do not block; a receive blocks and names its neighbour, so a program's result does not
+    depend on timing. A tensor handed over must not be written to afterwards, by either side.
+    Strides are kept: a channels_last tensor arrives as channels_last.
+    """
+
+    rank: int
+    size: int
+
+    def to_next(self, tensor: Tensor) -> None: ...
+    def from_previous(self) -> Tensor: ...
+    def to_previous(self, tensor: Tensor) -> None: ...
+    def from_next(self) -> Tensor: ...
+
+    def flush(self) -> None:
+        """Wait until every tensor sent so far has left."""
+
+    def all_gather(self, value: T) -> list[T]:
+        """Everyone's (small, picklable) value, in rank order, on every rank."""
+        ...
+
+
+class Source(Protocol):
+    """Where mini-batches come from: images for the first block, labels for the last."""
+
+    def images(self, ids: Tensor) -> Tensor:
+        """Samples (N, C, H, W), augmented and normalised."""
+        ...
+
+    def labels(self, ids: Tensor) -> Tensor:
+        """Classes (N,), int64."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch: sample numbers (N,), and the learning rate of its step."""
+
+    ids: Tensor
+    learning_rate: float
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def images(self) -> Tensor:
+        """Samples (N, C, H, W); made anew at every call, so nobody need keep them."""
+        return self.source.images(self.ids)
+
+    def labels(self) -> Tensor:
+        """Classes (N,)."""
+        return self.source.labels(self.ids)
+
+
+class Recorder(Protocol):
+    """Keeps what an exact pass saw at a block's two cuts."""
+
+    def record(
+        self,
+        rows: slice,
+        lam: Tensor | None,
+        p_in: Tensor | None,
+        out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
+        """Keep input, input adjoint, output and output adjoint; None where there is no cut.
+
+        Adjoints are in per-sample scale: the batch size times autograd's for the batch mean.
+        """
+
+
+@dataclass
+class Window:
+    """The mini-batches whose auxiliary variables live at once, as one rank sees them."""
+
+    batches: list[Batch]
+    sweeps: int = 1
+    recorder: Recorder | None = None
+    shuffle: Callable[[int], Tensor] | None = None
+    """sweep -> permutation of the window's samples (per-sample storage); None: recorded order."""
+
+    def recorded(self) -> Iterator[tuple[slice, Batch]]:
+        """Rows and mini-batches as an exact pass meets them."""
+        start = 0
+        for batch in self.batches:
+            yield slice(start, start + len(batch)), batch
+            start += len(batch)
+
+    def sweep(self, number: int) -> Iterator[tuple[Rows, Batch]]:
+        """Rows and mini-batches of one sweep, the same on every rank."""
+        if self.shuffle is None:
+            yield from self.recorded()
+            return
+        ids = torch.cat([batch.ids for batch in self.batches])
+        permutation = self.shuffle(number)
+        for rows, batch in self.recorded():
+            index = permutation[rows]
+            yield index, Batch(ids[index], batch.learning_rate, batch.source)
+
+
+@dataclass
+class PhaseStats:
+    """What one rank did in one phase; sums stay on the device until the phase has ended."""
+
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    losses: list[Tensor] = field(default_factory=list)
+    """Mean loss of each step; of the last block the training loss, else the coupling loss."""
+    correct: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
+
+    def classified(self, logits: Tensor, labels: Tensor) -> None:
+        """Count the right answers of one (micro-)batch."""
+        self.correct.append((logits.detach().argmax(1) == labels).sum())
+
+    def residual(self) -> float:
+        """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k||; 0 without a measured cut."""
+        if not self.squares:
+            return 0.0
+        r, x = torch.stack(self.squares).double().sum(0).tolist()
+        return float((r / x) ** 0.5) if x > 0 else 0.0
+
+    def per_step_losses(self) -> list[float]:
+        """One loss a step."""
+        return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of the body."""
+        start = perf_counter()
+        yield
+        self.seconds += perf_counter() - start
+
+
+@dataclass
+class Block:
+    """The contiguous run of units one rank owns, with its optimisers.
+
+    `optimisers["exact"]` steps in exact passes; a solver steps with `optimisers["local"]`, which
+    is the same object unless the solver keeps a momentum of its own.
+    """
+
+    module: nn.Module
+    index: int
+    count: int
+    optimisers: dict[str, torch.optim.Optimizer]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: torch.dtype = torch.float32
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+    @property
+    def first(self) -> bool:
+        """Whether this block's input is the image."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this block's output meets the labels."""
+        return self.index == self.count - 1
+
+    def forward(self, lam: Tensor) -> Tensor:
+        """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it."""
+        if self.precision is torch.float32:
+            out: Tensor = self.module(lam)
+            return out
+        with torch.autocast(self.device.type, dtype=self.precision):
+            out = self.module(lam)
+        return out.float() if self.last else out
+
+    def step(self, kind: str, learning_rate: float) -> None:
+        """One optimiser step on the gradients at hand, which it then clears."""
+        optimiser = self.optimisers[kind]
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients at hand, in the order of the parameters."""
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+
+class Solver(ABC):
+    """A method: one rank's program. Each rank has its own copy, which may keep state."""
+
+    name: ClassVar[str]
+    exact: ClassVar[bool] = False
+    """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
+    fields: ClassVar[Sequence[str]] = ()
+
+    def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:  # noqa: B027
+        """Make what the rank's copy keeps between rounds (optimisers, stores)."""
+
+    def store_bytes(self, lam: Shape | None, out: Shape | None, samples: int, sweeps: int) -> int:
+        """Memory of the auxiliary variables of `samples` samples on one rank.
+
+        `lam` and `out` are one sample's shapes at the cut before and after the block.
+        """
+        return 0
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where an exact pass leaves its record; None: this method needs none."""
+        return None
+
+    @abstractmethod
+    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+        """Train on the window."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state between rounds, for a checkpoint."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Take back what `state` gave."""
+
+
+@contextmanager
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """BatchNorm normalises by the batch and leaves its running statistics alone.
+
+    They belong to the composed network, which only a serial pass sees.
+    """
+    norms = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+    for m in norms:
+        m.track_running_stats = False
+    try:
+        yield
+    finally:
+        for m in norms:
+            m.track_running_stats = True
+
+
+def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float]) -> None:
+    """Scale gradients so that the norm of `norms` (everyone's, in order) is at most `max_norm`.
+
+    The arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit, over any number of ranks.
+    """
+    if not gradients:
+        return
+    total = torch.linalg.vector_norm(torch.tensor(norms, dtype=gradients[0].dtype))
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+
+
+def gradient_norms(gradients: list[Tensor]) -> list[float]:
+    """Each gradient's Euclidean norm."""
+    if not gradients:
+        return []
+    return [float(n) for n in torch.stack(list(torch._foreach_norm(gradients))).tolist()]

@@ -1,0 +1,255 @@
+"""Quadratic penalty: blocks coupled by beta ||lam - x||^2 at every cut (Sun et al., 2009.01462)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from solvers.base import (
+    Batch,
+    Block,
+    Links,
+    PhaseStats,
+    Recorder,
+    Rows,
+    Shape,
+    Solver,
+    Window,
+    clip_gradients,
+    frozen_statistics,
+    gradient_norms,
+)
+from solvers.kernels import couple, pool, pool_transpose, upsample
+from solvers.store import FORMATS, Store
+
+
+@dataclass
+class Penalty(Solver):
+    r"""min_{w, lam}  phi(x_{K-1}, y) + sum_k beta ||S lam_k - S x_{k-1}||^2,   k = 1..K-1.
+
+    Local loss per sample, block k < K-1:  beta ||S lam_{k+1} - S x_k||^2,   block K-1:  phi
+    A sweep, for each mini-batch of the window:
+        p_out = -2 beta S^T (S lam_{k+1} - S x_k)   (k < K-1),   d phi / d x   (k = K-1)
+        w_k   <- optimiser step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
+    and, if another sweep follows, with p_in = (d x_k / d lam_k)^T p_out:
+        lam_k <- lam_k - eta (p_in + 2 beta S^T (S lam_k - S x_{k-1})),    eta = lam_step / (2 beta)
+
+    lam starts at the activations an exact pass recorded ("feasible"), or one lam step from them
+    ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a message.
+    The two sides of a cut exchange S x_{k-1} (up) and the new S lam_k (down) between sweeps; a
+    single sweep sends nothing. S averages over filter x filter pixels.
+    """
+
+    name: ClassVar[str] = "penalty"
+
+    beta: float = 5e-4
+    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
+    lam_step: float = 0.1
+    """Step of lam between sweeps, in units of 1 / (2 beta)."""
+    lam_start: Literal["feasible", "stepped"] = "stepped"
+    """Where lam starts: the recorded activations, or one lam step from them."""
+    local_lr: float = 0.6
+    """Learning rate of the parallel phase, relative to the schedule's."""
+    momentum: float | None = None
+    """Momentum of the parallel phase's own SGD; unset: it shares the exact pass's optimiser."""
+    clip_norm: float = 0.0
+    """Largest norm of one block's gradient in the parallel phase; 0: no clipping."""
+    filter: int = 1
+    """Side of the squares that the coupling averages over (the downsampling filter S)."""
+    filter_mode: Literal["coupling", "input"] = "coupling"
+    """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
+    storage: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of what is stored and exchanged."""
+    return_ratio: float = 3.0
+    """Growth of a cut's relative residual between probes at which training returns to serial."""
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "local_lr", "return_ratio"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        for name in ("lam_step", "clip_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or positive")
+        if self.filter < 1:
+            raise ValueError(f"filter is {self.filter}; it must be at least 1 (1: no filter)")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; it must lie in [0, 1)")
+        if self.storage not in FORMATS:
+            raise ValueError(f"storage is {self.storage!r}; choose one of {', '.join(FORMATS)}")
+
+    def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:
+        """Make the store, and the phase's own optimiser if it has one."""
+        self._store = Store(window_samples, self.storage)
+        self._exchange = sweeps > 1
+        if self.momentum is not None:
+            groups = [
+                {"params": g["params"], "weight_decay": g["weight_decay"]}
+                for g in block.optimisers["exact"].param_groups
+            ]
+            block.optimisers["local"] = torch.optim.SGD(
+                groups, lr=0.0, momentum=self.momentum, nesterov=self.momentum > 0
+            )
+
+    def buffers(self, sweeps: int) -> tuple[list[str], list[str]]:
+        """Names of what is stored per sample at the cut before and at the cut after a block."""
+        return ["lam"], ["target"] + (["sent"] if sweeps > 1 else [])
+
+    def store_bytes(self, lam: Shape | None, out: Shape | None, samples: int, sweeps: int) -> int:
+        before, after = self.buffers(sweeps)
+        size = FORMATS[self.storage].itemsize
+        values = 0
+        for name in before if lam is not None else ():
+            assert lam is not None
+            whole = name == "lam" and self.filter_mode == "coupling"
+            values += prod(lam) // (1 if whole else self.filter**2)
+        for _ in after if out is not None else ():
+            assert out is not None
+            values += prod(out) // self.filter**2
+        return samples * values * size
+
+    @property
+    def recorder(self) -> Recorder:
+        return self
+
+    def record(
+        self,
+        rows: slice,
+        lam: Tensor | None,
+        p_in: Tensor | None,
+        out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
+        """Start the auxiliary variables of `rows` from an exact pass."""
+        if lam is not None and p_in is not None:
+            lam = self._start(lam, p_in)
+            self._put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
+        if out is not None and p_out is not None:
+            self._put("target", rows, self._pool(self._start(out, p_out)))
+
+    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+        """Sweep the window; with several sweeps, stop early when the residual grows."""
+        total = PhaseStats()
+        before = 0.0
+        with total.timed(), frozen_statistics(block.module):
+            for number in range(window.sweeps):
+                exchange = number < window.sweeps - 1
+                stats = self.sweep(block, links, window, number, exchange)
+                for name in ("losses", "correct", "squares"):
+                    getattr(total, name)[:] = getattr(stats, name)
+                total.samples += stats.samples
+                total.steps += stats.steps
+                if exchange:
+                    residuals = links.all_gather(stats.residual())
+                    if number and max(residuals) > self.return_ratio * before:
+                        break
+                    before = max(residuals)
+            links.flush()
+        return total
+
+    def sweep(
+        self, block: Block, links: Links, window: Window, number: int, exchange: bool
+    ) -> PhaseStats:
+        """Solve every sub-problem of the window once; exchange lam (and kappa) if asked to."""
+        stats = PhaseStats()
+        for rows, batch in window.sweep(number):
+            x, p_in = self._local_step(block, batch, rows, exchange, stats)
+            if exchange and not block.last:
+                sent = self._message(self._pool(x))
+                self._put("sent", rows, sent)
+                links.to_next(sent)
+            if exchange and p_in is not None:
+                self._update(links, rows, p_in)
+        if exchange and not block.last:
+            for rows, _ in window.sweep(number):
+                self._receive(rows, links.from_next())
+        return stats
+
+    def gradient(
+        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
+    ) -> tuple[Tensor, Tensor | None]:
+        """Leave the local loss's gradient in the parameters; give x_k and, if asked, p_in."""
+        lam = batch.images() if block.first else self._input(rows)
+        if with_input and not block.first:
+            lam = lam.detach().requires_grad_()
+        x = block.forward(lam)
+        if block.last:
+            labels = batch.labels()
+            loss = block.loss(x, labels)
+            loss.backward()
+            stats.classified(x, labels)
+            stats.losses.append(loss.detach())
+        else:
+            target, kappa = self._get("target", rows), self._multiplier(rows)
+            coupling = couple(x.detach(), target, kappa, self.beta, self.filter)
+            x.backward((coupling.p_out / len(batch)).to(x.dtype))
+            stats.losses.append(coupling.loss / len(batch))
+            stats.squares.append(coupling.squares)
+        stats.samples += len(batch)
+        stats.steps += 1
+        return x.detach(), None if lam.grad is None else lam.grad * len(batch)
+
+    def _local_step(
+        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
+    ) -> tuple[Tensor, Tensor | None]:
+        x, p_in = self.gradient(block, batch, rows, with_input, stats)
+        if self.clip_norm:
+            gradients = block.gradients()
+            clip_gradients(gradients, self.clip_norm, gradient_norms(gradients))
+        block.step("local", batch.learning_rate * self.local_lr)
+        return x, p_in
+
+    def _update(self, links: Links, rows: Rows, p_in: Tensor) -> None:
+        """Step lam_k, which this rank owns, and hand S lam_k back."""
+        x = links.from_previous().to(p_in.dtype)
+        lam = self._get("lam", rows)
+        own = lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
+        pull = self.beta * 2 * (self._pool(own) - x)
+        kappa = self._incoming_multiplier(rows)
+        if kappa is not None:
+            pull = pull + kappa
+        own = own - self._eta * (p_in + pool_transpose(pull, self.filter))
+        pooled = self._message(self._pool(own))
+        self._put("lam", rows, own if self.filter_mode == "coupling" else pooled)
+        links.to_previous(pooled)
+        self._ascend("kappa_in", rows, pooled, x)
+
+    def _receive(self, rows: Rows, lam: Tensor) -> None:
+        """Take the stepped S lam_{k+1} from its owner."""
+        self._put("target", rows, lam)
+        self._ascend("kappa_out", rows, lam, self._get("sent", rows))
+
+    def _multiplier(self, rows: Rows) -> Tensor | None:
+        return None
+
+    def _incoming_multiplier(self, rows: Rows) -> Tensor | None:
+        return None
+
+    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor) -> None:
+        """Step the multipliers, where the method has them."""
+
+    @property
+    def _eta(self) -> float:
+        return self.lam_step / (2 * self.beta)
+
+    def _start(self, x: Tensor, p: Tensor) -> Tensor:
+        return x if self.lam_start == "feasible" else x - self._eta * p
+
+    def _input(self, rows: Rows) -> Tensor:
+        lam = self._get("lam", rows)
+        return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        return pool(x, self.filter)
+
+    def _message(self, value: Tensor) -> Tensor:
+        return self._store.message(value)
+
+    def _put(self, name: str, rows: Rows, value: Tensor) -> None:
+        self._store.put(name, rows, value)
+
+    def _get(self, name: str, rows: Rows) -> Tensor:
+        return self._store.get(name, rows)

@@ -1,0 +1,45 @@
+"""Per-sample storage of a window's auxiliary variables on one rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from solvers.base import Rows
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Store:
+    """Named (n, ...) buffers in one number format, made at the first write and kept.
+
+    float64 tensors stay float64 under the format float32: it means "as computed".
+    """
+
+    def __init__(self, samples: int, number_format: str) -> None:
+        self.samples = samples
+        self.format = FORMATS[number_format]
+        self._buffers: dict[str, Tensor] = {}
+
+    def put(self, name: str, rows: Rows, value: Tensor) -> None:
+        """Keep `value` (N, ...) as the samples `rows` of buffer `name`."""
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = self._allocate(value)
+        buffer[rows] = value.to(buffer.dtype)
+
+    def get(self, name: str, rows: Rows) -> Tensor:
+        """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
+        value = self._buffers[name][rows]
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+    def message(self, value: Tensor) -> Tensor:
+        """`value` in the number format, as it travels to a neighbour."""
+        return value if self.format is torch.float32 else value.to(self.format)
+
+    def _allocate(self, value: Tensor) -> Tensor:
+        dtype = value.dtype if self.format is torch.float32 else self.format
+        shape = (self.samples, *value.shape[1:])
+        last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        return torch.empty(shape, dtype=dtype, device=value.device, memory_format=layout)

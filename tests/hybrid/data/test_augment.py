@@ -1,0 +1,102 @@
+"""Augmentation crops, flips and cuts out, for each sample by its id alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid.data import Augmentation
+
+IMAGES = torch.randint(
+    1, 256, (40, 3, 8, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
+augmentations = st.builds(
+    Augmentation, pad=st.integers(0, 4), flip=st.booleans(), cutout=st.integers(0, 9)
+)
+
+
+@settings(deadline=None)
+@given(
+    augmentations,
+    st.lists(st.integers(0, 39), min_size=1, max_size=12),
+    st.integers(0, 2**32),
+    st.integers(0, 99),
+)
+def test_a_sample_is_bitwise_the_same_in_any_batch(augmentation, chosen, seed, epoch):
+    ids = torch.tensor(chosen)
+    together = augmentation(IMAGES[ids], ids, seed, epoch)
+    assert together.dtype == torch.uint8
+    for place, i in enumerate(chosen):
+        one = torch.tensor([i])
+        assert torch.equal(augmentation(IMAGES[one], one, seed, epoch)[0], together[place])
+
+
+def test_the_default_changes_nothing():
+    assert torch.equal(Augmentation()(IMAGES, torch.arange(40), 0, 0), IMAGES)
+
+
+@pytest.mark.parametrize("augmentation", [Augmentation(pad=2), Augmentation(2, True, 3)])
+def test_the_input_is_left_alone(augmentation):
+    before = IMAGES.clone()
+    augmentation(IMAGES, torch.arange(40), 0, 0)
+    assert torch.equal(IMAGES, before)
+
+
+def test_a_crop_is_a_window_of_the_padded_image():
+    out = Augmentation(pad=2)(IMAGES, torch.arange(40), 0, 0)
+    padded = F.pad(IMAGES, (2, 2, 2, 2))
+    for image, source in zip(out, padded, strict=True):
+        windows = [source[:, y : y + 8, x : x + 6] for y in range(5) for x in range(5)]
+        assert any(torch.equal(image, window) for window in windows)
+
+
+def test_every_crop_offset_occurs():
+    marked = torch.zeros(2000, 1, 9, 9, dtype=torch.uint8)
+    marked[:, :, 4, 4] = 1
+    out = Augmentation(pad=1)(marked, torch.arange(2000), 0, 0)
+    places = {(y, x) for _, _, y, x in out.nonzero().tolist()}
+    assert places == {(y, x) for y in (3, 4, 5) for x in (3, 4, 5)}
+
+
+def test_about_half_of_the_images_are_mirrored_and_the_others_kept():
+    images = IMAGES[:1].expand(2000, -1, -1, -1)
+    out = Augmentation(flip=True)(images, torch.arange(2000), 0, 0)
+    mirrored = (out == images.flip(3)).flatten(1).all(1)
+    kept = (out == images).flatten(1).all(1)
+    assert bool((mirrored ^ kept).all())
+    assert 900 < int(mirrored.sum()) < 1100
+
+
+def test_cutout_removes_a_square_clipped_at_the_border():
+    full = torch.full((500, 2, 8, 8), 255, dtype=torch.uint8)
+    out = Augmentation(cutout=3)(full, torch.arange(500), 0, 0)
+    for image in out:
+        hole = image[0] == 0
+        rows, columns = int(hole.any(1).sum()), int(hole.any(0).sum())
+        assert int(hole.sum()) == rows * columns
+        assert {rows, columns} <= {2, 3}
+        assert torch.equal(image[0], image[1])
+
+
+def test_every_pixel_can_be_cut_out():
+    full = torch.full((2000, 1, 8, 8), 255, dtype=torch.uint8)
+    out = Augmentation(cutout=1)(full, torch.arange(2000), 0, 0)
+    assert bool((out == 0).any(0).all())
+
+
+def test_epochs_augment_differently():
+    augmentation = Augmentation(pad=2, flip=True)
+    first, second = (augmentation(IMAGES, torch.arange(40), 0, e) for e in (0, 1))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["pad", "flip", "cutout"])
+def test_a_negative_setting_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"augmentation {name} is -1: it must be 0 or more"):
+        Augmentation(**{name: -1})
+
+
+def test_ids_must_match_the_images():
+    with pytest.raises(ValueError, match=r"40 images but ids of shape \(39,\)"):
+        Augmentation(pad=1)(IMAGES, torch.arange(39), 0, 0)

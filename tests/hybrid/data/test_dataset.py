@@ -1,0 +1,106 @@
+"""A data set checks its parts and makes normalised batches."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid.data import Augmentation, Dataset
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def make(n=20, augmentation=None, **changes):
+    generator = torch.Generator().manual_seed(0)
+    parts = {
+        "images": torch.randint(0, 256, (n, 3, 7, 5), dtype=torch.uint8, generator=generator),
+        "labels": torch.arange(n) % 4,
+        "classes": 4,
+        "mean": MEAN,
+        "std": STD,
+        "augmentation": augmentation or Augmentation(),
+    }
+    return Dataset(**(parts | changes))
+
+
+def test_length_and_shape_are_those_of_the_images():
+    assert len(make()) == 20
+    assert make().shape == (3, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": torch.zeros(20, 3, 7, 5)}, "float32.*not uint8"),
+        ({"images": torch.zeros(20, 3, 7, dtype=torch.uint8)}, r"\(20, 3, 7\), not uint8"),
+        ({"images": torch.zeros(0, 3, 7, 5, dtype=torch.uint8)}, "at least 1 image"),
+        ({"labels": torch.zeros(19, dtype=torch.int64)}, r"\(19,\), not int64 \(20,\)"),
+        ({"labels": torch.zeros(20, dtype=torch.int32)}, "int32"),
+        ({"classes": 3}, r"labels lie in 0\.\.3, outside 0\.\.2"),
+        ({"labels": torch.full((20,), -1)}, r"labels lie in -1\.\.-1"),
+        ({"mean": (0.5,)}, "mean has 1 values for 3 channels"),
+        ({"std": (0.5,) * 4}, "std has 4 values for 3 channels"),
+        ({"std": (0.5, 0.0, 0.5)}, "positive"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_is_normalised_by_channel():
+    data, ids = make(), torch.tensor([3, 0, 19])
+    mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in (MEAN, STD))
+    expected = (data.images[ids] / 255 - mean) / std
+    batch = data.batch(ids, 0, 0)
+    assert batch.dtype == torch.float32
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(batch, expected, rtol=1e-6, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=12), st.integers(0, 9), st.booleans())
+def test_a_batch_is_made_of_the_batches_of_its_samples(chosen, epoch, augment):
+    data = make(augmentation=Augmentation(pad=2, flip=True, cutout=3))
+    together = data.batch(torch.tensor(chosen), 7, epoch, augment)
+    alone = [data.batch(torch.tensor([i]), 7, epoch, augment) for i in chosen]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_augmentation_can_be_left_out():
+    plain, augmented = make(), make(augmentation=Augmentation(pad=2, flip=True))
+    ids = torch.arange(20)
+    assert torch.equal(augmented.batch(ids, 0, 0, augment=False), plain.batch(ids, 0, 0))
+    assert not torch.equal(augmented.batch(ids, 0, 0), plain.batch(ids, 0, 0))
+
+
+def test_targets_are_the_labels_of_the_ids():
+    assert make().targets(torch.tensor([1, 4, 6])).tolist() == [1, 0, 2]
+
+
+def test_take_keeps_the_first_samples():
+    data = make()
+    assert torch.equal(data.take(5).images, data.images[:5])
+    assert len(data.take(20)) == 20
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 21])
+def test_take_names_the_limit_and_the_number_of_samples(limit):
+    with pytest.raises(ValueError, match=f"limit is {limit} but the data set has 20 samples"):
+        make().take(limit)
+
+
+@pytest.mark.parametrize(("images", "labels"), [(False, True), (True, False), (False, False)])
+def test_only_drops_the_memory_and_keeps_the_shapes(images, labels):
+    data = make()
+    part = data.only(images=images, labels=labels)
+    for kept, old, new in ((images, data.images, part.images), (labels, data.labels, part.labels)):
+        assert new.shape == old.shape
+        assert new.dtype == old.dtype
+        assert (new is old) if kept else new.untyped_storage().nbytes() == old.element_size()
+
+
+def test_a_data_set_without_images_still_makes_batches_of_the_right_shape():
+    part = make(augmentation=Augmentation(pad=1)).only(images=False, labels=True)
+    assert part.take(9).batch(torch.arange(4), 0, 0).shape == (4, 3, 7, 5)

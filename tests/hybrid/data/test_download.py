@@ -1,0 +1,92 @@
+"""Downloads are checked, and archives write their expected members only."""
+
+import io
+import tarfile
+
+import pooch
+import pytest
+
+from hybrid.data.download import Download, extract, retrieve
+
+
+def archive(path, entries):
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in entries:
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+            else:
+                entry.type, entry.linkname = content
+                tar.addfile(entry)
+    return path
+
+
+def files(directory):
+    return sorted(str(x.relative_to(directory)) for x in directory.rglob("*") if not x.is_dir())
+
+
+def test_the_expected_members_are_written_and_nothing_else(tmp_path):
+    packed = archive(tmp_path / "x.tar.gz", [("top/a.bin", b"A"), ("top/readme", b"R")])
+    extract(packed, ["a.bin"], tmp_path / "out")
+    assert files(tmp_path) == ["out/a.bin", "x.tar.gz"]
+    assert (tmp_path / "out/a.bin").read_bytes() == b"A"
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "top/../../evil"])
+def test_a_path_of_the_archive_never_reaches_the_disk(tmp_path, name):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    packed = archive(inner / "x.tar.gz", [(name, b"E"), ("../../a.bin", b"A")])
+    extract(packed, ["a.bin"], inner / "out")
+    assert files(tmp_path) == ["inner/out/a.bin", "inner/x.tar.gz"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
+def test_a_member_that_is_not_a_regular_file_is_missing(tmp_path, kind):
+    packed = archive(tmp_path / "x.tar.gz", [("a.bin", (kind, "/etc/passwd"))])
+    with pytest.raises(ValueError, match=r"x\.tar\.gz holds no a\.bin"):
+        extract(packed, ["a.bin"], tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+def test_missing_members_are_named(tmp_path):
+    packed = archive(tmp_path / "x.tar.gz", [("other.bin", b"A")])
+    with pytest.raises(ValueError, match=r"holds no a\.bin, b\.bin"):
+        extract(packed, ["b.bin", "a.bin"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 2000])
+def test_a_truncated_archive_is_refused_and_leaves_no_half_written_file(tmp_path, keep):
+    noise = bytes(x * x % 251 for x in range(1 << 16))
+    packed = archive(tmp_path / "x.tar.gz", [("a.bin", noise)])
+    content = packed.read_bytes()
+    assert len(content) > 200
+    packed.write_bytes(content[: min(keep, len(content) - 50)])
+    with pytest.raises(ValueError, match=r"x\.tar\.gz"):
+        extract(packed, ["a.bin"], tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+def test_a_file_with_another_checksum_is_refused(tmp_path, monkeypatch):
+    def wrong(url, dest, *_args, **_settings):
+        with open(dest, "wb") as file:
+            file.write(b"not it")
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", lambda _self, *args: wrong(*args))
+    with pytest.raises(ValueError, match=r"http://host/x\.gz does not have the MD5 checksum 0123"):
+        retrieve("http://host/x.gz", "0123", tmp_path)
+    assert files(tmp_path) == []
+
+
+def test_a_file_that_is_there_is_not_downloaded_again(tmp_path):
+    (tmp_path / "x.gz").write_bytes(b"A")
+    found = retrieve("http://host/x.gz", "7fc56270e7a70fa81a5935b72eacbe29", tmp_path)
+    assert found == tmp_path / "x.gz"
+
+
+def test_an_archive_lands_in_its_folder(tmp_path, monkeypatch):
+    packed = archive(tmp_path / "x.tar.gz", [("top/a.bin", b"A")])
+    monkeypatch.setattr(pooch, "retrieve", lambda *_args, **_settings: str(packed))
+    Download("http://host/x.tar.gz", "0", "folder", ("a.bin",)).into(tmp_path)
+    assert (tmp_path / "folder/a.bin").read_bytes() == b"A"

@@ -1,0 +1,72 @@
+"""The data sets without files are fixed, balanced and learnable."""
+
+import time
+
+import pytest
+import torch
+
+from hybrid.data.generated import digits, synthetic
+
+BOTH = {"digits": digits, "synthetic": synthetic}
+
+
+@pytest.fixture(scope="module")
+def halves():
+    return {name: make() for name, make in BOTH.items()}
+
+
+def test_digits_are_split_into_1437_and_360(halves):
+    train, test = halves["digits"]
+    assert (len(train), len(test)) == (1437, 360)
+    assert train.shape == (1, 8, 8)
+    assert int(train.images.max()) == 255
+
+
+def test_the_digits_split_is_stratified(halves):
+    train, test = (half.labels.bincount() for half in halves["digits"])
+    assert bool(((test / (train + test) - 360 / 1797).abs() < 0.006).all())
+
+
+def test_every_digit_image_is_in_one_half(halves):
+    from sklearn.datasets import load_digits
+
+    joined = torch.cat([half.images for half in halves["digits"]]).flatten(1)
+    raw = torch.from_numpy(load_digits().images).flatten(1) * (255 / 16)
+    ours, theirs = (sorted(x.round().int().tolist()) for x in (joined, raw))
+    assert ours == theirs
+
+
+def test_synthetic_has_the_shape_of_cifar10(halves):
+    train, test = halves["synthetic"]
+    assert (len(train), len(test), train.classes) == (50_000, 10_000, 10)
+    assert train.shape == (3, 32, 32)
+
+
+def test_synthetic_is_made_in_seconds():
+    start = time.perf_counter()
+    synthetic()
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_generated_sets_repeat(halves, name):
+    for first, second in zip(halves[name], BOTH[name](), strict=True):
+        assert torch.equal(first.images, second.images)
+        assert torch.equal(first.labels, second.labels)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_constants_normalise_the_training_images(halves, name):
+    train = halves[name][0]
+    batch = train.batch(torch.arange(min(len(train), 5000)), 0, 0)
+    assert float(batch.mean((0, 2, 3)).abs().max()) < 0.02
+    assert float((batch.std((0, 2, 3)) - 1).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize(("name", "accuracy"), [("digits", 0.85), ("synthetic", 0.95)])
+def test_the_nearest_class_mean_predicts_the_test_half(halves, name, accuracy):
+    train, test = (half.take(min(len(half), 2000)) for half in halves[name])
+    images = train.images.float().flatten(1)
+    means = torch.stack([images[train.labels == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(test.images.float().flatten(1), means).argmin(1)
+    assert float((nearest == test.labels).float().mean()) > accuracy

@@ -1,0 +1,255 @@
+"""The catalogue finds, fetches and reads every data set it names."""
+
+import dataclasses
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pooch
+import pytest
+import requests
+import torch
+
+from hybrid.data import NAMES, Augmentation, fetch, load, sources
+
+CIFAR10_FILES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+MNIST_FILES = [
+    f"{half}-{what}-ubyte" for half in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
+]
+
+
+@pytest.fixture(autouse=True)
+def small_and_offline(monkeypatch):
+    """Files of four images count as complete, and there is no network."""
+    for name, source in sources._SOURCES.items():
+        small = dataclasses.replace(source, records=(4, 4))
+        monkeypatch.setitem(sources._SOURCES, name, small)
+
+    def offline(*_args, **_settings):
+        raise requests.ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(pooch, "retrieve", offline)
+
+
+def records(start, label_bytes=1):
+    rows = [[0] * (label_bytes - 1) + [start + i] + [start] * 3072 for i in range(4)]
+    return bytes(sum(rows, []))
+
+
+def batch(start, key):
+    data = np.full((4, 3072), start, dtype=np.uint8)
+    return pickle.dumps({b"data": data, key: [start + i for i in range(4)]}, protocol=2)
+
+
+def idx(name, start):
+    shape = (4, 28, 28) if "images" in name else (4,)
+    header = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    return header + bytes([start]) * int(np.prod(shape))
+
+
+def put(folder, contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+
+
+def cifar10_binary(folder):
+    put(folder, {f"{name}.bin": records(i) for i, name in enumerate(CIFAR10_FILES)})
+
+
+def cifar10_python(folder):
+    put(folder, {name: batch(i, b"labels") for i, name in enumerate(CIFAR10_FILES)})
+
+
+@pytest.mark.parametrize("folder", ["", "layout"])
+@pytest.mark.parametrize(
+    ("layout", "write"),
+    [("cifar-10-batches-bin", cifar10_binary), ("cifar-10-batches-py", cifar10_python)],
+)
+def test_cifar10_is_found_in_both_layouts_and_in_the_folder_itself(tmp_path, layout, write, folder):
+    write(tmp_path / (layout if folder else ""))
+    train, test = load("cifar10", tmp_path)
+    assert train.labels.tolist() == [start + i for start in range(5) for i in range(4)]
+    assert train.images[:, 0, 0, 0].tolist() == [i for i in range(5) for _ in range(4)]
+    assert test.labels.tolist() == [5, 6, 7, 8]
+    assert train.shape == (3, 32, 32)
+    assert (train.classes, train.augmentation) == (10, Augmentation(pad=4, flip=True))
+
+
+def test_a_complete_layout_is_preferred_to_an_incomplete_one(tmp_path):
+    cifar10_binary(tmp_path / "cifar-10-batches-bin")
+    (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
+    cifar10_python(tmp_path / "cifar-10-batches-py")
+    assert len(load("cifar10", tmp_path)[0]) == 20
+
+
+@pytest.mark.parametrize("layout", ["cifar-100-binary", "cifar-100-python"])
+def test_cifar100_is_found_in_both_layouts(tmp_path, layout):
+    halves = {"train": 40, "test": 90}
+    if layout == "cifar-100-binary":
+        contents = {f"{name}.bin": records(start, 2) for name, start in halves.items()}
+    else:
+        contents = {name: batch(start, b"fine_labels") for name, start in halves.items()}
+    put(tmp_path / layout, contents)
+    train, test = load("cifar100", tmp_path)
+    assert train.labels.tolist() == [40, 41, 42, 43]
+    assert test.labels.tolist() == [90, 91, 92, 93]
+    assert train.classes == 100
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_mnist_is_found_zipped_or_not_in_its_folder_or_not(tmp_path, name, inside, pack):
+    suffix = ".gz" if pack is gzip.compress else ""
+    folder = tmp_path / name if inside else tmp_path
+    put(folder, {f"{x}{suffix}": pack(idx(x, i)) for i, x in enumerate(MNIST_FILES)})
+    train, test = load(name, tmp_path)
+    assert train.shape == (1, 28, 28)
+    assert train.labels.tolist() == [1] * 4
+    assert int(test.images.max()) == 2
+    assert train.augmentation == Augmentation()
+
+
+def test_mnist_labels_in_place_of_images_are_refused(tmp_path):
+    put(tmp_path, {x: idx("labels", 1) for x in MNIST_FILES})
+    with pytest.raises(ValueError, match=r"train-images.* shape \(4,\), expected \(4, 28, 28\)"):
+        load("mnist", tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    cifar10_binary(tmp_path)
+    (tmp_path / "data_batch_3.bin").write_bytes(records(0)[:-1])
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin has 12291 bytes, expected 12292"):
+        load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("cifar10", "cifar-10-batches-bin/data_batch_4.bin"),
+        ("cifar100", "cifar-100-binary/test.bin"),
+        ("mnist", "mnist/t10k-labels-idx1-ubyte"),
+        ("fashion-mnist", "fashion-mnist/train-images-idx3-ubyte"),
+    ],
+)
+def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path, name, file):
+    with pytest.raises(FileNotFoundError) as caught:
+        load(name, tmp_path)
+    message = str(caught.value)
+    for part in (name, file, str(tmp_path), "ConnectionError", "--data-dir"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_only_what_the_fullest_layout_lacks_is_named(tmp_path):
+    cifar10_python(tmp_path / "cifar-10-batches-py")
+    (tmp_path / "cifar-10-batches-py/data_batch_2").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks cifar-10-batches-py/data_batch_2 in"):
+        load("cifar10", tmp_path)
+
+
+def test_a_directory_that_is_a_file_is_a_fault_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match="--data-dir"):
+        fetch("cifar10", tmp_path / "file")
+
+
+def test_a_failing_download_is_quick_and_logs_nothing(tmp_path, monkeypatch, caplog, capfd):
+    monkeypatch.undo()
+
+    def offline(*_args, **_settings):
+        raise requests.ConnectionError
+
+    monkeypatch.setattr(requests, "get", offline)
+    with pytest.raises(FileNotFoundError):
+        fetch("mnist", tmp_path)
+    assert caplog.text == ""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_download_is_extracted_and_read(tmp_path, monkeypatch):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for i, name in enumerate(CIFAR10_FILES):
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            entry.size = len(records(i))
+            tar.addfile(entry, io.BytesIO(records(i)))
+
+    def retrieve(url, known_hash, fname, path):
+        assert url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+        assert known_hash == "md5:c32a1d4ab5d03f1284b67883e8d87530"
+        (Path(path) / fname).write_bytes(packed.getvalue())
+        return str(Path(path) / fname)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    train, _ = load("cifar10", tmp_path)
+    assert len(train) == 20
+    assert (tmp_path / "cifar-10-batches-bin/test_batch.bin").is_file()
+
+
+def test_mnist_downloads_every_file_into_its_folder(tmp_path, monkeypatch):
+    def retrieve(url, known_hash, fname, path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+        (Path(path) / fname).write_bytes(gzip.compress(idx(fname, 1)))
+        return str(Path(path) / fname)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    fetch("mnist", tmp_path)
+    assert sorted(x.name for x in (tmp_path / "mnist").iterdir()) == sorted(
+        f"{x}.gz" for x in MNIST_FILES
+    )
+
+
+def test_nothing_is_downloaded_if_the_files_are_there(tmp_path):
+    cifar10_binary(tmp_path)
+    fetch("cifar10", tmp_path)
+
+
+def test_the_default_directory_comes_from_the_environment(tmp_path, monkeypatch):
+    cifar10_binary(tmp_path)
+    monkeypatch.setenv("HYBRID_DATA", str(tmp_path))
+    assert len(load("cifar10", limit=3)[0]) == 3
+
+
+def test_a_limit_keeps_the_first_training_images(tmp_path):
+    cifar10_binary(tmp_path)
+    train, test = load("cifar10", tmp_path, limit=6)
+    assert train.labels.tolist() == [0, 1, 2, 3, 1, 2]
+    assert len(test) == 4
+
+
+@pytest.mark.parametrize("limit", [-1, 21])
+def test_a_limit_out_of_range_names_both_numbers(tmp_path, limit):
+    cifar10_binary(tmp_path)
+    with pytest.raises(ValueError, match=f"limit is {limit} but the data set has 20"):
+        load("cifar10", tmp_path, limit)
+
+
+@pytest.mark.parametrize("call", [load, fetch])
+def test_an_unknown_name_gets_the_nearest_and_the_list(call):
+    with pytest.raises(ValueError, match=r"'cifar11': did you mean 'cifar10'\? choose from digits"):
+        call("cifar11")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_an_entry(name):
+    assert (name in sources._GENERATED) != (name in sources._SOURCES)
+
+
+def test_official_sizes_are_expected(monkeypatch):
+    monkeypatch.undo()
+    sizes = {name: source.records for name, source in sources._SOURCES.items()}
+    assert sizes["cifar10"] == (10_000, 10_000)
+    assert sizes["cifar100"] == (50_000, 10_000)
+    assert sizes["mnist"] == sizes["fashion-mnist"] == (60_000, 10_000)
+
+
+def test_generated_sets_need_no_directory():
+    fetch("digits")
+    assert torch.equal(load("digits", limit=5)[0].images, load("digits")[0].images[:5])

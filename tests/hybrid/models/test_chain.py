@@ -1,0 +1,171 @@
+"""Units of chains: order, names, and what cannot be cut."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hybrid.models import Chain, Unit, build, units
+
+SMALL = ["resnet8", "preact-resnet8", "wrn-10-2", "resnet18", "resnet50"]
+
+
+def run(unit: Unit, x: Tensor) -> Tensor:
+    for module in unit.parts.values():
+        x = module(x)
+    return x
+
+
+def names_from_units(model: nn.Sequential) -> list[str]:
+    return [
+        f"{prefix}.{name}"
+        for unit in units(model)
+        for prefix, module in unit.parts.items()
+        for name in module.state_dict()
+    ]
+
+
+cifar_names = st.builds(
+    "{}{}".format,
+    st.sampled_from(["resnet", "cifar-resnet", "preact-resnet"]),
+    st.integers(1, 3).map(lambda n: 6 * n + 2),
+).filter(lambda name: name != "resnet50")
+wide_names = st.builds(
+    "wrn-{}-{}".format, st.integers(1, 3).map(lambda n: 6 * n + 4), st.integers(1, 4)
+)
+imagenet_names = st.sampled_from(["resnet18", "resnet34", "resnet50"])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    name=cifar_names | wide_names | imagenet_names,
+    classes=st.integers(2, 200),
+    channels=st.integers(1, 5),
+    image_size=st.integers(4, 256),
+)
+def test_the_units_of_any_model_reproduce_its_state_dict_names_in_order(
+    name, classes, channels, image_size
+):
+    with torch.device("meta"):
+        model = build(name, classes, channels, image_size)
+        x = torch.empty(2, *model.input_shape)
+    assert names_from_units(model) == list(model.state_dict())
+    assert model(x).shape == (2, classes)
+    assert model.input_shape == (channels, image_size, image_size)
+    assert model.classes == classes
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_running_the_units_in_order_equals_the_model_bit_for_bit(name):
+    torch.manual_seed(0)
+    model = build(name, classes=5, channels=1, image_size=32)
+    x = torch.randn(2, *model.input_shape)
+    out = x
+    for unit in units(model):
+        out = run(unit, out)
+    assert torch.equal(out, model(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", SMALL)
+def test_no_unit_changes_its_input_in_place(name, training):
+    torch.manual_seed(0)
+    model = build(name, classes=5, channels=1, image_size=32).train(training)
+    x = torch.randn(2, *model.input_shape)
+    for unit in units(model):
+        leaf = x.detach().clone().requires_grad_()
+        out = run(unit, leaf)
+        out.sum().backward()
+        assert torch.equal(leaf, x), unit.name
+        assert leaf.grad is not None
+        x = out.detach()
+
+
+def test_a_resnet_has_stem_blocks_and_head_as_units():
+    names = [unit.name for unit in units(build("resnet8", 10, 3, 32))]
+    assert names == ["stem", "layer1.0", "layer2.0", "layer3.0", "head"]
+
+
+def test_the_stem_keeps_its_parts_under_their_global_names():
+    stem = units(build("resnet18", 10, 3, 32))[0]
+    assert list(stem.parts) == ["conv1", "bn1", "relu", "maxpool"]
+
+
+def test_a_plain_sequential_has_its_leaves_as_units():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2))))
+    assert [unit.name for unit in units(model)] == ["0", "1.0", "1.1.0"]
+    assert names_from_units(model) == list(model.state_dict())
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_one_unit_inside_another():
+    class Doubling(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    model = nn.Sequential(nn.ReLU(), Doubling(nn.ReLU(), nn.ReLU()))
+    assert [unit.name for unit in units(model)] == ["0", "1"]
+    with pytest.raises(ValueError, match=r"^Doubling has a forward of its own .*: move that code"):
+        units(model[1])
+
+
+def test_a_unit_of_several_children_stays_whole_even_around_a_sequential():
+    body = OrderedDict(a=nn.Sequential(nn.ReLU(), nn.ReLU()), b=nn.Flatten())
+    assert [u.name for u in units(Chain(body, {"all": ("a", "b")}, (1, 4, 4), 16))] == ["all"]
+
+
+def test_a_slice_of_a_chain_is_a_plain_sequential_with_the_same_modules():
+    model = build("resnet8", 10, 3, 32)
+    part = model[:3]
+    assert type(part) is nn.Sequential
+    assert list(part.state_dict()) == list(model.state_dict())[:6]
+
+
+def test_a_plain_sequential_loads_a_chains_state_dict():
+    model = build("resnet8", 10, 1, 8).eval()
+    twin = build("resnet8", 10, 1, 8)
+    plain = nn.Sequential(OrderedDict(twin.named_children())).eval()
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(plain(x), model(x))
+
+
+def test_a_model_that_is_no_sequential_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match=r"^a Linear is not an nn.Sequential .*: wrap its stages"):
+        units(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.Sequential(nn.Sequential())])
+def test_an_empty_model_is_refused(model):
+    with pytest.raises(ValueError, match=r"^the model has 0 units, .*: add modules"):
+        units(model)
+
+
+def test_a_module_in_two_units_is_refused_by_name():
+    shared = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"^units '0' and '2' share the tensor 'weight'.*own copy"):
+        units(nn.Sequential(shared, nn.ReLU(), shared))
+
+
+def test_a_weight_tied_across_units_is_refused():
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    last.weight = first.weight
+    with pytest.raises(ValueError, match="share the tensor 'weight'"):
+        units(nn.Sequential(first, last))
+
+
+def test_a_module_without_tensors_may_stand_in_two_places():
+    relu = nn.ReLU()
+    assert len(units(nn.Sequential(nn.Linear(2, 2), relu, nn.Linear(2, 2), relu))) == 4
+
+
+@pytest.mark.parametrize(
+    "grouping",
+    [{"x": ("a",)}, {"x": ("b", "a")}, {"x": ("a", "b", "c")}, {"x": ("a", "b"), "y": ()}],
+)
+def test_a_grouping_that_does_not_cover_the_children_in_order_is_refused(grouping):
+    children = OrderedDict(a=nn.ReLU(), b=nn.Flatten())
+    with pytest.raises(ValueError, match=r"the chain has \['a', 'b'\]: name every child"):
+        Chain(children, grouping, (1, 4, 4), 16)
