@@ -10,11 +10,12 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from solvers import REGISTRY, Backprop, Solver
 
@@ -27,7 +28,9 @@ else:
 class Section(BaseModel):
     """A table of the TOML file; the string after a field is its help."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class ModelSettings(Section):
@@ -65,7 +68,9 @@ class TrainSettings(Section):
     """Seed of weights, order and augmentation."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of the forward and backward passes; bfloat16 runs under autocast."""
-    threads: int = Field(default=0, ge=0)
+    evaluate_every: int = Field(default=1, ge=1)
+    """Epochs between measurements of the test accuracy; the last epoch always is one."""
+    threads: int = Field(default=0, ge=0, le=1024)
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a block lives; auto: the local rank's GPU if there is one."""
@@ -110,6 +115,13 @@ class RoundSettings(Section):
     """Passes over the window's sub-problems in the parallel phase."""
     memory_gb: float = Field(default=4.0, gt=0)
     """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _at_least_one_or_all(cls, window: object) -> object:
+        if window != "all" and not (isinstance(window, int) and window >= 1):
+            raise ValueError("it must be an integer of at least 1, or all")
+        return window
 
 
 class SplitSettings(Section):
@@ -164,7 +176,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
     if path is not None:
         try:
             tree = tomllib.loads(path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from None
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
@@ -181,7 +193,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     if isinstance(tree.get("solver", {}), dict):
         tree["solver"] = {"name": "augmented-lagrangian", **tree.get("solver", {})}
         name = tree["solver"]["name"]
-        if name not in REGISTRY:
+        if not isinstance(name, str) or name not in REGISTRY:
             raise ValueError(_unknown(str(name), REGISTRY, "solver"))
         known = known_settings(name)
         for section, table in tree.items():
@@ -193,9 +205,6 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(_first(error)) from None
     solver, correction = config.make_solver(), config.make_correction()
-    window = config.rounds.window
-    if isinstance(window, int) and window < 1:
-        raise ValueError(f"rounds.window is {window}; it must be at least 1, or all")
     config.solver = {"name": solver.name, **_values(solver)}
     config.correction = _values(correction)
     return config
@@ -205,10 +214,10 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Split "section.key=value"; the value is TOML where it parses, else a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
-        raise ValueError(f"--set {text}: write --set section.key=value")
+        raise ValueError(f"--set {text!r}: write --set section.key=value")
     try:
         return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return dotted.strip(), value
 
 
@@ -243,6 +252,9 @@ def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solve
         made: Solver = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
         raise ValueError(f"{section}.{_first(error)}") from None
+    for key, value in vars(made).items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{section}.{key} is {value}; it must be finite")
     return made
 
 
@@ -254,7 +266,7 @@ def _values(solver: Solver) -> dict[str, Any]:
 def _first(error: ValidationError) -> str:
     """The first fault, on one line."""
     fault = error.errors()[0]
-    place = ".".join(str(part) for part in fault["loc"] if part != "constrained-int")
+    place = ".".join(str(part) for part in fault["loc"])
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if not place:

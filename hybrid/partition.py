@@ -159,25 +159,29 @@ def unit_costs(
     """Cost of one forward and backward pass of every unit, the model left as it was."""
     costs: list[float] = []
     x = sample
+    gradients = [(p, p.grad) for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
     with frozen_statistics(model):
         for i, unit in enumerate(chain):
             module = BlockModule([unit])
             costs.append(measure(module, x, i > 0))
             with torch.no_grad():
                 x = module(x)
-    model.zero_grad(set_to_none=True)
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
     return costs
 
 
 @contextmanager
 def evaluating(model: nn.Module):  # type: ignore[no-untyped-def]
     """Evaluation mode, and back to what was."""
-    was = model.training
+    was = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(was)
+        for module, training in was:
+            module.training = training
 
 
 def _pass(module: nn.Module, x: Tensor, with_input: bool) -> None:

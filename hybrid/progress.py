@@ -38,11 +38,12 @@ class Progress:
         elif perf_counter() - self.spoken > 30:
             self._say(f"step {step}/{self.epochs * self.steps_per_epoch}  {text}")
 
-    def epoch(self, epoch: int, reports: list[PhaseReport], test_accuracy: float) -> None:
+    def epoch(self, epoch: int, reports: list[PhaseReport], test: float | None) -> None:
         """One line an epoch."""
         if not self.quiet:
             text = self._text(epoch * self.steps_per_epoch, reports)
-            self._say(f"epoch {epoch}/{self.epochs}  test {test_accuracy:6.2%}  {text}")
+            shown = "" if test is None else f"test {test:6.2%}  "
+            self._say(f"epoch {epoch}/{self.epochs}  {shown}{text}")
 
     def say(self, text: str) -> None:
         """A plain line."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hybrid.trainer import Trainer
 
 _REPORT_STEPS = 16
-_TOTALS = ("serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
+_TOTALS = ("images", "serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class Run:
         self.trace = Trace(links.rank)
         self.totals = dict.fromkeys(_TOTALS, 0.0)
         self.epoch = self.step = 0
+        self.test_accuracy: float | None = None
+        """Of the newest evaluation."""
+        self.residual = [0.0] * (links.size - 1)
         with links.agreement():
             self._build(shapes, device)
         if trainer.resume:
@@ -136,10 +139,11 @@ class Run:
         budget = self.trainer.memory_gb * 1e9
         if needed > budget:
             fits = int(self.window_batches * budget / needed)
+            shorter = f"take a window of {fits}, or " if fits else ""
             raise ValueError(
                 f"a window of {self.window_batches} mini-batches needs {needed / 1e9:.3g} GB of "
                 f"auxiliary variables on rank {self.links.rank}, the budget is "
-                f"{self.trainer.memory_gb:g} GB: a window of {fits} fits; or set "
+                f"{self.trainer.memory_gb:g} GB: {shorter}set "
                 "solver.storage=bfloat16, solver.filter=2 or a larger rounds.memory_gb"
             )
 
@@ -168,12 +172,14 @@ class Run:
             )
         checkpoint.restore(folder, manifest, self.blocks.of(self.links.rank), self.block.optimisers)
         self.epoch, self.step = manifest["epoch"], manifest["step"]
+        self.test_accuracy = manifest["test_accuracy"]
         same_cuts = manifest["cuts"] == self.blocks.cuts
         self.rounds.load_state(manifest["rounds"], same_cuts)
         if self.rounds.solver is not None and same_cuts:
             self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
         if same_cuts:
             self.totals = dict(manifest["totals"][self.links.rank])
+            self.residual = manifest["residual"]
 
     def _epoch(self) -> None:
         # dropout and the like draw from here, so a resumed run draws what an undisturbed one does
@@ -182,15 +188,18 @@ class Run:
         for pairs in self._reporting_groups():
             with self.trace.span("rounds"):
                 reports = self._rounds(pairs)
-        with self.trace.span("evaluate"):
-            self.test_accuracy = accuracy(self.block, self.links, self.test)
         self.epoch += 1
+        if self._due(self.trainer.train.evaluate_every):
+            with self.trace.span("evaluate"):
+                self.test_accuracy = accuracy(self.block, self.links, self.test)
+            self._metric({"phase": "test", "accuracy": self.test_accuracy})
         self.progress.epoch(self.epoch, reports, self.test_accuracy)
-        self._metric({"phase": "test", "accuracy": self.test_accuracy})
-        every = self.trainer.checkpoint.every
-        if self.folder and (self.epoch % every == 0 or self.epoch == self.trainer.train.epochs):
+        if self.folder and self._due(self.trainer.checkpoint.every):
             with self.trace.span("checkpoint"):
                 self._checkpoint(self.folder)
+
+    def _due(self, every: int) -> bool:
+        return self.epoch % every == 0 or self.epoch == self.trainer.train.epochs
 
     def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         traffic = self.links.traffic
@@ -199,6 +208,7 @@ class Run:
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
+        self.totals["images"] += reports[0].samples
         self.step += sum(len(trained.batches) for trained, _ in pairs)
         for report in reports:
             self.totals[f"{report.phase}_seconds"] += report.seconds
@@ -255,6 +265,7 @@ class Run:
             "seed": self.trainer.train.seed,
             "cuts": self.blocks.cuts,
             "test_accuracy": self.test_accuracy,
+            "residual": self.residual,
             "rounds": self.rounds.state(),
             "solver_state": self.links.all_gather(solver.state() if solver else {}),
             "totals": self.links.all_gather(self.totals),
@@ -278,7 +289,6 @@ class Run:
         everyone = self.links.all_gather((self.totals, peak))
         totals = everyone[0][0]
         seconds = totals["serial_seconds"] + totals["parallel_seconds"]
-        images = self.step * self.trainer.train.batch_size
         return {
             **self.trainer.names,
             "blocks": self.links.size,
@@ -288,7 +298,7 @@ class Run:
             "seed": self.trainer.train.seed,
             "test_accuracy": self.test_accuracy,
             "train_seconds": seconds,
-            "images_per_second": images / seconds if seconds else 0.0,
+            "images_per_second": totals["images"] / seconds if seconds else 0.0,
             "serial_seconds": totals["serial_seconds"],
             "parallel_seconds": totals["parallel_seconds"],
             "idle_share": [t["idle_seconds"] / seconds if seconds else 0.0 for t, _ in everyone],

@@ -84,7 +84,7 @@ def read_cifar_binary(
         data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, record)
         images.append(data[:, label_bytes:].reshape(-1, 3, 32, 32))
         labels.append(data[:, label_bytes - 1].long())
-        check_labels(path, labels[-1], classes)
+        check_labels(path, labels[-1].tolist(), classes)
     return torch.cat(images), torch.cat(labels)
 
 
@@ -114,24 +114,22 @@ def read_cifar_python(
     expected = len(pixels) if records is None else records
     if len(pixels) != expected:
         raise ValueError(f"{path} has {len(pixels)} images, expected {expected}: download it again")
-    if not (isinstance(values, list) and all(type(value) is int for value in values)):
-        raise ValueError(f"{path} holds {label_name} that are not a list of integers")
+    if not (
+        isinstance(values, list)
+        and all(type(value) is int and value.bit_length() < 64 for value in values)
+    ):
+        raise ValueError(f"{path} holds {label_name} that are not a list of 64-bit integers")
     if len(values) != expected:
         raise ValueError(f"{path} has {len(values)} labels for {expected} images")
-    try:
-        labels = torch.tensor(values, dtype=torch.int64)
-    except (OverflowError, RuntimeError) as error:
-        raise ValueError(f"{path} has a label outside 0..{classes - 1}") from error
-    check_labels(path, labels, classes)
-    return pixels.reshape(-1, 3, 32, 32), labels
+    check_labels(path, values, classes)
+    return pixels.reshape(-1, 3, 32, 32), torch.tensor(values, dtype=torch.int64)
 
 
-def check_labels(path: Path, labels: Tensor, classes: int) -> None:
+def check_labels(path: Path, labels: Sequence[int], classes: int) -> None:
     """Raise ValueError, naming the file and the first fault, unless all are in 0..classes-1."""
-    wrong = ((labels < 0) | (labels >= classes)).nonzero()
-    if len(wrong):
-        index = int(wrong[0])
-        raise ValueError(
-            f"{path} has the label {int(labels[index])} at image {index}, "
-            f"outside 0..{classes - 1}: download it again"
-        )
+    for index, label in enumerate(labels):
+        if not 0 <= label < classes:
+            raise ValueError(
+                f"{path} has the label {label} at image {index}, "
+                f"outside 0..{classes - 1}: download it again"
+            )

@@ -56,8 +56,15 @@ def synthetic() -> tuple[Dataset, Dataset]:
 
 
 def _noisy(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
-    labels = torch.arange(n) % _SYNTHETIC_CLASSES
-    pool = patterns[labels[:_SYNTHETIC_POOL]]
+    labels = torch.arange(_SYNTHETIC_POOL) % _SYNTHETIC_CLASSES
+    pool = patterns[labels]
     noise = torch.rand(pool.shape, generator=generator) * 128 - 64
-    images = (pool + noise).to(torch.uint8)[torch.arange(n) % _SYNTHETIC_POOL]
-    return Dataset(images, labels, _SYNTHETIC_CLASSES, _SYNTHETIC_MEAN, _SYNTHETIC_STD)
+    images = (pool + noise).to(torch.uint8)
+    copies = n // _SYNTHETIC_POOL
+    return Dataset(
+        images.repeat(copies, 1, 1, 1),
+        labels.repeat(copies),
+        _SYNTHETIC_CLASSES,
+        _SYNTHETIC_MEAN,
+        _SYNTHETIC_STD,
+    )

@@ -154,7 +154,7 @@ def _read_mnist(paths: Sequence[Path], records: int) -> tuple[Tensor, Tensor]:
                 f"{path} holds an array of shape {tuple(tensor.shape)}, expected {shape}: "
                 f"download it again"
             )
-    check_labels(paths[1], labels, 10)
+    check_labels(paths[1], labels.tolist(), 10)
     return images.unsqueeze(1), labels.long()
 
 

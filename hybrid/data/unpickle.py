@@ -27,19 +27,24 @@ def unpickle(path: Path) -> object:
 class PickledArray:
     """Stands in for a pickled numpy array, so that no code of numpy runs on untrusted input."""
 
-    shape: object = ()
-    dtype: object = None
+    shape: tuple[int, ...] = ()
+    dtype: "_Dtype | None" = None
     fortran: object = False
     raw: object = b""
 
     def __setstate__(self, state: Any) -> None:
-        _, self.shape, self.dtype, self.fortran, self.raw = state
+        _, shape, dtype, self.fortran, self.raw = state
+        if not all(type(size) is int and size.bit_length() < 64 for size in shape):
+            raise pickle.UnpicklingError("it holds an array of impossible shape")
+        if not isinstance(dtype, _Dtype):
+            raise pickle.UnpicklingError("it holds an array of no plain dtype")
+        self.shape, self.dtype = tuple(shape), dtype
 
     def bytes_of_shape(self, columns: int) -> Tensor | None:
         """The array as a uint8 tensor `(n, columns)`, or None if it is anything else."""
-        if not (isinstance(self.dtype, _Dtype) and self.dtype.code in (b"u1", "u1")):
+        if self.dtype is None or self.dtype.code not in (b"u1", "u1"):
             return None
-        if not (isinstance(self.shape, tuple) and isinstance(self.raw, bytes) and self.raw):
+        if not (isinstance(self.raw, bytes) and self.raw):
             return None
         rows = len(self.raw) // columns
         if self.shape != (rows, columns) or rows * columns != len(self.raw):
@@ -53,15 +58,20 @@ class PickledArray:
 
 @dataclass
 class _Dtype:
-    code: object
+    code: bytes | str
     align: object = False
     copy: object = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.code, bytes | str):
+            raise pickle.UnpicklingError("it holds an array of no plain dtype")
 
     def __setstate__(self, state: object) -> None:
         """Byte order and the like: of no meaning for bytes."""
 
     def __str__(self) -> str:
-        return self.code.decode("latin1") if isinstance(self.code, bytes) else str(self.code)
+        text = self.code.decode("latin1") if isinstance(self.code, bytes) else self.code
+        return ascii(text)[:20]
 
 
 def _reconstruct(*_: object) -> PickledArray:

@@ -1,6 +1,7 @@
 """Readers accept the official formats and name the fault of anything else."""
 
 import builtins
+import contextlib
 import gzip
 import os
 import pickle
@@ -32,7 +33,7 @@ def write_pickle(path, content, protocol=2):
 
 
 def fault(call, *arguments, **settings):
-    with pytest.raises(ValueError, match="") as caught:
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
         call(*arguments, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -90,11 +91,10 @@ def test_a_gzip_file_with_a_flipped_bit_is_refused(tmp_path):
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, content):
     path = write(tmp_path / "x", content)
     for read in (read_idx, read_cifar_python):
-        try:
+        with contextlib.suppress(ValueError):
             read(path)
-        except ValueError as error:
-            assert str(path) in str(error)
-            assert "\n" not in str(error)
+            continue
+        assert str(path) in fault(read, path)
 
 
 def binary(labels, pixels=PIXELS):
@@ -193,11 +193,10 @@ def test_no_other_name_is_found(tmp_path, name):
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (np.array([[None] * 3072], dtype=object), "dtype O8"),
-        (PIXELS.astype(np.int16), "dtype i2"),
+        (np.array([[None] * 3072], dtype=object), "dtype 'O8'"),
+        (PIXELS.astype(np.int16), "dtype 'i2'"),
         (PIXELS[:, :-1], r"shape (4, 3071)"),
         (PIXELS.reshape(-1), r"shape (12288,)"),
-        (PIXELS[:0], r"shape (0, 3072)"),
         (PIXELS.tolist(), "a list"),
         (b"abc", "a bytes"),
     ],
@@ -216,11 +215,11 @@ def test_data_that_is_not_rows_of_bytes_is_refused(tmp_path, data, what):
         ([0, 1, 2], "3 labels for 4 images"),
         ([0, 1, 2, 10], "the label 10 at image 3"),
         ([0, -1, 2, 3], "the label -1 at image 1"),
-        ([0, 1, 2, 2**80], "a label outside 0..9"),
-        ([0, 1, 2, 3.0], "not a list of integers"),
-        ([0, 1, 2, True], "not a list of integers"),
-        ((0, 1, 2, 3), "not a list of integers"),
-        (np.arange(4), "not a list of integers"),
+        ([0, 1, 2, 10**5000], "not a list of 64-bit integers"),
+        ([0, 1, 2, 3.0], "not a list of 64-bit integers"),
+        ([0, 1, 2, True], "not a list of 64-bit integers"),
+        ((0, 1, 2, 3), "not a list of 64-bit integers"),
+        (np.arange(4), "not a list of 64-bit integers"),
     ],
 )
 def test_labels_that_are_not_class_numbers_are_refused(tmp_path, labels, what):
@@ -252,3 +251,22 @@ def test_a_truncated_pickle_is_refused(tmp_path, keep):
     content = pickle.dumps({"data": PIXELS, "labels": LABELS}, protocol=2)
     path = write(tmp_path / "x", content[:keep])
     assert f"{path} is not a CIFAR batch" in fault(read_cifar_python, path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        (1, (10**5000, 3072), np.dtype("u1"), False, b"x"),
+        (1, (1, 3072), np.dtype("u1"), False, 7),
+        (1, (1, 3072), "u1", False, bytes(3072)),
+        (1, 5, np.dtype("u1"), False, b"x"),
+        (1,),
+    ],
+)
+def test_an_array_of_impossible_state_is_refused_in_one_line(tmp_path, state):
+    class Forged:
+        def __reduce__(self):
+            return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), state
+
+    path = write_pickle(tmp_path / "x", {"data": Forged(), "labels": LABELS})
+    assert str(path) in fault(read_cifar_python, path)

@@ -36,8 +36,8 @@ def small_and_offline(monkeypatch):
 
 
 def records(start, label_bytes=1):
-    rows = [[0] * (label_bytes - 1) + [start + i] + [start] * 3072 for i in range(4)]
-    return bytes(sum(rows, []))
+    labels = [bytes(label_bytes - 1) + bytes([start + i]) for i in range(4)]
+    return b"".join(label + bytes([start]) * 3072 for label in labels)
 
 
 def batch(start, key):

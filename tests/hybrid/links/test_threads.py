@@ -1,0 +1,148 @@
+"""Links between threads: what arrives, what is counted, and how failure spreads."""
+
+from time import perf_counter, sleep
+
+import pytest
+import torch
+
+from hybrid.links import AgreedError, run_threads
+
+
+def test_neighbours_get_each_others_tensors_in_the_order_sent():
+    def program(links):
+        got = []
+        for i in range(5):
+            if links.rank < links.size - 1:
+                links.to_next(torch.tensor([links.rank, i]))
+            if links.rank > 0:
+                links.to_previous(torch.tensor([links.rank, -i]))
+        for _ in range(5):
+            if links.rank > 0:
+                got.append(links.from_previous().tolist())
+            if links.rank < links.size - 1:
+                got.append(links.from_next().tolist())
+        return got
+
+    first, middle, last = run_threads(3, program)
+    assert first == [[1, -i] for i in range(5)]
+    assert middle == [x for i in range(5) for x in ([0, i], [2, -i])]
+    assert last == [[1, i] for i in range(5)]
+
+
+def test_a_tensor_arrives_without_a_copy_and_keeps_its_strides():
+    sent = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+
+    def program(links):
+        return links.to_next(sent) if links.rank == 0 else links.from_previous()
+
+    arrived = run_threads(2, program)[1]
+    assert arrived.data_ptr() == sent.data_ptr()
+    assert arrived.stride() == sent.stride()
+
+
+def test_bytes_are_counted_by_direction():
+    def program(links):
+        if links.rank == 0:
+            links.to_next(torch.zeros(3, 5, dtype=torch.float64))
+            links.to_next(torch.zeros((), dtype=torch.bfloat16))
+            links.from_next()
+        else:
+            links.from_previous()
+            links.from_previous()
+            links.to_previous(torch.zeros(7, dtype=torch.bool))
+        return links.traffic
+
+    up, down = run_threads(2, program)
+    assert up.bytes_sent == {"next": 3 * 5 * 8 + 2, "previous": 0}
+    assert down.bytes_sent == {"next": 0, "previous": 7}
+    assert up.total_bytes == 122
+
+
+def test_waiting_for_a_neighbour_is_counted_on_that_side():
+    def program(links):
+        if links.rank == 0:
+            sleep(0.1)
+            links.to_next(torch.zeros(1))
+        else:
+            links.from_previous()
+        return links.traffic
+
+    early, late = run_threads(2, program)
+    assert late.waiting_seconds["previous"] > 0.08
+    assert late.waiting_seconds["next"] == 0
+    assert early.total_waiting < 0.05
+
+
+def test_waiting_for_everyone_is_counted_as_such():
+    def program(links):
+        if links.rank == 0:
+            sleep(0.1)
+        links.all_gather(0)
+        return links.traffic.waiting_seconds
+
+    assert run_threads(2, program)[1]["everyone"] > 0.08
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_gather_gives_everyone_all_values_in_rank_order(size):
+    def program(links):
+        return [links.all_gather((links.rank, turn)) for turn in range(50)]
+
+    expected = [[(rank, turn) for rank in range(size)] for turn in range(50)]
+    assert run_threads(size, program) == [expected] * size
+
+
+@pytest.mark.parametrize("failing", [[0], [2], [1, 2]])
+def test_a_failed_agreement_raises_the_first_failing_ranks_reason_on_all(failing):
+    def program(links):
+        try:
+            with links.agreement():
+                if links.rank in failing:
+                    raise ValueError(f"rank {links.rank}\n  is unwell")
+        except AgreedError as error:
+            return str(error)
+        return "passed"
+
+    assert run_threads(3, program) == [f"rank {failing[0]} is unwell"] * 3
+
+
+def test_an_agreement_without_failure_passes_on_every_rank():
+    def program(links):
+        with links.agreement():
+            pass
+        return links.rank
+
+    assert run_threads(3, program) == [0, 1, 2]
+
+
+def test_an_agreement_names_the_file_of_a_system_error(tmp_path):
+    def program(links):
+        with links.agreement():
+            (tmp_path / "nothing").read_text()
+
+    with pytest.raises(AgreedError, match="nothing: No such file or directory$"):
+        run_threads(2, program)
+
+
+@pytest.mark.parametrize("waits_for", ["from_previous", "from_next", "all_gather"])
+def test_a_failing_thread_releases_the_waiting_ones_and_its_own_error_is_raised(waits_for):
+    def program(links):
+        if links.rank == 1:
+            raise KeyError("mine")
+        if waits_for == "all_gather":
+            links.all_gather(0)
+        elif links.rank == (2 if waits_for == "from_previous" else 0):
+            getattr(links, waits_for)()
+
+    start = perf_counter()
+    with pytest.raises(KeyError, match="mine"):
+        run_threads(3, program)
+    assert perf_counter() - start < 5
+
+
+def test_one_block_runs_in_the_calling_thread_and_its_error_is_raised():
+    def program(links):
+        raise KeyError(links.all_gather("alone")[0])
+
+    with pytest.raises(KeyError, match="alone"):
+        run_threads(1, program)

@@ -1,0 +1,158 @@
+"""Identities 1 to 3 of the penalty and augmented Lagrangian methods, in float64."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem, gradients, make_problem, problems, recorded
+from torch import Tensor
+
+from hybrid.links import RankLinks
+from solvers import AugmentedLagrangian, Block, Penalty, PhaseStats, Solver
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+BETA = st.floats(1e-4, 10)
+
+
+def local_gradients(problem: Problem, solver: Solver) -> dict[str, Tensor]:
+    """Every block's gradient of its own sub-problem, all blocks at once."""
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        mine = recorded(problem, solver, block, links)
+        mine.gradient(block, problem.batches[0], slice(0, problem.samples), False, PhaseStats())
+        return gradients(block)
+
+    return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
+
+
+def swept_gradients(
+    problem: Problem, solver: Penalty, sweeps: int
+) -> list[list[dict[str, Tensor]]]:
+    """[rank][sweep] -> local gradients, while lam (and kappa) move and the weights are frozen."""
+    frozen = problem.frozen()
+
+    def program(block: Block, links: RankLinks) -> list[dict[str, Tensor]]:
+        mine = recorded(frozen, solver, block, links, sweeps=2)
+        found, step = [], block.step
+
+        def watched_step(kind: str, learning_rate: float) -> None:
+            found.append(gradients(block))
+            step(kind, learning_rate)
+
+        block.step = watched_step  # type: ignore[method-assign]
+        for number in range(sweeps):
+            mine.sweep(block, links, frozen.window(mine, 2), number, exchange=True)
+        return found
+
+    return frozen.on_every_block(program)
+
+
+def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, Any]]:
+    """[rank] -> lam, p_in and x after many exchanges at frozen weights."""
+    frozen = problem.frozen()
+
+    def program(block: Block, links: RankLinks) -> dict[str, Any]:
+        mine = recorded(frozen, solver, block, links, sweeps=2)
+        window, rows = frozen.window(mine, 2), slice(0, frozen.samples)
+        for number in range(sweeps):
+            mine.sweep(block, links, window, number, exchange=True)
+        x, p_in = mine.gradient(block, frozen.batches[0], rows, True, PhaseStats())
+        lam = None if block.first else mine._get("lam", rows).clone()
+        return {"x": x, "p_in": p_in, "lam": lam}
+
+    return frozen.on_every_block(program)
+
+
+@given(problems(), BETA)
+@settings(max_examples=25, deadline=None)
+def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(
+    problem: Problem, beta: float
+) -> None:
+    local = local_gradients(problem, AugmentedLagrangian(beta=beta))
+    for name, exact in problem.plain_gradients(problem.batches[0]).items():
+        torch.testing.assert_close(local[name], exact, **CLOSE)
+
+
+@given(problems(), BETA)
+@settings(max_examples=10, deadline=None)
+def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(
+    problem: Problem, beta: float
+) -> None:
+    solver = AugmentedLagrangian(beta=beta, multiplier_start="zero")
+    local = local_gradients(problem, solver)
+    last = {
+        f"{unit.name}.{n}"
+        for unit in problem.blocks.of(len(problem.blocks) - 1)
+        for m in unit.parts.values()
+        for n, _ in m.named_parameters()
+    }
+    assert all(not local[name].any() for name in local if name not in last)
+    assert any(local[name].any() for name in last)
+
+
+@given(problems(), BETA)
+@settings(max_examples=15, deadline=None)
+def test_identity_2_the_exact_signal_climbs_one_block_a_sweep(
+    problem: Problem, beta: float
+) -> None:
+    exact = problem.plain_gradients(problem.batches[0])
+    blocks = len(problem.blocks)
+    solver = Penalty(beta=beta, lam_step=1.0, lam_start="feasible")
+    found = swept_gradients(problem, solver, blocks)
+    for rank in range(blocks):
+        arrival = blocks - 1 - rank
+        for sweep in range(arrival):
+            assert not any(g.any() for g in found[rank][sweep].values())
+        for name, gradient in found[rank][arrival].items():
+            torch.testing.assert_close(gradient, exact[name], **CLOSE)
+
+
+@given(problems(), BETA, st.floats(0.05, 0.9))
+@settings(max_examples=10, deadline=None)
+def test_a_smaller_lam_step_damps_the_signal_by_its_size_at_every_hop(
+    problem: Problem, beta: float, lam_step: float
+) -> None:
+    exact = problem.plain_gradients(problem.batches[0])
+    blocks = len(problem.blocks)
+    solver = Penalty(beta=beta, lam_step=lam_step, lam_start="feasible")
+    found = swept_gradients(problem, solver, blocks)
+    for rank in range(blocks):
+        hops = blocks - 1 - rank
+        for name, gradient in found[rank][hops].items():
+            torch.testing.assert_close(gradient, lam_step**hops * exact[name], **CLOSE)
+
+
+@given(st.integers(0, 10_000), BETA)
+@settings(max_examples=10, deadline=None)
+def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_once(
+    seed: int, beta: float
+) -> None:
+    problem = make_problem(seed=seed, units=3, cuts=[2], batch=4)
+    exact = problem.plain_gradients(problem.batches[0])
+    local = local_gradients(problem, Penalty(beta=beta, lam_step=1.0, lam_start="stepped"))
+    for name, _ in problem.blocks.module(0).named_parameters():
+        name = problem.blocks.module(0).global_name(name)
+        torch.testing.assert_close(local[name], exact[name], **CLOSE)
+
+
+def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta() -> None:
+    problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
+    beta = 2.0
+    solver = Penalty(beta=beta, lam_step=0.15, lam_start="feasible")
+    ranks = settled(problem, solver, sweeps=900)
+    for before, after in pairwise(ranks):
+        residual = after["lam"] - before["x"]
+        assert residual.norm() > 1e-4
+        torch.testing.assert_close(residual, -after["p_in"] / (2 * beta), **CLOSE)
+
+
+def test_the_augmented_lagrangian_removes_that_bias() -> None:
+    problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
+    solver = AugmentedLagrangian(beta=2.0, lam_step=0.15, multiplier_start="zero")
+    ranks = settled(problem, solver, sweeps=900)
+    for before, after in pairwise(ranks):
+        torch.testing.assert_close(after["lam"], before["x"], **CLOSE)

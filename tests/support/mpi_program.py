@@ -1,0 +1,164 @@
+"""What test_mpi.py runs on every rank; prints one line of facts a rank."""
+
+import itertools
+import json
+import os
+import sys
+from time import sleep, time
+
+import torch
+from mpi4py import MPI
+
+from hybrid.links import AgreedError
+from hybrid.links.mpi import MpiLinks, run_mpi
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+SHAPES = ((), (1,), (5,), (0,), (3, 0), (0, 3), (1, 4), (4, 1), (2, 3), (2, 1, 3), (2, 3, 4, 5))
+
+
+def tensors():
+    """Every dtype with every shape and memory order, the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype, shape in itertools.product(DTYPES, SHAPES):
+        tensor = torch.randint(0, 100, shape, generator=generator).to(dtype)
+        yield tensor
+        if tensor.ndim > 1:
+            yield tensor.transpose(0, -1)
+        if tensor.ndim == 4:
+            yield tensor.contiguous(memory_format=torch.channels_last)
+            yield tensor.contiguous(memory_format=torch.channels_last)[1:]
+
+
+def slices():
+    """Tensors with gaps or overlaps in memory."""
+    x = torch.arange(24.0).view(4, 6)
+    return [x[:, ::2], x[1:, 2:4], x[:1].expand(3, 6)]
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def arrivals(links):
+    """Pass everything down the chain; name what arrives otherwise than it was made."""
+    first, last = links.rank == 0, links.rank == links.size - 1
+    wrong, checked = [], 0
+    for made in tensors():
+        arrived = made if first else links.from_previous()
+        if not (same(arrived, made) and arrived.stride() == made.stride()):
+            wrong.append(f"{made.dtype} {tuple(made.shape)} {made.stride()}")
+        checked += 1
+        if not last:
+            links.to_next(arrived)
+    gaps = []
+    for made in slices():
+        if not last:
+            links.to_next(made)
+        if not first:
+            arrived = links.from_previous()
+            gaps.append(same(arrived, made) and arrived.is_contiguous())
+    return {"wrong": wrong, "checked": checked, "slices": gaps}
+
+
+def exchange(links, turns, make, late=False):
+    """Send `turns` tensors to both neighbours, then receive theirs; whether all is right."""
+    first, last = links.rank == 0, links.rank == links.size - 1
+    for i in range(turns):
+        if not last:
+            links.to_next(make(i, links.rank))
+        if not first:
+            links.to_previous(make(i, links.rank))
+    right = True
+    for i in range(turns):
+        if not first:
+            right &= torch.equal(links.from_previous(), make(i, links.rank - 1))
+        if not last:
+            right &= torch.equal(links.from_next(), make(i, links.rank + 1))
+    links.flush()
+    return right
+
+
+def messages(comm):
+    """Messages sent while two formats of five tensors each go both ways."""
+
+    class Counting(MpiLinks):
+        posted = 0
+
+        def _post(self, request, buffer):
+            self.posted += 1
+            super()._post(request, buffer)
+
+    links = Counting(comm)
+    exchange(links, 10, lambda i, rank: torch.full((3, 2 + i % 2), float(rank)))
+    return links.posted
+
+
+def counted(comm):
+    """Bytes over both links; rank 0 makes the others wait for it."""
+    links = MpiLinks(comm)
+    comm.Barrier()
+    if links.rank == 0:
+        sleep(0.3)
+    else:
+        links.from_previous()
+        links.from_previous()
+    if links.rank < links.size - 1:
+        links.to_next(torch.zeros(3, dtype=torch.float64))
+        links.to_next(torch.zeros((), dtype=torch.float32))
+    links.flush()
+    waited = links.traffic.total_waiting
+    if links.rank > 0:
+        links.to_previous(torch.zeros(3, dtype=torch.bool))
+    if links.rank < links.size - 1:
+        links.from_next()
+    links.flush()
+    return {"bytes": links.traffic.bytes_sent, "waited": waited}
+
+
+def agreed(links):
+    try:
+        with links.agreement():
+            if links.rank > 0:
+                raise ValueError(f"rank {links.rank} is unwell")
+    except AgreedError as error:
+        return str(error)
+    return "passed"
+
+
+def facts(comm):
+    links = MpiLinks(comm)
+    found = {"rank": links.rank, **arrivals(links)}
+    # a megabyte each: far more than MPI sends eagerly
+    found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
+    found["pending"] = len(links._pending)
+    found["gathered"] = links.all_gather(10 * links.rank)
+    found["agreed"] = agreed(links)
+    found |= {"messages": messages(comm), **counted(comm)}
+    lines = comm.gather(json.dumps(found))
+    if lines:
+        print("\n".join(lines))
+
+
+def fail(comm):
+    """Rank 1 fails while rank 0 waits for it; a third process sees when the job has ended."""
+    comm.Barrier()
+    failed = time()
+    if comm.rank == 0 and os.fork() == 0:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            sleep(0.05)
+        print(time() - failed, flush=True)
+        os._exit(0)
+
+    def program(links):
+        if links.rank == 1:
+            raise ValueError("the disk is\non fire")
+        links.from_next()
+
+    run_mpi(comm, program)
+
+
+{"facts": facts, "fail": fail}[sys.argv[1]](MPI.COMM_WORLD)
