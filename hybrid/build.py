@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -16,6 +15,7 @@ from hybrid import checkpoint, config, data, launch, models
 from hybrid.config import Config
 from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
+from hybrid.files import write_atomically
 from hybrid.links import run_threads
 from hybrid.partition import split
 from hybrid.runfolder import RunFolder
@@ -122,16 +122,20 @@ def export(run: Path, file: Path) -> None:
     _, folder, manifest = _open(run)
     tensors = checkpoint.load_model(folder, manifest)
     content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, file)
+    write_atomically(file, content)
 
 
 def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
     folder = RunFolder(run).newest()
     if folder is None or not (run / "config.toml").is_file():
         raise ValueError(f"{run} is not a run folder with a checkpoint")
-    return config.load(run / "config.toml", {}), folder, checkpoint.read_manifest(folder)
+    resolved, manifest = config.load(run / "config.toml", {}), checkpoint.read_manifest(folder)
+    if manifest["model"] != resolved.model.name:
+        raise ValueError(
+            f"{run} holds a model of your own ({manifest['model']}), not one of this command's: "
+            "read its checkpoints with hybrid.checkpoint.load_model"
+        )
+    return resolved, folder, manifest
 
 
 def _with_blocks(resolved: Config) -> Config:

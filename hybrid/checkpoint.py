@@ -17,6 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from hybrid.files import sync, write_durably
 from hybrid.links import RankLinks
 from hybrid.models import Unit
 
@@ -49,7 +50,7 @@ def save(
         for unit in units:
             content = save_tensors(_tensors(unit, optimisers))
             name = quote(unit.name, safe="") + ".safetensors"
-            _write(partial / name, content)
+            write_durably(partial / name, content)
             digest = hashlib.sha256(content).hexdigest()
             files[unit.name] = {"file": name, "sha256": digest, "bytes": len(content)}
     everyone = links.all_gather(files)
@@ -57,10 +58,10 @@ def save(
         if links.rank == 0:
             body = {**manifest, "format": FORMAT, "step": step, "units": _joined(everyone)}
             text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
-            _write(partial / "manifest.json", text.encode())
+            write_durably(partial / "manifest.json", text)
             shutil.rmtree(final, ignore_errors=True)
             os.replace(partial, final)
-            _sync(root)
+            sync(root)
             for old in complete(root)[:-keep_last] if keep_last else []:
                 shutil.rmtree(old)
     return final
@@ -198,18 +199,3 @@ def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

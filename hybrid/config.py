@@ -28,9 +28,7 @@ else:
 class Section(BaseModel):
     """A table of the TOML file; the string after a field is its help."""
 
-    model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -60,9 +58,9 @@ class DataSettings(Section):
 class TrainSettings(Section):
     """[train] length, batch, numerics."""
 
-    epochs: int = Field(default=8, ge=1)
+    epochs: int = Field(default=12, ge=1)
     """Passes of the serial correction over the training data."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     """Images a mini-batch."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
@@ -109,7 +107,7 @@ class ScheduleSettings(Section):
 class RoundSettings(Section):
     """[rounds] the alternation of serial correction and parallel phase."""
 
-    window: int | Literal["all"] = 16
+    window: int | Literal["all"] = 4
     """Mini-batches a round; all: the whole training set, stored per sample, not augmented."""
     sweeps: int = Field(default=1, ge=1)
     """Passes over the window's sub-problems in the parallel phase."""
@@ -240,9 +238,9 @@ def to_toml(config: Config) -> str:
     for section, table in config.model_dump().items():
         lines.append(f"[{section}]")
         for key, value in table.items():
-            if value is not None:
-                setting = tomli_w.dumps({key: value}, indent=2).strip()
-                lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
+            unset = value is None
+            setting = f"# {key} =" if unset else tomli_w.dumps({key: value}, indent=2).strip()
+            lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
         lines.append("")
     return "\n".join(lines)
 
@@ -260,7 +258,7 @@ def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solve
 
 def _values(solver: Solver) -> dict[str, Any]:
     assert is_dataclass(solver)
-    return {f.name: v for f in fields(solver) if (v := getattr(solver, f.name)) is not None}
+    return {f.name: getattr(solver, f.name) for f in fields(solver)}
 
 
 def _first(error: ValidationError) -> str:

@@ -54,6 +54,7 @@ def communicator() -> Any:
             f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: "
             "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
         )
+    _abort_on_exceptions(MPI.COMM_WORLD)
     return MPI.COMM_WORLD.Dup()
 
 
@@ -104,6 +105,18 @@ def keep_memory() -> None:
         libc.mallopt(m_mmap_threshold, 1 << 30)
         libc.mallopt(m_trim_threshold, (1 << 31) - 1)
         libc.mallopt(m_top_pad, 1 << 26)
+
+
+def _abort_on_exceptions(comm: Any) -> None:
+    """An exception that leaves a rank's script ends the job: the others may wait for it."""
+    show = sys.excepthook
+
+    def hook(*exception: Any) -> None:
+        show(*exception)
+        sys.stderr.flush()
+        comm.Abort(1)
+
+    sys.excepthook = hook
 
 
 def _first_number(names: tuple[str, ...]) -> int | None:

@@ -17,7 +17,6 @@ from hybrid.data import Dataset
 from hybrid.data.sampling import batches, epoch_order
 from hybrid.evaluation import accuracy
 from hybrid.links import RankLinks
-from hybrid.partition import Blocks
 from hybrid.progress import Progress
 from hybrid.rounds import DivergedError, PhaseReport, Rounds, as_json
 from hybrid.runfolder import RunFolder
@@ -64,8 +63,7 @@ class Run:
         device: torch.device,
     ) -> None:
         self.trainer, self.links, self.train, self.test = trainer, links, train, test
-        starts = links.all_gather(trainer.blocks.starts)[0]
-        self.blocks = Blocks(trainer.blocks.model, trainer.blocks.units, starts)
+        self.blocks = trainer.blocks
         self.folder = RunFolder(trainer.out) if trainer.out is not None else None
         self.trace = Trace(links.rank)
         self.totals = dict.fromkeys(_TOTALS, 0.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hybrid import checkpoint
+from hybrid.files import write_atomically
 
 
 class RunFolder:
@@ -71,13 +71,3 @@ class RunFolder:
         if not path.exists():
             return []
         return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class Trainer:
     blocks: Blocks
     solver: Solver = field(default_factory=AugmentedLagrangian)
     correction: Backprop = field(default_factory=Backprop)
-    window: int | Literal["all"] = 16
+    window: int | Literal["all"] = 4
     sweeps: int = 1
     memory_gb: float = 4.0
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -68,6 +68,9 @@ class Trainer:
         comm = launch.communicator()
         size = len(self.blocks)
         torch.set_num_threads(self.threads(size))
+        if comm is not None:
+            # measured cuts differ from rank to rank: the first rank's hold
+            self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
         problem: ValueError | None = None
         try:
             shapes, device = self._check(train, test, comm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -211,7 +211,6 @@ class Solver(ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
-    fields: ClassVar[Sequence[str]] = ()
 
     def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:  # noqa: B027
         """Make what the rank's copy keeps between rounds (optimisers, stores)."""

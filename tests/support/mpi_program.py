@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import sys
 from time import sleep, time
 
@@ -143,18 +142,12 @@ def facts(comm):
 
 
 def fail(comm):
-    """Rank 1 fails while rank 0 waits for it; a third process sees when the job has ended."""
+    """Rank 1 says the time and fails while rank 0 waits for it."""
     comm.Barrier()
-    failed = time()
-    if comm.rank == 0 and os.fork() == 0:
-        parent = os.getppid()
-        while os.getppid() == parent:
-            sleep(0.05)
-        print(time() - failed, flush=True)
-        os._exit(0)
 
     def program(links):
         if links.rank == 1:
+            print(time(), flush=True)
             raise ValueError("the disk is\non fire")
         links.from_next()
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from time import perf_counter
+from time import time
 
 import pytest
 import torch
@@ -68,15 +68,12 @@ def test_a_failed_agreement_raises_the_same_error_on_every_rank(facts):
 
 
 def test_a_failing_rank_ends_the_job_at_once_and_its_reason_is_printed_once(mpirun):
-    start = perf_counter()
     ended = mpirun(2, sys.executable, PROGRAM, "fail")
-    assert perf_counter() - start < 25  # of which most is starting python and torch
+    assert time() - float(ended.stdout) < 10
     assert ended.returncode != 0
     assert ended.stderr.count("the disk is on fire") == 1
     assert "hybrid: error: rank 1: the disk is on fire" in ended.stderr
     assert "Traceback" not in ended.stderr
-    seconds_after_failing = float(ended.stdout.split()[-1])
-    assert seconds_after_failing < 10
 
 
 sizes = st.lists(st.integers(0, 4), max_size=4)

@@ -120,7 +120,7 @@ def test_an_agreement_names_the_file_of_a_system_error(tmp_path):
         with links.agreement():
             (tmp_path / "nothing").read_text()
 
-    with pytest.raises(AgreedError, match="nothing: No such file or directory$"):
+    with pytest.raises(AgreedError, match=r"nothing: No such file or directory$"):
         run_threads(2, program)
 
 

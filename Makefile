@@ -1,0 +1,35 @@
+# make train   train a ResNet on two MPI ranks        make test   everything CI checks
+# Both set up .venv by themselves. On a machine without a GPU, the CPU build of torch is smaller:
+#   make train PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+PYTHON ?= python3
+RANKS ?= 2
+BIN := .venv/bin
+# mpirun refuses root and more ranks than cores unless told otherwise
+MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+
+.PHONY: train test test-slow bench clean
+
+train: .venv/ready
+	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
+
+test: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+test-slow: .venv/ready
+	$(BIN)/pytest -m slow
+
+bench: .venv/ready
+	$(BIN)/python docs/benchmarks/overhead.py
+	$(MPI_ENV) $(BIN)/mpirun -n 2 $(BIN)/python docs/benchmarks/sweeps.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,37 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content`; a failure leaves what was there."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        write_durably(partial, content)
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_durably(path: Path, content: bytes | str) -> None:
+    """Write, and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Wait until the disk has the folder's entries."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

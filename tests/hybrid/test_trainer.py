@@ -1,0 +1,261 @@
+"""The promises of a run: exact serial training, the same result everywhere, resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybrid import Trainer, checkpoint, data, models, split
+from hybrid.config import CheckpointSettings, OptimiserSettings, ScheduleSettings, TrainSettings
+from hybrid.data.sampling import batches, epoch_order
+from hybrid.partition import Blocks
+from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
+
+EPOCHS, BATCH = 2, 96
+FLAGS = ("--epochs", EPOCHS, "--batch-size", BATCH, "--set", "train.threads=1")
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[data.Dataset, data.Dataset]:
+    return data.load("digits")
+
+
+def network() -> models.Chain:
+    torch.manual_seed(0)
+    return models.build("resnet8", classes=10, channels=1, image_size=8)
+
+
+def plain_loop(train: data.Dataset) -> dict[str, Tensor]:
+    """Train by hand: BatchNorm, nesterov momentum, weight decay, warm-up, linear decay."""
+    torch.set_num_threads(1)
+    model = network().to(memory_format=torch.channels_last).train()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    free = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": free, "weight_decay": 0.0}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    per_epoch = len(train) // BATCH
+    step = 0
+    for epoch in range(EPOCHS):
+        for ids in epoch_order(0, epoch, len(train)).split(BATCH)[:per_epoch]:
+            warm = step < per_epoch
+            rate = (step + 1) / per_epoch if warm else 1 - (step - per_epoch) / per_epoch
+            for group in sgd.param_groups:
+                group["lr"] = 0.1 * rate
+            loss = nn.functional.cross_entropy(model(train.batch(ids, 0, epoch)), train.labels[ids])
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            step += 1
+    return model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def by_hand(digits: tuple[data.Dataset, data.Dataset]) -> dict[str, Tensor]:
+    return plain_loop(digits[0])
+
+
+def trainer(blocks: int, solver: Solver, out: Path | None = None, **settings: Any) -> Trainer:
+    settings = {"train": TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1)} | settings
+    cut = split(network(), blocks, balance="operations")
+    return Trainer(cut, solver, out=out, quiet=True, **settings)
+
+
+def newest(run: Path) -> dict[str, Tensor]:
+    folder = checkpoint.complete(run / "checkpoints")[-1]
+    return checkpoint.load_model(folder, checkpoint.read_manifest(folder))
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, digits, by_hand) -> None:
+    made = trainer(blocks, Backprop())
+    made.fit(*digits)
+    assert_same(made.blocks.model.state_dict(), by_hand)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_serial_training_under_mpirun_equals_a_hand_written_loop(
+    ranks, mpirun, hybrid_cli, tmp_path, by_hand
+) -> None:
+    out = tmp_path / "run"
+    done = mpirun(ranks, hybrid_cli, "train", "--solver", "backprop", *FLAGS, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert_same(newest(out), by_hand)
+
+
+@pytest.mark.parametrize("flags", [("--window", "4"), ("--window", "all", "--sweeps", "2")])
+def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(
+    flags, mpirun, hybrid_cli, tmp_path, digits
+) -> None:
+    out = tmp_path / "run"
+    done = mpirun(2, hybrid_cli, "train", *FLAGS, *flags, "--out", out)
+    assert done.returncode == 0, done.stderr
+    window = "all" if "all" in flags else 4
+    made = trainer(2, AugmentedLagrangian(), window=window, sweeps=2 if window == "all" else 1)
+    made.fit(*digits)
+    assert_same(newest(out), made.blocks.model.state_dict())
+
+
+def test_the_same_run_twice_gives_the_same_bits(digits) -> None:
+    first, second = (trainer(4, AugmentedLagrangian(), window=2) for _ in range(2))
+    first.fit(*digits)
+    second.fit(*digits)
+    assert_same(first.blocks.model.state_dict(), second.blocks.model.state_dict())
+
+
+def interrupted(run: Path, after: int) -> None:
+    """Leave what a run killed after its checkpoint number `after` leaves."""
+    for folder in checkpoint.complete(run / "checkpoints")[after:]:
+        shutil.rmtree(folder)
+    (run / "summary.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "solver", [Backprop(), AugmentedLagrangian(momentum=0.5), Penalty()], ids=lambda s: s.name
+)
+def test_a_resumed_run_equals_an_undisturbed_one(solver, digits, tmp_path) -> None:
+    keep = {"checkpoint": CheckpointSettings(keep_last=0), "window": 3}
+    whole = trainer(2, solver, tmp_path / "run", **keep)
+    expected = whole.fit(*digits)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    interrupted(tmp_path / "run", after=1)
+    resumed = trainer(2, solver, tmp_path / "run", resume=True, **keep)
+    summary = resumed.fit(*digits)
+    assert_same(resumed.blocks.model.state_dict(), whole.blocks.model.state_dict())
+    assert summary["test_accuracy"] == expected["test_accuracy"]
+    again = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    timeless = [
+        [{k: v for k, v in json.loads(x).items() if k != "seconds"} for x in part]
+        for part in (lines, again)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_run_of_two_ranks_trains_on_with_four_and_with_one(
+    mpirun, hybrid_cli, tmp_path, digits, by_hand
+) -> None:
+    out = tmp_path / "run"
+    serial = ("train", "--solver", "backprop", *FLAGS, "--set", "checkpoint.keep_last=0")
+    assert mpirun(2, hybrid_cli, *serial, "--out", out).returncode == 0
+    for ranks in (4, 1):
+        interrupted(out, after=1)
+        done = mpirun(ranks, hybrid_cli, "train", "--resume", "--out", out)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((out / "summary.json").read_text())["blocks"] == ranks
+        assert_same(newest(out), by_hand)
+
+
+def test_a_hybrid_run_of_two_threads_trains_on_with_four_and_with_one(digits, tmp_path) -> None:
+    keep = {"checkpoint": CheckpointSettings(keep_last=0), "window": 4}
+    trainer(2, AugmentedLagrangian(), tmp_path / "run", **keep).fit(*digits)
+    for blocks in (4, 1):
+        interrupted(tmp_path / "run", after=1)
+        made = trainer(blocks, AugmentedLagrangian(), tmp_path / "run", resume=True, **keep)
+        assert made.fit(*digits)["test_accuracy"] > 0.8
+
+
+def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(digits, tmp_path) -> None:
+    quick = {"window": 5, "train": TrainSettings(epochs=1, batch_size=BATCH, threads=1)}
+    hybrid = trainer(2, AugmentedLagrangian(), **quick).fit(*digits)
+    serial = trainer(2, Backprop(), **quick).fit(*digits)
+    assert hybrid["bytes_sent"] == serial["bytes_sent"]
+
+
+def test_the_summary_has_what_scripts_depend_on(digits, tmp_path) -> None:
+    quick = {"train": TrainSettings(epochs=1, batch_size=BATCH, threads=1)}
+    summary = trainer(4, AugmentedLagrangian(), tmp_path / "run", **quick).fit(*digits)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+    per_rank = ("idle_share", "bytes_sent", "peak_memory_bytes")
+    assert all(len(summary[key]) == 4 for key in per_rank)
+    assert len(summary["residual"]) == 3
+    scalars = "solver model data blocks replicas epochs seed test_accuracy train_seconds"
+    scalars += " images_per_second serial_seconds parallel_seconds"
+    assert all(key in summary for key in scalars.split())
+    assert all(0 <= share <= 1 for share in summary["idle_share"])
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1, 2, 3}
+    assert list((tmp_path / "run" / "events").iterdir())
+
+
+def test_a_store_over_the_memory_budget_is_refused_before_training(digits) -> None:
+    with pytest.raises(
+        ValueError, match=r"needs .* GB .* budget is 0.001 GB: take a window of \d+"
+    ):
+        trainer(2, AugmentedLagrangian(), window="all", memory_gb=0.001).fit(*digits)
+
+
+def test_a_filter_that_does_not_divide_the_activations_is_refused(digits) -> None:
+    with pytest.raises(ValueError, match="choose a filter that divides"):
+        trainer(2, AugmentedLagrangian(filter=3)).fit(*digits)
+
+
+def test_un_augmented_storage_records_other_images_than_it_trains_on() -> None:
+    train, test = data.load("synthetic", limit=64)
+    torch.manual_seed(0)
+    model = models.build("resnet8", 10, 3, 32)
+    seen: list[bool] = []
+    batch = data.Dataset.batch
+
+    class Watched(data.Dataset):
+        def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
+            seen.append(augment)
+            return batch(self, ids, seed, epoch, augment)
+
+    augmentation = data.Augmentation(pad=4, flip=True)
+    train = Watched(train.images, train.labels, train.classes, train.mean, train.std, augmentation)
+    settings = TrainSettings(epochs=1, batch_size=32, threads=1)
+    cut: Blocks = split(model, 2, balance="even")
+    Trainer(cut, AugmentedLagrangian(), window="all", train=settings, quiet=True).fit(
+        train, test.take(10)
+    )
+    trained, observed, swept = seen[:2], seen[2:4], seen[4:6]
+    assert trained == [True, True]
+    assert observed == swept == [False, False]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "step", "constant"])
+def test_every_optimiser_and_schedule_trains(name: str, schedule: str, digits) -> None:
+    rate = 0.1 if name == "sgd" else 3e-3
+    summary = trainer(
+        2,
+        AugmentedLagrangian(),
+        optimiser=OptimiserSettings(name=name, lr=rate, decay_all=name == "sgd"),
+        schedule=ScheduleSettings(name=schedule),
+    ).fit(*digits)
+    assert summary["test_accuracy"] > 0.7
+
+
+def test_a_pipeline_of_micro_batches_trains(digits) -> None:
+    summary = trainer(4, Backprop(micro_batches=4)).fit(*digits)
+    assert summary["test_accuracy"] > 0.7
+
+
+def test_bfloat16_trains(digits) -> None:
+    settings = TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1, precision="bfloat16")
+    assert trainer(2, AugmentedLagrangian(), train=settings).fit(*digits)["test_accuracy"] > 0.7
+
+
+def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(digits) -> None:
+    harmful = AugmentedLagrangian(local_lr=3.0, return_ratio=1.05)
+    settings = TrainSettings(epochs=4, batch_size=BATCH, threads=1)
+    summary = trainer(2, harmful, window=4, train=settings).fit(*digits)
+    assert summary["returns_to_serial"] > 0
+
+
+def test_a_rank_without_images_or_labels_does_not_need_them(digits) -> None:
+    train, _ = digits
+    bare = train.only(images=False, labels=False)
+    assert len(bare) == len(train)
+    assert len(batches(epoch_order(0, 0, len(bare)), BATCH)) == len(train) // BATCH
