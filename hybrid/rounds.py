@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from hybrid.links import AgreedError, RankLinks
+from hybrid.trace import Trace
 from solvers.backprop import Backprop
 from solvers.base import Block, PhaseStats, Solver, Window
 
@@ -49,6 +50,7 @@ class Rounds:
     observe: bool = False
     """Record in a pass of its own (the windows' images differ from the trained ones)."""
     return_ratio: float = 0.0
+    trace: Trace = field(default_factory=Trace)
     probe: list[float] = field(default_factory=list)
     """Residuals of the last call; empty after a call that stayed serial."""
     resting: bool = False
@@ -65,12 +67,15 @@ class Rounds:
         serial, parallel = PhaseStats(), PhaseStats()
         sweeping = self.solver is not None and not self.resting
         for trained, swept in windows:
-            _add(serial, self.correction.train(self.block, self.links, trained))
+            with self.trace.span("serial"):
+                _add(serial, self.correction.train(self.block, self.links, trained))
             if sweeping and self.solver is not None:
                 if self.observe:
-                    observed = self.correction.observe(self.block, self.links, swept)
+                    with self.trace.span("observe"):
+                        observed = self.correction.observe(self.block, self.links, swept)
                     serial.seconds += observed.seconds
-                _add(parallel, self.solver.train(self.block, self.links, swept))
+                with self.trace.span("parallel"):
+                    _add(parallel, self.solver.train(self.block, self.links, swept))
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
         everyone = self.links.all_gather(mine)
         reports = [

@@ -6,15 +6,12 @@ import resource
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hybrid import checkpoint, optimisers
 from hybrid.data import Dataset
-from hybrid.data.sampling import batches, epoch_order
 from hybrid.evaluation import accuracy
 from hybrid.links import RankLinks
 from hybrid.progress import Progress
@@ -22,32 +19,14 @@ from hybrid.rounds import DivergedError, PhaseReport, Rounds, as_json
 from hybrid.runfolder import RunFolder
 from hybrid.schedule import Schedule
 from hybrid.trace import Trace
-from solvers.base import Batch, Block, Shape, Window
+from hybrid.windows import Windows
+from solvers.base import Block, Shape, Window
 
 if TYPE_CHECKING:
     from hybrid.trainer import Trainer
 
 _REPORT_STEPS = 16
 _TOTALS = ("images", "serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
-
-
-@dataclass(frozen=True)
-class EpochSource:
-    """A data set as one epoch sees it: a pure function of (seed, epoch, sample)."""
-
-    data: Dataset
-    seed: int
-    epoch: int
-    augment: bool
-    device: torch.device
-
-    def images(self, ids: Tensor) -> Tensor:
-        """Normalised images (N, C, H, W)."""
-        return self.data.batch(ids, self.seed, self.epoch, self.augment).to(self.device)
-
-    def labels(self, ids: Tensor) -> Tensor:
-        """Classes (N,)."""
-        return self.data.targets(ids).to(self.device)
 
 
 class Run:
@@ -66,13 +45,17 @@ class Run:
         self.blocks = trainer.blocks
         self.folder = RunFolder(trainer.out) if trainer.out is not None else None
         self.trace = Trace(links.rank)
+        links.watch = self.trace.add
         self.totals = dict.fromkeys(_TOTALS, 0.0)
         self.epoch = self.step = 0
         self.test_accuracy: float | None = None
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
         with links.agreement():
-            self._build(shapes, device)
+            self._build_block(device)
+            self._build_rounds(shapes, device)
+            if self.folder is not None:
+                self.folder.check(trainer.resume)
         if trainer.resume:
             with links.agreement():
                 self._resume()
@@ -98,7 +81,7 @@ class Run:
             self._close(summary)
         return summary
 
-    def _build(self, shapes: list[Shape], device: torch.device) -> None:
+    def _build_block(self, device: torch.device) -> None:
         trainer, rank = self.trainer, self.links.rank
         module = self.blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         exact = optimisers.make(module, trainer.optimiser)
@@ -106,48 +89,52 @@ class Run:
         optimiser = {"exact": exact, "local": exact}
         self.block = Block(module.train(), rank, self.links.size, optimiser, device, precision)
         self.steps_per_epoch = len(self.train) // trainer.train.batch_size
-        self.window_batches = (
-            self.steps_per_epoch
-            if trainer.window == "all"
-            else min(trainer.window, self.steps_per_epoch)
-        )
-        self.schedule = Schedule(
-            trainer.schedule, trainer.optimiser.lr, self.steps_per_epoch, trainer.train.epochs
-        )
+
+    def _build_rounds(self, shapes: list[Shape], device: torch.device) -> None:
+        trainer, rank = self.trainer, self.links.rank
+        every = self.steps_per_epoch
+        length = every if trainer.window == "all" else min(trainer.window, every)
+        schedule = Schedule(trainer.schedule, trainer.optimiser.lr, every, trainer.train.epochs)
         solver = None if trainer.solver.exact else deepcopy(trainer.solver)
         if solver is not None:
-            samples = self.window_batches * trainer.train.batch_size
+            samples = length * trainer.train.batch_size
             before = shapes[rank - 1] if rank > 0 else None
             after = shapes[rank] if rank < len(shapes) else None
             needed = solver.store_bytes(before, after, samples, trainer.sweeps)
-            self._check_budget(needed)
+            self._check_budget(needed, length)
             solver.prepare(self.block, samples, trainer.sweeps)
+        self.windows = Windows(
+            self.train,
+            trainer.train.batch_size,
+            length,
+            trainer.window == "all",
+            trainer.sweeps,
+            trainer.train.seed,
+            schedule,
+            device,
+            solver.recorder if solver is not None else None,
+        )
         self.rounds = Rounds(
             self.block,
             self.links,
             trainer.correction,
             solver,
-            observe=trainer.window == "all" and self._augments(),
+            observe=self.windows.records_apart,
             return_ratio=getattr(solver, "return_ratio", 0.0),
+            trace=self.trace,
         )
-        if self.folder is not None:
-            self.folder.check(trainer.resume)
 
-    def _check_budget(self, needed: int) -> None:
+    def _check_budget(self, needed: int, window: int) -> None:
         budget = self.trainer.memory_gb * 1e9
         if needed > budget:
-            fits = int(self.window_batches * budget / needed)
+            fits = int(window * budget / needed)
             shorter = f"take a window of {fits}, or " if fits else ""
             raise ValueError(
-                f"a window of {self.window_batches} mini-batches needs {needed / 1e9:.3g} GB of "
+                f"a window of {window} mini-batches needs {needed / 1e9:.3g} GB of "
                 f"auxiliary variables on rank {self.links.rank}, the budget is "
                 f"{self.trainer.memory_gb:g} GB: {shorter}set "
                 "solver.storage=bfloat16, solver.filter=2 or a larger rounds.memory_gb"
             )
-
-    def _augments(self) -> bool:
-        augmentation = self.train.augmentation
-        return bool(augmentation.pad or augmentation.flip or augmentation.cutout)
 
     def _resume(self) -> None:
         assert self.folder is not None
@@ -184,8 +171,7 @@ class Run:
         torch.manual_seed(self.trainer.train.seed + 1000003 * self.epoch + self.links.rank)
         reports: list[PhaseReport] = []
         for pairs in self._reporting_groups():
-            with self.trace.span("rounds"):
-                reports = self._rounds(pairs)
+            reports = self._rounds(pairs)
         self.epoch += 1
         if self._due(self.trainer.train.evaluate_every):
             with self.trace.span("evaluate"):
@@ -210,49 +196,20 @@ class Run:
         self.step += sum(len(trained.batches) for trained, _ in pairs)
         for report in reports:
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            self._metric({**as_json(report), "learning_rate": self.schedule(self.step - 1)})
+            self._metric({**as_json(report), "learning_rate": self.windows.schedule(self.step - 1)})
         self.progress.step(self.step, reports)
         return reports
 
     def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:
         """The epoch's windows, in groups after which the ranks report to each other."""
         group: list[tuple[Window, Window]] = []
-        for pair in self._windows():
+        for pair in self.windows.of_epoch(self.epoch, self.step):
             group.append(pair)
             if sum(len(trained.batches) for trained, _ in group) >= _REPORT_STEPS:
                 yield group
                 group = []
         if group:
             yield group
-
-    def _windows(self) -> Iterator[tuple[Window, Window]]:
-        """(trained, swept): the same window, but for un-augmented per-sample storage."""
-        trainer, seed = self.trainer, self.trainer.train.seed
-        order = epoch_order(seed, self.epoch, len(self.train))
-        ids = batches(order, trainer.train.batch_size)
-        sources = [
-            EpochSource(self.train, seed, self.epoch, augment, self.block.device)
-            for augment in (True, False)
-        ]
-        rates = [self.schedule(self.step + i) for i in range(len(ids))]
-        recorder = self.rounds.solver.recorder if self.rounds.solver is not None else None
-        for start in range(0, len(ids), self.window_batches):
-            chunk = range(start, min(start + self.window_batches, len(ids)))
-            whole = trainer.window == "all"
-            swept = Window(
-                [Batch(ids[i], rates[i], sources[self.rounds.observe]) for i in chunk],
-                trainer.sweeps,
-                recorder,
-                self._shuffle if whole else None,
-            )
-            trained = swept
-            if self.rounds.observe:
-                trained = Window([Batch(ids[i], rates[i], sources[0]) for i in chunk])
-            yield trained, swept
-
-    def _shuffle(self, sweep: int) -> Tensor:
-        samples = self.window_batches * self.trainer.train.batch_size
-        return epoch_order(self.trainer.train.seed + 1 + sweep, self.epoch, samples)
 
     def _checkpoint(self, folder: RunFolder) -> None:
         solver = self.rounds.solver

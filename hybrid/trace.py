@@ -13,7 +13,7 @@ LIMIT = 5000
 class Trace:
     """Spans of one rank, in microseconds; only the first 5,000, so a week's run stays small."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.events: list[dict[str, Any]] = []
         self._epoch = time() - perf_counter()

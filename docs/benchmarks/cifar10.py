@@ -1,6 +1,6 @@
 """Hybrid against serial training on CIFAR-10 at equal epochs of data, mean and spread over seeds.
 
-    python docs/benchmarks/cifar10.py --data-dir ~/data [--blocks 1 2 4 8] [--epochs 3 6] [--seeds 0 1 2]
+    python docs/benchmarks/cifar10.py --data-dir ~/data [--blocks 1 2 4 8] [--epochs 3 6]
 
 One block is serial training, which is bitwise the same for any number of blocks. Runs that are
 already in --runs are not repeated; the table and cifar10.json are made from what is there.

@@ -23,7 +23,7 @@ from hybrid.links import run_threads
 from hybrid.optimisers import make
 from hybrid.partition import split
 from hybrid.rounds import Rounds
-from hybrid.run import EpochSource
+from hybrid.windows import EpochSource
 from solvers import Backprop, Batch, Block, Window
 
 

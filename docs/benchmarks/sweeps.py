@@ -22,7 +22,7 @@ from hybrid.config import OptimiserSettings
 from hybrid.links.mpi import MpiLinks
 from hybrid.optimisers import make
 from hybrid.partition import split
-from hybrid.run import EpochSource
+from hybrid.windows import EpochSource
 from solvers import AugmentedLagrangian, Backprop, Batch, Block, Window
 
 

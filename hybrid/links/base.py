@@ -50,6 +50,8 @@ class RankLinks(ABC):
         self.rank = rank
         self.size = size
         self.traffic = Traffic()
+        self.watch: Callable[[str, float, float], None] | None = None
+        """Told of every wait: a name, and two readings of `perf_counter`."""
 
     def to_next(self, tensor: Tensor) -> None:
         """Send to the next block."""
@@ -114,7 +116,10 @@ class RankLinks(ABC):
         try:
             yield
         finally:
-            self.traffic.waiting_seconds[side] += perf_counter() - start
+            end = perf_counter()
+            self.traffic.waiting_seconds[side] += end - start
+            if self.watch is not None:
+                self.watch(f"wait: {side}", start, end)
 
 
 def one_line(error: BaseException) -> str:
