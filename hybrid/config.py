@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -282,6 +283,7 @@ def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
     return f"unknown {kind} {name!r}; {hint}"
 
 
+@cache
 def _field_docs(cls: type) -> dict[str, str]:
     """The docstrings written below a dataclass's fields, through its bases."""
     docs: dict[str, str] = {}

@@ -28,12 +28,10 @@ class RunFolder:
     def check(self, resume: bool) -> None:
         """ValueError if there is a run where a new one shall start, or none to resume."""
         if resume and self.newest() is None:
-            raise ValueError(f"{self.path} has no checkpoint to resume from; leave out --resume")
+            raise ValueError(f"{self.path} has no checkpoint to resume from: start a new --out")
         if not resume and (self.path / "metrics.jsonl").exists():
-            raise ValueError(
-                f"{self.path} already holds a run: add --resume to go on with it, "
-                "or choose another --out"
-            )
+            way = "add --resume to go on with it" if self.newest() else "remove it (no checkpoint)"
+            raise ValueError(f"{self.path} already holds a run: {way}; or choose another --out")
 
     def open(self, config: str, from_step: int) -> None:
         """Make the folder, write the settings, and go on after step `from_step`."""

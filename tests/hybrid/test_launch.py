@@ -1,6 +1,9 @@
 """How a process learns that it was started by mpirun or srun, and what it may use."""
 
+import ctypes
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +30,7 @@ def test_a_process_started_by_hand_has_no_communicator():
     assert launch.local_rank() == 0
 
 
-@pytest.mark.parametrize(("size", "rank"), zip(launch._SIZES, launch._RANKS, strict=True))
+@pytest.mark.parametrize(("size", "rank"), [*zip(launch._SIZES, launch._RANKS, strict=True)])
 def test_every_launchers_variables_are_understood(monkeypatch, size, rank):
     monkeypatch.setenv(size, "4")
     monkeypatch.setenv(rank, "3")
@@ -54,13 +57,15 @@ def test_a_single_task_of_slurm_is_no_launcher(monkeypatch):
 def test_ranks_that_do_not_find_each_other_are_refused_with_the_remedy(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
     with pytest.raises(ValueError, match=r"^the launcher started 4 ranks but MPI sees 1: use srun"):
         launch.communicator()
 
 
 def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ValueError, match=r"^2 ranks were started but .*: pip install 'hybrid\[mpi"):
         launch.communicator()
 
@@ -92,9 +97,17 @@ def test_cuda_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
         launch.device("cuda")
 
 
-def test_freed_memory_is_kept_for_the_next_step():
-    if not hasattr(__import__("ctypes").CDLL(None), "mallinfo2"):
-        launch.keep_memory()  # another C library: nothing to set, and no error
-        return
+def test_large_buffers_are_not_handed_back_to_the_system():
+    class MallInfo(ctypes.Structure):
+        _fields_ = [
+            *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")),
+            ("mapped_bytes", ctypes.c_size_t),
+            *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uord", "ford", "keep")),
+        ]
+
+    statistics = ctypes.CDLL(None).mallinfo2
+    statistics.restype = MallInfo
     launch.keep_memory()
-    torch.empty(1 << 26)  # 256 MB, larger than any default threshold
+    before = statistics().mapped_bytes
+    buffer = torch.empty(1 << 26, dtype=torch.uint8)  # glibc's own threshold is 32 MB at most
+    assert statistics().mapped_bytes < before + len(buffer)
