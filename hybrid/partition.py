@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 from statistics import median
 from time import perf_counter
 
@@ -134,20 +135,28 @@ def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
     Exact, by dynamic programming; among equals the sum of squares decides, then the earlier cut.
     """
     sums = [0.0, *accumulate(costs)]
-    best = {0: (0.0, 0.0, [])}  # type: dict[int, tuple[float, float, list[int]]]
+    peak, _ = _best_runs(sums, blocks, max)
+    _, starts = _best_runs(
+        sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
+    )
+    return starts
+
+
+def _best_runs(
+    sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The least score, and the starts that have it; `extend` adds a run to a score."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for _ in range(blocks):
-        found: dict[int, tuple[float, float, list[int]]] = {}
-        for end in range(1, len(sums)):
-            options = [
-                (max(peak, run), squares + run**2, [*starts, start])
-                for start, (peak, squares, starts) in best.items()
+        best = {
+            end: min(
+                (extend(score, sums[end] - sums[start]), [*starts, start])
+                for start, (score, starts) in best.items()
                 if start < end
-                for run in [sums[end] - sums[start]]
-            ]
-            if options:
-                found[end] = min(options)
-        best = found
-    return best[len(costs)][2]
+            )
+            for end in range(min(best) + 1, len(sums))
+        }
+    return best[len(sums) - 1]
 
 
 def unit_costs(
