@@ -1,0 +1,46 @@
+"""The documentation tells the truth of today."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from solvers import REGISTRY
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_settings_page_is_the_declarations() -> None:
+    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "docs" / "settings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    current = (ROOT / "docs" / "settings.md").read_text()
+    assert current == module.page(), "run python docs/settings.py"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_method_has_a_page(name: str) -> None:
+    page = ROOT / "docs" / f"{name}.md"
+    assert page.read_text().startswith(f"# `{name}`")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=str)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("solvers/**/*.py")), ids=str)
+def test_imports_run_downwards(file: Path) -> None:
+    assert not re.search(r"^\s*(from|import) hybrid\b", file.read_text(), re.MULTILINE)
+
+
+def test_the_job_script_is_valid_shell() -> None:
+    import subprocess
+
+    subprocess.run(["bash", "-n", ROOT / "jobs" / "train.sbatch"], check=True, timeout=10)
