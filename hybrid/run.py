@@ -266,10 +266,11 @@ class Run:
     def _title(self) -> str:
         names = self.trainer.names
         cuts = f", cut before {' and '.join(self.blocks.cuts)}" if self.blocks.cuts else ""
+        resumed = f"; resumed after epoch {self.epoch}" if self.trainer.resume else ""
         return (
             f"{names['model']} on {names['data']}: {names['solver']}, "
             f"{self.links.size} block{'s' if self.links.size > 1 else ''}{cuts}; "
-            f"{torch.get_num_threads()} thread(s) a block on {self.block.device}"
+            f"{torch.get_num_threads()} thread(s) a block on {self.block.device}{resumed}"
         )
 
     def _remedy(self) -> str:
