@@ -206,6 +206,25 @@ def test_a_runs_own_settings_repeat_it(hybrid, run_folder, tmp_path) -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_resuming_a_run_that_has_ended_leaves_its_results_as_they_are(hybrid, run_folder) -> None:
+    before = json.loads((run_folder / "summary.json").read_text())
+    assert hybrid("train", "--resume", "--out", run_folder)[0] == 0
+    after = json.loads((run_folder / "summary.json").read_text())
+    measured = "peak_memory_bytes"
+    assert after | {measured: 0} == before | {measured: 0}
+
+
+def test_a_budget_that_no_window_fits_does_not_advise_a_shorter_one(hybrid, tmp_path) -> None:
+    answer = hybrid("train", "--set", "rounds.memory_gb=1e-6", "--out", tmp_path / "run")
+    assert_one_line(answer, "1e-06 GB: set solver.storage=bfloat16")
+
+
+def test_without_a_command_the_help_is_shown(hybrid) -> None:
+    status, out, err = hybrid()
+    assert (status, err) == (0, "")
+    assert out == hybrid("--help")[1]
+
+
 @pytest.mark.parametrize("command", ["train", "evaluate", "export", "doctor"])
 def test_every_command_has_help_with_an_example(hybrid, command) -> None:
     status, out, _ = hybrid(command, "--help")

@@ -179,3 +179,10 @@ def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
     said = r"^images of shape \(3, 8, 8\) do not fit the model: units stem\.\.layer1\.0 say: .+$"
     with pytest.raises(ValueError, match=said):
         blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
+
+
+def test_a_cut_before_a_unit_that_works_in_place_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="unit '1' writes to its input in place"):
+        split(model, cuts=["1"])
+    assert split(model, cuts=["2"]).cuts == ["2"]
