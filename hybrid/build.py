@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
         raise ValueError("--resume needs --out, the run folder to go on with")
     RunFolder(out).check(resume=True)
     stored = out / "config.toml"
-    resolved = config.load(path or (stored if stored.exists() else None), overrides)
+    resolved = config.load(path, overrides, base=stored if stored.exists() else None)
     comm = launch.communicator()
     blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
     if blocks != len(resolved.split.cuts) + 1:
@@ -40,11 +40,8 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
     return _with_blocks(resolved)
 
 
-def out_folder(resolved: Config, out: Path | None) -> Path:
-    """The run folder asked for, or one named after the time and the run."""
-    if out is not None:
-        return out
-    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+def new_folder(resolved: Config, now: str) -> Path:
+    """A run folder named after the time and the run."""
     return Path(
         "runs", f"{now}-{resolved.model.name}-{resolved.data.name}-{resolved.solver['name']}"
     )
@@ -113,7 +110,7 @@ def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     precision = getattr(torch, resolved.train.precision)
     block = Block(network, 0, 1, {}, device, precision)
-    threads = launch.threads_per_rank(1)
+    threads = len(os.sched_getaffinity(0))
     return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
 
 

@@ -161,7 +161,11 @@ def _tensors(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
             for slot, value in optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{name}:{kind}.{slot}"] = value
-    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    # copies, because safetensors takes no two names for one memory, as tied weights have
+    return {
+        name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, t in tensors.items()
+    }
 
 
 def _model_tensors(unit: Unit) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +67,7 @@ def train(
     """Train a network: K blocks on K MPI ranks under mpirun, else on K threads."""
     from hybrid import build
 
+    now = _agreed(datetime.now().strftime("%Y%m%d-%H%M%S"))
     with _together():
         given = {
             "model.name": model,
@@ -84,9 +86,9 @@ def train(
         overrides = {key: value for key, value in given.items() if value is not None}
         overrides |= dict(settings.parse_override(text) for text in set_ or [])
         resolved = build.read(config, overrides, out, resume)
-        folder = build.out_folder(resolved, out)
         loaded = build.load_data(resolved)
-        trainer = build.trainer(resolved, loaded, _agreed(folder), resume)
+        folder = out or build.new_folder(resolved, now)
+        trainer = build.trainer(resolved, loaded, folder, resume)
     trainer.fit(*loaded)
     typer.echo(f"run folder {trainer.out}")
 
@@ -100,8 +102,9 @@ def evaluate(
     from hybrid import build
 
     with _together():
-        accuracy, checkpoint = build.evaluate(run, data_dir)
-    typer.echo(f"test accuracy {accuracy:.2%}  ({checkpoint})")
+        if launch.launched_rank() == 0:
+            accuracy, checkpoint = build.evaluate(run, data_dir)
+            typer.echo(f"test accuracy {accuracy:.2%}  ({checkpoint})")
 
 
 @app.command(epilog="Example: hybrid export runs/first model.safetensors")
@@ -115,7 +118,7 @@ def export(
     with _together():
         if launch.launched_rank() == 0:
             build.export(run, file)
-    typer.echo(f"wrote {file}")
+            typer.echo(f"wrote {file}")
 
 
 @app.command(epilog="Example: mpirun -n 2 hybrid doctor")
@@ -123,8 +126,7 @@ def doctor() -> None:
     """Check this machine: versions, MPI, cores, threads and GPUs, and what to do about each."""
     from hybrid import doctor as checks
 
-    healthy = checks.report(typer.echo)
-    raise typer.Exit(0 if healthy else 1)
+    checks.report(typer.echo)
 
 
 def _version(asked: bool) -> None:
@@ -167,7 +169,7 @@ def _together() -> Iterator[None]:
         yield
 
 
-def _agreed(folder: Path) -> Path:
-    """Rank 0's choice: the name holds the time, and clocks differ."""
+def _agreed(now: str) -> str:
+    """Rank 0's time, because clocks differ."""
     comm = launch.communicator()
-    return folder if comm is None else Path(comm.bcast(str(folder)))
+    return now if comm is None else str(comm.bcast(now))

@@ -169,21 +169,37 @@ class Config(Section):
         return correction
 
 
-def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate."""
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not a TOML file: {error}") from None
+def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
+    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
+
+    `base` is a TOML file below both; its [solver] holds only for the method it names.
+    """
+    tree = _read(base) if base is not None else {}
+    upper = _read(path) if path is not None else {}
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
-        table = tree.setdefault(section, {})
+        table = upper.setdefault(section, {})
         if not isinstance(table, dict) or not key:
             raise ValueError(_unknown(dotted, known_settings("augmented-lagrangian")))
         table[key] = value
+    for section, table in upper.items():
+        below = tree.get(section, {})
+        both = isinstance(below, dict) and isinstance(table, dict)
+        if (
+            both
+            and section == "solver"
+            and table.get("name", below.get("name")) != below.get("name")
+        ):
+            below = {}
+        tree[section] = {**below, **table} if both else table
     return resolve(tree)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
@@ -266,6 +282,7 @@ def _first(error: ValidationError) -> str:
     """The first fault, on one line."""
     fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"])
+    place = place if place.isprintable() else repr(place)
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     if not place:

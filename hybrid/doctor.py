@@ -21,22 +21,20 @@ class Finding(NamedTuple):
     subject: str
     value: str
     remedy: str = ""
-    fatal: bool = False
 
 
-def report(say: Callable[[str], None]) -> bool:
-    """Say every finding; False if one keeps `hybrid train` from running. All ranks call it."""
+def report(say: Callable[[str], None]) -> None:
+    """Say every finding, and what to do about it. All ranks call it."""
     found = [*_versions(), *_mpi(), *_cores(), *_gpus()]
     comm = launch.communicator()
     if comm is not None:
         lines = comm.gather(_rank_line(comm.rank))
         found += [Finding("rank", line) for line in lines or []]
     for finding in found:
-        mark = "x" if finding.fatal else "!" if finding.remedy else " "
+        mark = "!" if finding.remedy else " "
         say(f"{mark} {finding.subject:<12} {finding.value}")
         if finding.remedy:
             say(f"    -> {finding.remedy}")
-    return not any(finding.fatal for finding in found)
 
 
 def _versions() -> list[Finding]:
@@ -95,10 +93,12 @@ def _gpus() -> list[Finding]:
         return [Finding("GPUs", "none visible to torch; blocks live on the CPU")]
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     found = [Finding("GPUs", ", ".join(names))]
-    ranks = launch.launched_size()
-    if ranks > len(names):
+    here = launch.ranks()
+    if here is not None and here.local_size > len(names) > 1:
         remedy = "blocks share a GPU; start at most one rank a GPU on each host"
-        found.append(Finding("sharing", f"{ranks} ranks, {len(names)} visible GPUs", remedy))
+        found.append(
+            Finding("sharing", f"{here.local_size} ranks, {len(names)} GPUs on this host", remedy)
+        )
     return found
 
 

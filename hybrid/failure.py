@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hybrid import launch
-from hybrid.links import AgreedError, one_line
+from hybrid.errors import reason
+from hybrid.links import AgreedError
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -34,14 +33,12 @@ def run_command(command: Callable[[], Any]) -> int:
         return _say("interrupted; go on with --resume", INTERRUPTED)
     except AgreedError as error:
         return _leave(comm, error, FAILED)
-    except (ValueError, OSError) as error:
-        return _fail(comm, one_line(error))
     except Exception as error:
         message = getattr(error, "format_message", None)
         if message is not None:
             hint = "see hybrid --help"
             return _leave(comm, f"{' '.join(message().split()) or hint}", USAGE)
-        return _fail(comm, _internal(error))
+        return _fail(comm, error)
 
 
 def _leave(comm: Any, error: object, status: int) -> int:
@@ -52,24 +49,15 @@ def _leave(comm: Any, error: object, status: int) -> int:
     return status
 
 
-def _fail(comm: Any, reason: str) -> int:
-    if comm is None:
-        return _say(reason, FAILED)
-    print(f"hybrid: error: rank {comm.rank}: {reason}", file=sys.stderr, flush=True)
-    comm.Abort(FAILED)
-    return FAILED
+def _fail(comm: Any, error: BaseException) -> int:
+    if comm is not None:
+        from hybrid.links.mpi import abort
+
+        abort(comm, error)
+    return _say(reason(error), FAILED)
 
 
 def _say(error: object, status: int) -> int:
     if launch.launched_rank() == 0:
         print(f"hybrid: error: {error}", file=sys.stderr, flush=True)
     return status
-
-
-def _internal(error: Exception) -> str:
-    """Keep the traceback of what no user should see; name the file."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="hybrid-error-", suffix=".log", delete=False
-    ) as file:
-        traceback.print_exception(error, file=file)
-    return f"{type(error).__name__}: {one_line(error)} (details in {file.name})"

@@ -6,13 +6,12 @@ import ctypes
 import os
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 
 def launched_size() -> int:
@@ -32,9 +31,20 @@ def launched_rank() -> int:
     return rank or 0
 
 
+class Ranks(NamedTuple):
+    """The ranks of a job, and this one's place among them."""
+
+    comm: Any
+    local_rank: int
+    """Its number among the ranks of its host."""
+    local_size: int
+    sharing: int
+    """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
+
+
 @cache
-def communicator() -> Any:
-    """The communicator of all ranks, or None where there is no launcher.
+def ranks() -> Ranks | None:
+    """The ranks a launcher started, or None where there is no launcher. All must call it.
 
     Raises ValueError if mpi4py is missing, or if the launcher started N processes that do not
     find each other (srun without PMIx starts N jobs of size one).
@@ -55,29 +65,26 @@ def communicator() -> Any:
             "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
         )
     _abort_on_exceptions(MPI.COMM_WORLD)
-    return MPI.COMM_WORLD.Dup()
+    host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    mine = sorted(os.sched_getaffinity(0))
+    sharing = host.allgather(mine).count(mine)
+    return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing)
 
 
-def local_rank() -> int:
-    """This rank's number among the ranks of its host."""
-    comm = communicator()
-    if comm is None:
-        return 0
-    from mpi4py import MPI
-
-    return int(comm.Split_type(MPI.COMM_TYPE_SHARED).rank)
+def communicator() -> Any:
+    """The communicator of all ranks, or None where there is no launcher."""
+    found = ranks()
+    return None if found is None else found.comm
 
 
-def threads_per_rank(ranks_here: int) -> int:
-    """Cores this process may use, shared among the ranks of its host unless it is bound to some.
+def threads_per_rank(blocks: int) -> int:
+    """Cores this process may use, shared among those who use the same.
 
-    A launcher that binds ranks to cores leaves each only its own in its affinity mask.
+    Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
     """
-    mine = len(os.sched_getaffinity(0))
-    local = _first_number(_LOCAL_SIZES) or 1
-    bound = mine < (os.cpu_count() or 1)
-    sharing = ranks_here if local == 1 else (1 if bound else local)
-    return max(1, mine // sharing)
+    found = ranks()
+    sharing = blocks if found is None else found.sharing
+    return max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
 def device(setting: str) -> torch.device:
@@ -86,7 +93,8 @@ def device(setting: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
-    gpu = torch.device("cuda", local_rank() % torch.cuda.device_count())
+    found = ranks()
+    gpu = torch.device("cuda", (found.local_rank if found else 0) % torch.cuda.device_count())
     torch.cuda.set_device(gpu)
     return gpu
 

@@ -52,7 +52,9 @@ class Rounds:
     return_ratio: float = 0.0
     trace: Trace = field(default_factory=Trace)
     probe: list[float] = field(default_factory=list)
-    """Residuals of the last call; empty after a call that stayed serial."""
+    """Residuals of the last call with whole windows; empty after a call that stayed serial."""
+    length: int = 0
+    """Mini-batches of the longest window so far."""
     resting: bool = False
     returns: int = 0
     """Calls that stayed serial because of the residual."""
@@ -66,6 +68,7 @@ class Rounds:
         """
         serial, parallel = PhaseStats(), PhaseStats()
         sweeping = self.solver is not None and not self.resting
+        length = max(len(swept.batches) for _, swept in windows)
         for trained, swept in windows:
             with self.trace.span("serial"):
                 _add(serial, self.correction.train(self.block, self.links, trained))
@@ -75,7 +78,10 @@ class Rounds:
                         observed = self.correction.observe(self.block, self.links, swept)
                     serial.seconds += observed.seconds
                 with self.trace.span("parallel"):
-                    _add(parallel, self.solver.train(self.block, self.links, swept))
+                    part = self.solver.train(self.block, self.links, swept)
+                if len(swept.batches) < length:
+                    part.squares = []
+                _add(parallel, part)
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
         everyone = self.links.all_gather(mine)
         reports = [
@@ -83,10 +89,15 @@ class Rounds:
             for i, phase in enumerate(("serial", "parallel") if sweeping else ("serial",))
         ]
         _check_finite(everyone, first_step, epoch)
-        self._watch(reports)
+        self._watch(reports, length)
         return reports
 
-    def _watch(self, reports: list[PhaseReport]) -> None:
+    def _watch(self, reports: list[PhaseReport], length: int) -> None:
+        if length < self.length:
+            # the weights drift less over a shorter window: its residual compares with no other
+            self.resting = False
+            return
+        self.length = length
         residual = reports[-1].residual if reports[-1].phase == "parallel" else []
         grown = any(
             now > self.return_ratio * before > 0
@@ -112,7 +123,7 @@ def _add(total: PhaseStats, part: PhaseStats) -> None:
     total.seconds += part.seconds
     total.losses += part.losses
     total.correct += part.correct
-    total.squares = part.squares
+    total.squares += part.squares
 
 
 def _summary(stats: PhaseStats, block: Block) -> dict[str, Any]:

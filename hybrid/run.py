@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -64,21 +63,21 @@ class Run:
         """Train to the last epoch; give the summary."""
         quiet = self.trainer.quiet or self.links.rank > 0
         epochs = self.trainer.train.epochs
-        self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
         with self.links.agreement():
             if self.folder is not None and self.links.rank == 0:
                 self.folder.open(self.trainer.describe(self.blocks.cuts), self.step)
+        self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
         self.progress.say(self._title())
-        summary = None
         try:
             while self.epoch < epochs:
                 self._epoch()
-            summary = self._summary()
         except DivergedError as error:
+            self._close(None)
             raise DivergedError(f"{error}; {self._remedy()}") from None
         finally:
             self.progress.close()
-            self._close(summary)
+        summary = self._summary()
+        self._close(summary)
         return summary
 
     def _build_block(self, device: torch.device) -> None:
@@ -150,6 +149,13 @@ class Run:
                 f"{len(manifest['units'])} units, not of {self.trainer.names['model']} with "
                 f"{len(units)}: give its --model, or another --out"
             )
+        mine = {"data": self.trainer.names["data"], "seed": self.trainer.train.seed}
+        for key, value in mine.items():
+            if manifest[key] != value:
+                raise ValueError(
+                    f"{self.folder.path} is a run with {key} {manifest[key]}, not {value}: "
+                    f"resume with its {key}, or choose another --out"
+                )
         if manifest["steps_per_epoch"] != self.steps_per_epoch:
             raise ValueError(
                 f"{self.folder.path} has {manifest['steps_per_epoch']} steps an epoch, these "
@@ -179,6 +185,7 @@ class Run:
             self._metric({"phase": "test", "accuracy": self.test_accuracy})
         self.progress.epoch(self.epoch, reports, self.test_accuracy)
         if self.folder and self._due(self.trainer.checkpoint.every):
+            self._check_weights()
             with self.trace.span("checkpoint"):
                 self._checkpoint(self.folder)
 
@@ -210,6 +217,13 @@ class Run:
                 group = []
         if group:
             yield group
+
+    def _check_weights(self) -> None:
+        """A loss is computed before its step: what the last step did shows here first."""
+        tensors = self.block.module.state_dict().values()
+        finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+        if not all(self.links.all_gather(finite)):
+            raise DivergedError(f"the weights are not finite after step {self.step}")
 
     def _checkpoint(self, folder: RunFolder) -> None:
         solver = self.rounds.solver
@@ -279,7 +293,7 @@ class Run:
         return f"{good}; lower --lr (now {self.trainer.optimiser.lr:g}) or set correction.clip_norm"
 
     def _close(self, summary: dict[str, Any] | None) -> None:
-        if self.folder is None or sys.exc_info()[0] not in (None, DivergedError):
+        if self.folder is None:
             return
         everyone = self.links.all_gather(self.trace.events)
         if self.links.rank == 0:

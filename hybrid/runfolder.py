@@ -37,6 +37,7 @@ class RunFolder:
         """Make the folder, write the settings, and go on after step `from_step`."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
+        (self.path / "summary.json").unlink(missing_ok=True)
         kept = [line for line in self._lines() if json.loads(line)["step"] <= from_step]
         write_atomically(self.path / "metrics.jsonl", "".join(kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)

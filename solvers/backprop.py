@@ -152,7 +152,8 @@ class _Pass:
     def backward(self) -> None:
         lam, out = self.graphs.popleft()
         p_out = None if self.block.last else self.links.from_next()
-        out.backward(p_out)
+        if out.requires_grad:
+            out.backward(p_out)
         if not self.block.first:
             assert lam.grad is not None
             self.links.to_previous(lam.grad)

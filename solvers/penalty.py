@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -78,8 +78,11 @@ class Penalty(Solver):
             raise ValueError(f"filter is {self.filter}; it must be at least 1 (1: no filter)")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        if self.storage not in FORMATS:
-            raise ValueError(f"storage is {self.storage!r}; choose one of {', '.join(FORMATS)}")
+        for name, hint in get_type_hints(type(self)).items():
+            choices = get_args(hint)
+            if get_origin(hint) is Literal and getattr(self, name) not in choices:
+                value = getattr(self, name)
+                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
     def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:
         """Make the store, and the phase's own optimiser if it has one."""
@@ -131,22 +134,26 @@ class Penalty(Solver):
             self._put("target", rows, self._pool(self._start(out, p_out)))
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
-        """Sweep the window; with several sweeps, stop early when the residual grows."""
+        """Sweep the window; with several sweeps, stop early when a cut's residual grows.
+
+        Losses, answers and residuals are the last sweep's.
+        """
         total = PhaseStats()
-        before = 0.0
+        before: list[float] = []
         with total.timed(), frozen_statistics(block.module):
             for number in range(window.sweeps):
                 exchange = number < window.sweeps - 1
                 stats = self.sweep(block, links, window, number, exchange)
-                for name in ("losses", "correct", "squares"):
-                    getattr(total, name)[:] = getattr(stats, name)
-                total.samples += stats.samples
+                total.losses, total.correct = stats.losses, stats.correct
+                total.samples, total.squares = stats.samples, stats.squares
                 total.steps += stats.steps
                 if exchange:
                     residuals = links.all_gather(stats.residual())
-                    if number and max(residuals) > self.return_ratio * before:
+                    limits = [self.return_ratio * b for b in before]
+                    if not all(r <= limit for r, limit in zip(residuals, limits, strict=False)):
                         break
-                    before = max(residuals)
+                    # the first sweep meets feasible lam: its residual is no measure for the next
+                    before = residuals if number else []
             links.flush()
         return total
 
@@ -155,6 +162,7 @@ class Penalty(Solver):
     ) -> PhaseStats:
         """Solve every sub-problem of the window once; exchange lam (and kappa) if asked to."""
         stats = PhaseStats()
+        awaited: Rows | None = None
         for rows, batch in window.sweep(number):
             x, p_in = self._local_step(block, batch, rows, exchange, stats)
             if exchange and not block.last:
@@ -163,9 +171,13 @@ class Penalty(Solver):
                 links.to_next(sent)
             if exchange and p_in is not None:
                 self._update(links, rows, p_in)
-        if exchange and not block.last:
-            for rows, _ in window.sweep(number):
-                self._receive(rows, links.from_next())
+            if exchange and not block.last:
+                # one mini-batch behind, so that nobody waits and nothing piles up
+                if awaited is not None:
+                    self._receive(awaited, links.from_next())
+                awaited = rows
+        if awaited is not None:
+            self._receive(awaited, links.from_next())
         return stats
 
     def gradient(
@@ -179,13 +191,15 @@ class Penalty(Solver):
         if block.last:
             labels = batch.labels()
             loss = block.loss(x, labels)
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             stats.classified(x, labels)
             stats.losses.append(loss.detach())
         else:
             target, kappa = self._get("target", rows), self._multiplier(rows)
             coupling = couple(x.detach(), target, kappa, self.beta, self.filter)
-            x.backward((coupling.p_out / len(batch)).to(x.dtype))
+            if x.requires_grad:
+                x.backward((coupling.p_out / len(batch)).to(x.dtype))
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         stats.samples += len(batch)
@@ -236,7 +250,10 @@ class Penalty(Solver):
         return self.lam_step / (2 * self.beta)
 
     def _start(self, x: Tensor, p: Tensor) -> Tensor:
-        return x if self.lam_start == "feasible" else x - self._eta * p
+        if self.lam_start == "feasible":
+            return x
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return x.to(wide) - self._eta * p.to(wide)
 
     def _input(self, rows: Rows) -> Tensor:
         lam = self._get("lam", rows)

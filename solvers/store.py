@@ -13,7 +13,7 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Store:
     """Named (n, ...) buffers in one number format, made at the first write and kept.
 
-    float64 tensors stay float64 under the format float32: it means "as computed".
+    float64 tensors stay float64 under the format float32.
     """
 
     def __init__(self, samples: int, number_format: str) -> None:
@@ -38,7 +38,8 @@ class Store:
         return value if self.format is torch.float32 else value.to(self.format)
 
     def _allocate(self, value: Tensor) -> Tensor:
-        dtype = value.dtype if self.format is torch.float32 else self.format
+        wide = torch.promote_types(value.dtype, torch.float32)
+        dtype = wide if self.format is torch.float32 else self.format
         shape = (self.samples, *value.shape[1:])
         last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format

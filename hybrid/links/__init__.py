@@ -1,6 +1,6 @@
 """Links between blocks: threads in one process, or MPI ranks."""
 
-from hybrid.links.base import AgreedError, PeerError, Program, RankLinks, Traffic, one_line
+from hybrid.links.base import AgreedError, PeerError, Program, RankLinks, Traffic
 from hybrid.links.threads import ThreadLinks, run_threads
 
 __all__ = [
@@ -10,6 +10,5 @@ __all__ = [
     "RankLinks",
     "ThreadLinks",
     "Traffic",
-    "one_line",
     "run_threads",
 ]

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from hybrid.errors import one_line
+
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
 
@@ -120,11 +122,3 @@ class RankLinks(ABC):
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:
                 self.watch(f"wait: {side}", start, end)
-
-
-def one_line(error: BaseException) -> str:
-    """An error's text on one line, with the file's name where the system gives it apart."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    text = " ".join(str(error).split())
-    return text or type(error).__name__

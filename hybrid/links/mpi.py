@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections import deque
 from math import prod
+from time import sleep
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid.links.base import AgreedError, Program, RankLinks, one_line
+from hybrid.errors import reason
+from hybrid.links.base import AgreedError, Program, RankLinks
 
 T = TypeVar("T")
 _DTYPES = (
@@ -124,8 +126,9 @@ def run_mpi(comm: Any, program: Program[T], device: torch.device | None = None) 
 
 def abort(comm: Any, error: BaseException) -> None:
     """Say why, once, and end every rank of the job."""
-    kind = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
-    print(f"hybrid: error: rank {comm.rank}: {kind}{one_line(error)}", file=sys.stderr, flush=True)
+    # where all ranks fail at the same point, the first to speak ends the others
+    sleep(min(0.2 * comm.rank, 2.0))
+    print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
     comm.Abort(1)
 
 

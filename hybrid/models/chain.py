@@ -57,7 +57,8 @@ def units(model: nn.Sequential) -> list[Unit]:
 
     A `Chain` has the units it was made with. In any other `nn.Sequential` every leaf is a unit,
     named by its dotted path ("0", "layer2.0"); nested plain `nn.Sequential`s are opened, any
-    other module is a leaf.
+    other module is a leaf. A leaf that works in place (`nn.ReLU(inplace=True)`) belongs to the unit
+    before it: at a cut its input would be an auxiliary variable, which nobody may write to.
 
     Raises `ValueError` for a model that is no chain of modules, is empty, or has two units that
     share a parameter or buffer (two ranks would then train copies that drift apart).
@@ -74,7 +75,13 @@ def units(model: nn.Sequential) -> list[Unit]:
             f"{type(model).__name__} has a forward of its own and cannot be cut: "
             "move that code into modules of a plain nn.Sequential"
         )
-    return _checked([Unit(path, {path: leaf}) for path, leaf in _leaves(model)])
+    found: list[Unit] = []
+    for path, leaf in _leaves(model):
+        if found and getattr(leaf, "inplace", False):
+            found[-1].parts[path] = leaf
+        else:
+            found.append(Unit(path, {path: leaf}))
+    return _checked(found)
 
 
 def _units_of_chain(chain: Chain) -> list[Unit]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from safetensors.torch import load_file
 
 from hybrid import checkpoint, data, models
 from hybrid.cli import app
+from hybrid.config import load
 from hybrid.failure import run_command
+from solvers import Block
 
 Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
@@ -140,6 +144,40 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(hybrid, run_folder) -> Non
 def test_resuming_another_models_run_names_both(hybrid, run_folder) -> None:
     answer = hybrid("train", "--model", "resnet14", "--resume", "--out", run_folder)
     assert_one_line(answer, "a run of resnet8", "not of resnet14")
+
+
+def test_resuming_with_another_seed_says_so(hybrid, run_folder) -> None:
+    answer = hybrid("train", "--seed", "9", "--resume", "--out", run_folder)
+    assert_one_line(answer, "a run with seed 0, not 9")
+
+
+def test_a_file_given_on_resume_lies_over_the_runs_own_settings(hybrid, run_folder, tmp_path):
+    (tmp_path / "more.toml").write_text("[train]\nepochs = 3\n")
+    words = ("train", tmp_path / "more.toml", "--resume", "--out", run_folder)
+    assert hybrid(*words)[0] == 0
+    resolved = load(run_folder / "config.toml", {})
+    assert (resolved.train.epochs, resolved.train.batch_size) == (3, 256)
+
+
+def test_a_run_goes_on_with_another_solver(hybrid, run_folder) -> None:
+    words = ("train", "--solver", "backprop", "--epochs", "3", "--resume", "--out", run_folder)
+    assert hybrid(*words)[0] == 0
+    assert json.loads((run_folder / "summary.json").read_text())["solver"] == "backprop"
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monkeypatch) -> None:
+    step = Block.step
+
+    def wild(block: Block, kind: str, rate: float) -> None:
+        step(block, kind, rate)
+        with torch.no_grad():
+            next(block.module.parameters()).fill_(float("inf"))
+
+    monkeypatch.setattr(Block, "step", wild)
+    monkeypatch.setattr("hybrid.rounds._check_finite", lambda *_: None)
+    words = ("train", "--epochs", "3", "--resume", "--out", run_folder)
+    assert_one_line(hybrid(*words), "weights are not finite after step 15", "00000010")
+    assert checkpoint.complete(run_folder / "checkpoints")[-1].name == "00000010"
 
 
 def test_resuming_with_another_batch_size_says_so(hybrid, run_folder) -> None:
@@ -269,3 +307,50 @@ def test_under_mpirun_help_is_printed_once(mpirun, hybrid_cli) -> None:
     done = mpirun(2, hybrid_cli, "train", "--help")
     assert done.returncode == 0
     assert done.stdout.count("Usage:") == 1
+
+
+def test_under_mpirun_data_missing_on_one_rank_only_stops_all(mpirun, tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from hybrid import data, launch\n"
+        "from hybrid.cli import main\n"
+        "if launch.launched_rank() == 1:\n"
+        "    def missing(*_):\n"
+        "        raise FileNotFoundError('no images on this host')\n"
+        "    data.load = missing\n"
+        f"sys.argv = ['hybrid', 'train', '--out', '{tmp_path / 'run'}']\n"
+        "main()\n"
+    )
+    done = mpirun(2, sys.executable, script)
+    assert done.returncode != 0
+    assert done.stderr.count("hybrid: error: no images on this host") == 1
+
+
+def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_seconds(
+    mpirun, tmp_path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from hybrid.cli import main\n"
+        "from solvers import AugmentedLagrangian\n"
+        "train = AugmentedLagrangian.train\n"
+        "def fails(self, block, links, window):\n"
+        "    if block.last:\n"
+        "        print(time.time(), flush=True, file=sys.__stdout__)\n"
+        "        raise RuntimeError('out of luck')\n"
+        "    return train(self, block, links, window)\n"
+        "AugmentedLagrangian.train = fails\n"
+        f"sys.argv = ['hybrid', 'train', '--out', '{tmp_path / 'run'}']\n"
+        "main()\n"
+    )
+    done = mpirun(2, sys.executable, script)
+    failed = float(done.stdout.splitlines()[-1])
+    assert time.time() - failed < 10
+    assert done.returncode != 0
+    assert done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck") == 1
+    log = Path(done.stderr.split("details in ")[1].split(")")[0])
+    assert "Traceback" not in done.stderr
+    assert "in fails" in log.read_text()
+    log.unlink()

@@ -10,7 +10,7 @@ import torch
 
 from hybrid import launch
 
-LAUNCHER = (*launch._SIZES, *launch._RANKS, *launch._LOCAL_SIZES)
+LAUNCHER = (*launch._SIZES, *launch._RANKS)
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 
 
@@ -19,15 +19,16 @@ def alone(monkeypatch):
     """No launcher, and nothing remembered of one."""
     for name in LAUNCHER + SLURM:
         monkeypatch.delenv(name, raising=False)
-    launch.communicator.cache_clear()
+    cached = launch.ranks
+    cached.cache_clear()
     yield
-    launch.communicator.cache_clear()
+    cached.cache_clear()
 
 
 def test_a_process_started_by_hand_has_no_communicator():
     assert (launch.launched_size(), launch.launched_rank()) == (0, 0)
     assert launch.communicator() is None
-    assert launch.local_rank() == 0
+    assert launch.ranks() is None
 
 
 @pytest.mark.parametrize(("size", "rank"), [*zip(launch._SIZES, launch._RANKS, strict=True)])
@@ -71,23 +72,33 @@ def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("usable", "there", "ranks", "local", "threads"),
+    ("usable", "blocks", "threads"),
     [
-        (8, 8, 1, 1, 8),  # one process
-        (8, 8, 2, 1, 4),  # two threads of one process
-        (2, 2, 5, 1, 1),  # more blocks than cores
-        (8, 8, 4, 4, 2),  # four unbound MPI ranks
-        (2, 8, 4, 4, 2),  # four ranks, each bound to two cores
-        (3, 8, 1, 1, 3),  # a container
+        (8, 1, 8),  # one block
+        (8, 2, 4),  # two threads of one process
+        (2, 5, 1),  # more blocks than cores
     ],
 )
-def test_the_cores_are_shared_among_the_ranks_of_a_host(
-    monkeypatch, usable, there, ranks, local, threads
+def test_the_cores_of_a_process_are_shared_among_its_blocks(monkeypatch, usable, blocks, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    assert launch.threads_per_rank(blocks) == threads
+
+
+@pytest.mark.parametrize(
+    ("usable", "sharing", "threads"),
+    [
+        (8, 4, 2),  # four unbound ranks on a host
+        (2, 1, 2),  # bound to two cores of its own
+        (16, 1, 16),  # one rank a host, of many hosts
+        (4, 4, 1),  # a cpuset of four cores, four unbound ranks
+    ],
+)
+def test_a_rank_shares_its_cores_with_the_ranks_that_have_the_same(
+    monkeypatch, usable, sharing, threads
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
-    monkeypatch.setattr(os, "cpu_count", lambda: there)
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(local))
-    assert launch.threads_per_rank(ranks) == threads
+    monkeypatch.setattr(launch, "ranks", lambda: launch.Ranks(None, 0, 4, sharing))
+    assert launch.threads_per_rank(blocks=8) == threads
 
 
 def test_cuda_without_a_gpu_is_refused_with_the_remedy(monkeypatch):

@@ -181,8 +181,10 @@ def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
         blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
 
 
-def test_a_cut_before_a_unit_that_works_in_place_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
-    with pytest.raises(ValueError, match="unit '1' writes to its input in place"):
+def test_a_module_that_works_in_place_stays_with_the_one_before_it() -> None:
+    relu = nn.ReLU(inplace=True)
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), nn.ReLU(inplace=True))
+    for balance in BALANCES:
+        assert split(model, 2, balance=balance, sample=torch.randn(8, 4)).cuts == ["2"]
+    with pytest.raises(ValueError, match="no unit '1' among the 2 units"):
         split(model, cuts=["1"])
-    assert split(model, cuts=["2"]).cuts == ["2"]

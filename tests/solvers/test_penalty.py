@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from hybrid.links import RankLinks
 from solvers import AugmentedLagrangian, Backprop, Block, Penalty
 from solvers.kernels import pool
+from solvers.store import Store
 
 KINDS = pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian()], ids=lambda s: s.name)
 
@@ -149,7 +151,7 @@ def test_local_clipping_bounds_each_block_by_itself() -> None:
 
 def test_sweeping_stops_when_the_residual_grows_too_fast() -> None:
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4, batches=2)
-    wild = AugmentedLagrangian(beta=1.0, lam_step=3.0, return_ratio=1.5)
+    wild = AugmentedLagrangian(beta=1.0, lam_step=20.0, return_ratio=1.2)
 
     def program(block: Block, links: RankLinks) -> int:
         mine = recorded(problem, wild, block, links, sweeps=20)
@@ -208,3 +210,53 @@ def test_the_exact_pass_and_sweeps_alternate_without_losing_a_gradient() -> None
 
     problem.on_every_block(program)
     assert all(torch.isfinite(p).all() for p in problem.blocks.model.parameters())
+
+
+def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one() -> None:
+    problem = make_problem(seed=1, units=2, cuts=[1], batch=4, batches=2)
+
+    def program(block: Block, links: RankLinks) -> tuple[int, int, int]:
+        mine = recorded(problem, AugmentedLagrangian(beta=1.0), block, links, sweeps=3)
+        stats = mine.train(block, links, problem.window(mine, 3))
+        return stats.samples, len(stats.correct), stats.steps
+
+    first, last = problem.on_every_block(program)
+    assert first[0] == last[0] == 8
+    assert last[1] == 2
+    assert first[2] == last[2] > 2
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+@KINDS
+def test_a_block_without_trainable_parameters_takes_part(solver: Penalty, frozen: int) -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
+    for parameter in problem.blocks.module(frozen).parameters():
+        parameter.requires_grad_(False)
+    before = state(problem)
+
+    def program(block: Block, links: RankLinks) -> None:
+        mine = deepcopy(solver)
+        mine.prepare(block, problem.samples, 2)
+        for _ in range(2):
+            Backprop().train(block, links, problem.window(mine, 2))
+            mine.train(block, links, problem.window(mine, 2))
+
+    problem.on_every_block(program)
+    after = state(problem)
+    for rank in range(3):
+        module = problem.blocks.module(rank)
+        names = [module.global_name(name) for name, _ in module.named_parameters()]
+        same = [torch.equal(before[name], after[name]) for name in names]
+        assert all(same) if rank == frozen else not all(same)
+
+
+def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly() -> None:
+    store = Store(4, "float32")
+    store.put("lam", slice(0, 4), torch.randn(4, 3).bfloat16())
+    assert store.get("lam", slice(0, 4)).dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["filter_mode", "lam_start", "multiplier_start"])
+def test_a_misspelt_choice_is_refused_in_the_library_too(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 'adjoin'; choose one of"):
+        AugmentedLagrangian(**{name: "adjoin"})
