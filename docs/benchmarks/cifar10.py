@@ -3,7 +3,7 @@
     python docs/benchmarks/cifar10.py --data-dir ~/data [--blocks 1 2 4 8] [--epochs 3 6]
 
 One block is serial training, which is bitwise the same for any number of blocks. Runs that are
-already in --runs are not repeated; the table and cifar10.json are made from what is there.
+already in --runs are not repeated; --only-collect makes the table and cifar10.json from those.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only-collect", action="store_true")
     options = parser.parse_args()
     table: dict[str, dict[str, float]] = {}
     for epochs in options.epochs:
@@ -35,6 +36,8 @@ def main() -> None:
             for seed in options.seeds:
                 out = options.runs / f"k{blocks}-e{epochs}-s{seed}"
                 if not (out / "summary.json").exists():
+                    if options.only_collect:
+                        continue
                     train(out, blocks, epochs, seed, options.data_dir)
                 row = table.setdefault(f"{blocks} blocks, {epochs} epochs", {})
                 row[str(seed)] = json.loads((out / "summary.json").read_text())["test_accuracy"]
