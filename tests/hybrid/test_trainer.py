@@ -142,6 +142,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(solver, digits, tmp_path) -> No
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.timeout(360)
 def test_a_run_of_two_ranks_trains_on_with_four_and_with_one(
     mpirun, hybrid_cli, tmp_path, digits, by_hand
 ) -> None:
