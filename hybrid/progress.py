@@ -73,7 +73,7 @@ class Progress:
     def _say(self, text: str) -> None:
         self.spoken = perf_counter()
         if self._bar is not None:
-            self._bar[0].console.print(text, highlight=False)
+            self._bar[0].console.print(text, highlight=False, soft_wrap=True)
         else:
             print(text, flush=True)
 

@@ -18,7 +18,9 @@ BIN = Path(sys.executable).parent
 def mpirun() -> Launch:
     """`mpirun(n, *command)` runs it on `n` ranks; `limit` seconds, then it is an error."""
 
-    def launch(ranks: int, *command: object, limit: float = 100) -> subprocess.CompletedProcess[str]:
+    def launch(
+        ranks: int, *command: object, limit: float = 100
+    ) -> subprocess.CompletedProcess[str]:
         return _run([BIN / "mpirun", "-n", ranks, *command], limit)
 
     return launch
