@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,4 @@ def test_imports_run_downwards(file: Path) -> None:
 
 
 def test_the_job_script_is_valid_shell() -> None:
-    import subprocess
-
     subprocess.run(["bash", "-n", ROOT / "jobs" / "train.sbatch"], check=True, timeout=10)

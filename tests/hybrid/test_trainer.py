@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, checkpoint, data, models, split
 from hybrid.config import CheckpointSettings, OptimiserSettings, ScheduleSettings, TrainSettings
-from hybrid.data.sampling import batches, epoch_order
+from hybrid.data.sampling import epoch_order
 from hybrid.partition import Blocks
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
 
@@ -253,10 +253,3 @@ def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(dig
     settings = TrainSettings(epochs=4, batch_size=BATCH, threads=1)
     summary = trainer(2, harmful, window=4, train=settings).fit(*digits)
     assert summary["returns_to_serial"] > 0
-
-
-def test_a_rank_without_images_or_labels_does_not_need_them(digits) -> None:
-    train, _ = digits
-    bare = train.only(images=False, labels=False)
-    assert len(bare) == len(train)
-    assert len(batches(epoch_order(0, 0, len(bare)), BATCH)) == len(train) // BATCH
