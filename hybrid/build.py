@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from hybrid import checkpoint, config, data, launch, models
-from hybrid.config import Config
+from hybrid.config import Config, DataSettings
 from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
 from hybrid.files import write_atomically
@@ -21,6 +21,7 @@ from hybrid.partition import split
 from hybrid.runfolder import RunFolder
 from hybrid.trainer import Trainer
 from solvers.base import Block
+from solvers.pipeline import Gaps
 
 
 def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
@@ -49,15 +50,19 @@ def new_folder(resolved: Config, now: str) -> Path:
 
 def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
     """Training and test data; under mpirun only the first rank keeps images, the last labels."""
-    wanted = resolved.data
-    train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
-    augmentation = train.augmentation if wanted.augment else data.Augmentation()
-    train = replace(train, augmentation=replace(augmentation, cutout=wanted.cutout))
+    train, test = data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
         first, last = comm.rank == 0, comm.rank == comm.size - 1
         train, test = train.only(first, last), test.only(first, last)
     return train, test
+
+
+def data_sets(wanted: DataSettings) -> tuple[Dataset, Dataset]:
+    """Training and test data, whole."""
+    train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
+    augmentation = train.augmentation if wanted.augment else data.Augmentation()
+    return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
 
 
 def model(resolved: Config, images: Dataset) -> models.Chain:
@@ -86,10 +91,14 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         resolved.make_correction(),
         window=resolved.rounds.window,
         sweeps=resolved.rounds.sweeps,
+        fill=resolved.rounds.fill,
+        fill_step=resolved.rounds.fill_step,
+        gaps=[Gaps(*pair) for pair in resolved.rounds.gaps],
         memory_gb=resolved.rounds.memory_gb,
         train=resolved.train,
         optimiser=resolved.optimiser,
         schedule=resolved.schedule,
+        links=resolved.links,
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,

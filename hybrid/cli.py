@@ -93,6 +93,103 @@ def train(
     typer.echo(f"run folder {trainer.out}")
 
 
+@app.command(
+    epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20 --micro-batches 4,8"
+)
+def bench(
+    config: Annotated[Path | None, typer.Argument(help="Settings as TOML.")] = None,
+    model: Annotated[str | None, _flag("--model", "model.name")] = None,
+    data: Annotated[str, typer.Option(help="Data set; accuracy needs a real one.")] = "synthetic",
+    data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
+    batch_size: Annotated[int | None, _flag("--batch-size", "train.batch_size")] = None,
+    lr: Annotated[float | None, _flag("--lr", "optimiser.lr")] = None,
+    micro_batches: Annotated[
+        str, typer.Option(help="Numbers of micro-batches of the pipelined rows.")
+    ] = "4,8",
+    turns: Annotated[int, typer.Option(min=1, help="Times every row is measured.")] = 7,
+    steps: Annotated[int, typer.Option(min=1, help="Mini-batches a row and turn.")] = 4,
+    rows: Annotated[
+        str, typer.Option(help="Only rows with one of these words in their names.")
+    ] = "",
+    to_accuracy: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Also train to this test accuracy.")
+    ] = None,
+    epochs: Annotated[str, typer.Option(help="Lengths of the trainings to accuracy.")] = "3,6",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings a row and length.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and plot.")] = Path("bench"),
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None,
+) -> None:
+    """Compare all ways to train one network on these ranks, interleaved in one run."""
+    comm = launch.communicator()
+    if comm is None:
+        raise ValueError("hybrid bench compares ranks, and there is 1: mpirun -n 2 hybrid bench")
+    from hybrid import build
+    from hybrid.bench.run import Bench
+
+    with _together():
+        given = {
+            "model.name": model,
+            "data.name": data,
+            "data.dir": data_dir,
+            "train.batch_size": batch_size,
+            "optimiser.lr": lr,
+        }
+        overrides = {key: value for key, value in given.items() if value is not None}
+        overrides |= dict(settings.parse_override(text) for text in set_ or [])
+        lengths, parts = _numbers("--epochs", epochs), _numbers("--micro-batches", micro_batches)
+        words = [word.strip() for word in rows.split(",") if word.strip()]
+        made = Bench(comm, build.read(config, overrides, None, False), parts, words)
+    table = made.run(turns, steps, to_accuracy, lengths, seeds, out)
+    if table is not None:
+        typer.echo(table + f"written to {out}")
+
+
+@app.command(epilog="Example: hybrid plan --model resnet56 --blocks 2,4,8,16 --gigabits 10")
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="Settings as TOML.")] = None,
+    model: Annotated[str | None, _flag("--model", "model.name")] = None,
+    data: Annotated[str, typer.Option(help="Data set that gives the shapes.")] = "synthetic",
+    data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
+    blocks: Annotated[str, typer.Option(help="Numbers of blocks.")] = "2,4,8",
+    micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
+    batch_size: Annotated[int | None, _flag("--batch-size", "train.batch_size")] = None,
+    gigabits: Annotated[float | None, _flag("--gigabits", "links.gigabits_per_second")] = None,
+    latency: Annotated[float | None, _flag("--latency", "links.latency_microseconds")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable."),
+    ] = None,
+) -> None:
+    """Predict from this machine alone what K ranks would do, and say which setting to take."""
+    from hybrid import build
+    from hybrid import plan as planning
+    from hybrid.links import Network
+
+    given = {
+        "model.name": model,
+        "data.name": data,
+        "data.dir": data_dir,
+        "train.batch_size": batch_size,
+        "links.gigabits_per_second": gigabits,
+        "links.latency_microseconds": latency,
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    overrides |= dict(settings.parse_override(text) for text in set_ or [])
+    resolved = settings.load(config, overrides)
+    counts, parts = _numbers("--blocks", blocks), _numbers("--micro-batches", micro_batches)
+    images, _ = build.data_sets(resolved.data)
+    wire = resolved.links
+    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
+    planner = planning.Planner(resolved, build.model(resolved, images), images, network)
+    base = planner.base()
+    found = planner.predictions(counts, parts, lambda text: typer.echo(text, err=True))
+    typer.echo(planning.table(base, found, len(images)))
+    typer.echo("\n" + planning.advice(found, resolved.model.name))
+
+
 @app.command(epilog="Example: hybrid evaluate runs/first")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
@@ -127,6 +224,14 @@ def doctor() -> None:
     from hybrid import doctor as checks
 
     checks.report(typer.echo)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """A list of positive integers, "4,8"."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"{name} is {text!r}; write positive integers with commas, such as 4,8")
+    return [int(part) for part in parts]
 
 
 def _version(asked: bool) -> None:

@@ -13,12 +13,13 @@ from functools import cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from solvers import REGISTRY, Backprop, Solver
+from solvers.bubble import FillStep
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -110,8 +111,14 @@ class RoundSettings(Section):
 
     window: int | Literal["all"] = 4
     """Mini-batches a round; all: the whole training set, stored per sample, not augmented."""
-    sweeps: int = Field(default=1, ge=1)
-    """Passes over the window's sub-problems in the parallel phase."""
+    sweeps: int = Field(default=1, ge=0)
+    """Passes over the window's sub-problems in the parallel phase; 0: no such phase."""
+    fill: bool = False
+    """Local steps on earlier records in the gaps of the pipelined serial pass."""
+    fill_step: FillStep = "added"
+    """A filled gap's gradient: added to the exact one, or stepped on its own."""
+    gaps: list[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]] = []
+    """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
     memory_gb: float = Field(default=4.0, gt=0)
     """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
 
@@ -132,6 +139,17 @@ class SplitSettings(Section):
     """What is balanced: counted operations (the same on every machine), measured time, units."""
     cuts: list[str] = []
     """The first unit of every block but the first; overrides balance."""
+
+
+class LinkSettings(Section):
+    """[links] how the blocks reach each other."""
+
+    kind: Literal["auto", "virtual"] = "auto"
+    """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
+    gigabits_per_second: float = Field(default=10.0, gt=0)
+    """Rate of a virtual link, each way."""
+    latency_microseconds: float = Field(default=10.0, ge=0)
+    """Latency of a virtual link."""
 
 
 class CheckpointSettings(Section):
@@ -155,6 +173,7 @@ class Config(Section):
     correction: dict[str, Any] = {}
     rounds: RoundSettings = RoundSettings()
     split: SplitSettings = SplitSettings()
+    links: LinkSettings = LinkSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
     def make_solver(self) -> Solver:

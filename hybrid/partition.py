@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
-from statistics import median
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from hybrid.costs import operations, seconds, unit_costs
 from hybrid.models import Chain, Unit, units
-from solvers.base import Shape, frozen_statistics
+from solvers.base import Shape
+from solvers.pipeline import Cost
 
 BALANCES = ("operations", "measured", "even")
+SAMPLES = 32
+"""Batch to cost the units with: what is read once a batch, the weights, counts by its size."""
 
 
 class BlockModule(nn.Sequential):
@@ -43,8 +44,8 @@ class Blocks:
     model: nn.Sequential
     units: list[Unit]
     starts: list[int]
-    costs: list[float] = field(default_factory=list)
-    """Cost of each unit, in the units of what was balanced; empty for explicit cuts."""
+    costs: list[Cost] = field(default_factory=list)
+    """Of each unit and a sample, in the units of what was balanced; empty for explicit cuts."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -62,6 +63,17 @@ class Blocks:
     def module(self, index: int) -> BlockModule:
         """Block `index` as one module, sharing the model's parameters."""
         return BlockModule(self.of(index))
+
+    def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
+        """Cost a sample of each block; counted operations where nothing was balanced."""
+        costs = self.costs
+        if not costs:
+            costs = unit_costs(
+                self.model, self.units, default_sample(self.model, sample), operations
+            )
+        ends = [*self.starts[1:], len(self.units)]
+        runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
+        return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
 
     def cut_shapes(self, sample: Tensor) -> list[Shape]:
         """One sample's shape at every cut; `sample` is a batch (N, C, H, W) of at least one.
@@ -95,7 +107,7 @@ def split(
     """Cut a model's units into contiguous blocks.
 
     `blocks` of about equal cost: "measured" times a forward and backward pass of each unit,
-    "operations" counts its floating-point operations (the same on every machine), "even" counts
+    "operations" counts its arithmetic and memory traffic (the same on every machine), "even" counts
     units. Or `cuts`: the first unit of every block but the first, by name. `sample` is a batch
     (N, C, H, W) to measure with; this project's models know their own.
 
@@ -114,19 +126,27 @@ def split(
         )
     if balance not in BALANCES:
         raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
-    if balance == "even" or blocks in (1, len(chain)):
-        costs = [1.0] * len(chain)
+    if blocks in (1, len(chain)):
+        return Blocks(model, chain, list(range(blocks)))
+    if balance == "even":
+        costs = [Cost(1.0, 2.0)] * len(chain)
     else:
-        if sample is None:
-            if not isinstance(model, Chain):
-                raise ValueError(
-                    f"balance={balance!r} needs sample=, a batch of inputs to run the units on; "
-                    "or give cuts=, or balance='even'"
-                )
-            sample = torch.randn(32, *model.input_shape, generator=torch.Generator().manual_seed(0))
-        measure = _operations if balance == "operations" else _seconds
-        costs = unit_costs(model, chain, sample, measure)
-    return Blocks(model, chain, balanced_starts(costs, blocks), costs)
+        measure = operations if balance == "operations" else seconds
+        costs = unit_costs(model, chain, default_sample(model, sample), measure)
+    return Blocks(model, chain, balanced_starts([sum(cost) for cost in costs], blocks), costs)
+
+
+def default_sample(model: nn.Sequential, sample: Tensor | None) -> Tensor:
+    """What to run the units on."""
+    if sample is not None:
+        return sample
+    if not isinstance(model, Chain):
+        raise ValueError(
+            "costs need sample=, a batch of inputs to run the units on; "
+            "or give cuts=, or balance='even'"
+        )
+    x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
+    return x.to(memory_format=torch.channels_last)
 
 
 def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
@@ -159,28 +179,6 @@ def _best_runs(
     return best[len(sums) - 1]
 
 
-def unit_costs(
-    model: nn.Module,
-    chain: Sequence[Unit],
-    sample: Tensor,
-    measure: Callable[[nn.Module, Tensor, bool], float],
-) -> list[float]:
-    """Cost of one forward and backward pass of every unit, the model left as it was."""
-    costs: list[float] = []
-    x = sample
-    gradients = [(p, p.grad) for p in model.parameters()]
-    model.zero_grad(set_to_none=True)
-    with frozen_statistics(model):
-        for i, unit in enumerate(chain):
-            module = BlockModule([unit])
-            costs.append(measure(module, x, i > 0))
-            with torch.no_grad():
-                x = module(x)
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
-    return costs
-
-
 @contextmanager
 def evaluating(model: nn.Module):  # type: ignore[no-untyped-def]
     """Evaluation mode, and back to what was."""
@@ -191,30 +189,6 @@ def evaluating(model: nn.Module):  # type: ignore[no-untyped-def]
     finally:
         for module, training in was:
             module.training = training
-
-
-def _pass(module: nn.Module, x: Tensor, with_input: bool) -> None:
-    out = module(x.detach().requires_grad_(with_input))
-    if out.requires_grad:
-        out.backward(torch.ones_like(out))
-
-
-def _operations(module: nn.Module, x: Tensor, with_input: bool) -> float:
-    with FlopCounterMode(display=False) as counter:
-        _pass(module, x, with_input)
-    return float(counter.get_total_flops())
-
-
-def _seconds(module: nn.Module, x: Tensor, with_input: bool) -> float:
-    """Median of several passes after warm-up."""
-    times = []
-    for _ in range(7):
-        start = perf_counter()
-        _pass(module, x, with_input)
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        times.append(perf_counter() - start)
-    return median(times[2:])
 
 
 def _indices(cuts: list[str], names: list[str]) -> list[int]:

@@ -11,6 +11,7 @@ from hybrid.links import AgreedError, RankLinks
 from hybrid.trace import Trace
 from solvers.backprop import Backprop
 from solvers.base import Block, PhaseStats, Solver, Window
+from solvers.bubble import BubbleFill
 
 
 class DivergedError(AgreedError):
@@ -35,11 +36,11 @@ class PhaseReport:
 class Rounds:
     """Drives one rank through its rounds.
 
-        round   serial phase    correction.train: W exact steps, recorded
+        round   serial phase    correction.train: W exact steps, recorded; `fill` works in its gaps
                 parallel phase  solver.train: sweeps over the records
 
-    Without a solver every round is serial. The ranks agree on losses and residuals at the end of
-    every call of `run`, not in between. When the residual of a cut has grown by more than
+    Without a solver there is no parallel phase. The ranks agree on losses and residuals at the end
+    of every call of `run`, not in between. When the residual of a cut has grown by more than
     `return_ratio` since the last call, the parallel phase does harm: one call stays serial.
     """
 
@@ -47,6 +48,7 @@ class Rounds:
     links: RankLinks
     correction: Backprop
     solver: Solver | None
+    fill: BubbleFill | None = None
     observe: bool = False
     """Record in a pass of its own (the windows' images differ from the trained ones)."""
     return_ratio: float = 0.0
@@ -68,10 +70,11 @@ class Rounds:
         """
         serial, parallel = PhaseStats(), PhaseStats()
         sweeping = self.solver is not None and not self.resting
+        fill = None if self.resting else self.fill
         length = max(len(swept.batches) for _, swept in windows)
         for trained, swept in windows:
             with self.trace.span("serial"):
-                _add(serial, self.correction.train(self.block, self.links, trained))
+                _add(serial, self.correction.train(self.block, self.links, trained, fill))
             if sweeping and self.solver is not None:
                 if self.observe:
                     with self.trace.span("observe"):
@@ -82,15 +85,21 @@ class Rounds:
                 if len(swept.batches) < length:
                     part.squares = []
                 _add(parallel, part)
+        if fill is not None:
+            _add(parallel, fill.stats)
+            fill.stats = PhaseStats()
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
         everyone = self.links.all_gather(mine)
-        reports = [
-            _merge(phase, [rank[i] for rank in everyone])
-            for i, phase in enumerate(("serial", "parallel") if sweeping else ("serial",))
-        ]
+        phases = ("serial", "parallel") if sweeping or fill is not None else ("serial",)
+        reports = [_merge(phase, [rank[i] for rank in everyone]) for i, phase in enumerate(phases)]
         _check_finite(everyone, first_step, epoch)
         self._watch(reports, length)
         return reports
+
+    def begin_epoch(self) -> None:
+        """Forget the records of the epoch before."""
+        if self.fill is not None:
+            self.fill.begin()
 
     def _watch(self, reports: list[PhaseReport], length: int) -> None:
         if length < self.length:
@@ -104,6 +113,8 @@ class Rounds:
             for now, before in zip(residual, self.probe, strict=False)
         )
         self.resting = self.return_ratio > 0 and grown
+        if self.resting:
+            self.begin_epoch()
         self.returns += self.resting
         self.probe = [] if self.resting else residual
 

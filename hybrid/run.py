@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybrid import checkpoint, optimisers
+from hybrid import checkpoint
+from hybrid.assemble import make_block, make_rounds
 from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
 from hybrid.links import RankLinks
 from hybrid.progress import Progress
-from hybrid.rounds import DivergedError, PhaseReport, Rounds, as_json
+from hybrid.rounds import DivergedError, PhaseReport, as_json
 from hybrid.runfolder import RunFolder
 from hybrid.schedule import Schedule
 from hybrid.trace import Trace
 from hybrid.windows import Windows
-from solvers.base import Block, Shape, Window
+from solvers.base import Shape, Window
+from solvers.pipeline import records_needed
 
 if TYPE_CHECKING:
     from hybrid.trainer import Trainer
@@ -43,7 +44,7 @@ class Run:
         self.trainer, self.links, self.train, self.test = trainer, links, train, test
         self.blocks = trainer.blocks
         self.folder = RunFolder(trainer.out) if trainer.out is not None else None
-        self.trace = Trace(links.rank)
+        self.trace = Trace(links.rank, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(_TOTALS, 0.0)
         self.epoch = self.step = 0
@@ -51,8 +52,7 @@ class Run:
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
         with links.agreement():
-            self._build_block(device)
-            self._build_rounds(shapes, device)
+            self._build(shapes, device)
             if self.folder is not None:
                 self.folder.check(trainer.resume)
         if trainer.resume:
@@ -80,31 +80,40 @@ class Run:
         self._close(summary)
         return summary
 
-    def _build_block(self, device: torch.device) -> None:
+    def _build(self, shapes: list[Shape], device: torch.device) -> None:
         trainer, rank = self.trainer, self.links.rank
-        module = self.blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        exact = optimisers.make(module, trainer.optimiser)
-        precision = getattr(torch, trainer.train.precision)
-        optimiser = {"exact": exact, "local": exact}
-        self.block = Block(module.train(), rank, self.links.size, optimiser, device, precision)
-        self.steps_per_epoch = len(self.train) // trainer.train.batch_size
-
-    def _build_rounds(self, shapes: list[Shape], device: torch.device) -> None:
-        trainer, rank = self.trainer, self.links.rank
-        every = self.steps_per_epoch
+        batch_size = trainer.train.batch_size
+        every = self.steps_per_epoch = len(self.train) // batch_size
         length = every if trainer.window == "all" else min(trainer.window, every)
+        before = shapes[rank - 1] if rank > 0 else None
+        after = shapes[rank] if rank < len(shapes) else None
+        window = length * batch_size if trainer.sweeps else 0
+        records = 0
+        if trainer.fill:
+            records = (records_needed([trainer.gaps[rank]], batch_size) + 1) * batch_size
+        store = trainer.solver.store_bytes
+        needed = store(before, after, window, trainer.sweeps) + store(before, after, records, 1)
+        self._check_budget(needed, length)
+        self.block = make_block(
+            self.blocks, rank, trainer.optimiser, trainer.train.precision, device
+        )
+        self.rounds = make_rounds(
+            self.block,
+            self.links,
+            trainer.solver,
+            trainer.correction,
+            batch_size=batch_size,
+            window=length,
+            sweeps=trainer.sweeps,
+            fill=trainer.gaps if trainer.fill else None,
+            fill_step=trainer.fill_step,
+            trace=self.trace,
+        )
         schedule = Schedule(trainer.schedule, trainer.optimiser.lr, every, trainer.train.epochs)
-        solver = None if trainer.solver.exact else deepcopy(trainer.solver)
-        if solver is not None:
-            samples = length * trainer.train.batch_size
-            before = shapes[rank - 1] if rank > 0 else None
-            after = shapes[rank] if rank < len(shapes) else None
-            needed = solver.store_bytes(before, after, samples, trainer.sweeps)
-            self._check_budget(needed, length)
-            solver.prepare(self.block, samples, trainer.sweeps)
+        solver = self.rounds.solver
         self.windows = Windows(
             self.train,
-            trainer.train.batch_size,
+            batch_size,
             length,
             trainer.window == "all",
             trainer.sweeps,
@@ -113,15 +122,7 @@ class Run:
             device,
             solver.recorder if solver is not None else None,
         )
-        self.rounds = Rounds(
-            self.block,
-            self.links,
-            trainer.correction,
-            solver,
-            observe=self.windows.records_apart,
-            return_ratio=getattr(solver, "return_ratio", 0.0),
-            trace=self.trace,
-        )
+        self.rounds.observe = self.windows.records_apart
 
     def _check_budget(self, needed: int, window: int) -> None:
         budget = self.trainer.memory_gb * 1e9
@@ -174,6 +175,7 @@ class Run:
 
     def _epoch(self) -> None:
         # dropout and the like draw from here, so a resumed run draws what an undisturbed one does
+        self.rounds.begin_epoch()
         torch.manual_seed(self.trainer.train.seed + 1000003 * self.epoch + self.links.rank)
         reports: list[PhaseReport] = []
         for pairs in self._reporting_groups():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, time
 from typing import Any
@@ -13,22 +13,22 @@ LIMIT = 5000
 class Trace:
     """Spans of one rank, in microseconds; only the first 5,000, so a week's run stays small."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    def __init__(self, rank: int = 0, now: Callable[[], float] = perf_counter) -> None:
+        self.rank, self.now = rank, now
         self.events: list[dict[str, Any]] = []
-        self._epoch = time() - perf_counter()
+        self._epoch = time() - now()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Record the body's time under `name`."""
-        start = perf_counter()
+        start = self.now()
         try:
             yield
         finally:
-            self.add(name, start, perf_counter())
+            self.add(name, start, self.now())
 
     def add(self, name: str, start: float, end: float) -> None:
-        """Record a span given by two readings of `perf_counter`."""
+        """Record a span given by two readings of `now`."""
         if len(self.events) < LIMIT:
             microseconds = (self._epoch + start) * 1e6
             duration = (end - start) * 1e6

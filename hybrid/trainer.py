@@ -10,12 +10,20 @@ from typing import Any, Literal
 import torch
 
 from hybrid import launch
-from hybrid.config import CheckpointSettings, OptimiserSettings, ScheduleSettings, TrainSettings
+from hybrid.config import (
+    CheckpointSettings,
+    LinkSettings,
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
 from hybrid.data import Dataset
-from hybrid.links import AgreedError, RankLinks, run_threads
-from hybrid.partition import Blocks
+from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtual
+from hybrid.partition import SAMPLES, Blocks
 from hybrid.run import Run
-from solvers import AugmentedLagrangian, Backprop, Solver
+from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
+from solvers.bubble import FillStep
+from solvers.pipeline import Gaps, fit
 
 
 @dataclass
@@ -31,10 +39,15 @@ class Trainer:
     correction: Backprop = field(default_factory=Backprop)
     window: int | Literal["all"] = 4
     sweeps: int = 1
+    fill: bool = False
+    fill_step: FillStep = "added"
+    gaps: list[Gaps] = field(default_factory=list)
+    """Local work of each block in one pass; empty: what fits by the blocks' costs."""
     memory_gb: float = 4.0
     train: TrainSettings = field(default_factory=TrainSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    links: LinkSettings = field(default_factory=LinkSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     out: Path | None = None
     """Run folder; None keeps nothing."""
@@ -86,13 +99,20 @@ class Trainer:
         if comm is None:
             if problem is not None:
                 raise AgreedError(str(problem))
-            return run_threads(size, program, torch.get_num_threads())[0]
+            threads = torch.get_num_threads()
+            if self.links.kind == "virtual":
+                rate = self.links.gigabits_per_second * 1e9 / 8
+                network = Network(rate, self.links.latency_microseconds * 1e-6)
+                return run_virtual(size, program, network, threads)[0]
+            return run_threads(size, program, threads)[0]
         from hybrid.links.mpi import run_mpi
 
         return run_mpi(comm, program, None if problem else device)[0]
 
     def threads(self, blocks: int) -> int:
-        """Intra-operation threads of one rank."""
+        """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
+        if self.links.kind == "virtual":
+            return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
     def _check(
@@ -111,12 +131,44 @@ class Trainer:
             )
         if isinstance(self.window, int) and self.window < 1:
             raise ValueError(f"window is {self.window}; it must be at least 1, or 'all'")
-        shapes = self.blocks.cut_shapes(torch.zeros(1, *train.shape))
-        factor = getattr(self.solver, "filter", 1)
+        if comm is not None and self.links.kind == "virtual":
+            raise ValueError(
+                f"links.kind is 'virtual', which runs in 1 process, but there are {comm.size} MPI "
+                "ranks: start it without mpirun"
+            )
+        sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
+        self._check_fill(sample)
+        shapes = self.blocks.cut_shapes(sample)
+        factor = max(getattr(self.solver, "filter", 1), self.correction.filter)
         for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
             if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
                 raise ValueError(
-                    f"solver.filter is {factor}, but activations at the cut before {cut} have "
+                    f"the filter is {factor}, but activations at the cut before {cut} have "
                     f"shape {shape}: choose a filter that divides their height and width"
                 )
         return shapes, launch.device(self.train.device)
+
+    def _check_fill(self, sample: torch.Tensor) -> None:
+        """Settle what each block does in its gaps."""
+        if not self.fill:
+            return
+        if not isinstance(self.solver, Penalty):
+            raise ValueError(
+                f"rounds.fill needs sub-problems, which {self.solver.name!r} has none of: choose "
+                "solver augmented-lagrangian or penalty, or rounds.fill=false"
+            )
+        if not self.gaps:
+            batch, m = self.train.batch_size, self.correction.micro_batches
+            # counted anew: the cuts alone, which a resumed run has, must give the same gaps
+            counted = replace(self.blocks, costs=[])
+            self.gaps = fit(counted.block_costs(sample), batch, m)
+        if len(self.gaps) != len(self.blocks):
+            raise ValueError(
+                f"rounds.gaps has {len(self.gaps)} pairs for {len(self.blocks)} blocks: give "
+                "one [middle, turn] a block, or leave it empty"
+            )
+        if self.gaps[-1].middle:
+            raise ValueError(
+                f"rounds.gaps gives the last block {self.gaps[-1].middle} samples in the middle of "
+                "a pass, where it has no gap: give it [0, turn]"
+            )

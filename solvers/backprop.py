@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from solvers.base import (
     Batch,
@@ -21,6 +24,9 @@ from solvers.base import (
     frozen_statistics,
     gradient_norms,
 )
+from solvers.bubble import BubbleFill
+from solvers.pipeline import Op, order
+from solvers.wire import Wire, WireFormat
 
 
 @dataclass
@@ -32,15 +38,12 @@ class Backprop(Solver):
     Step      w_k <- optimiser step with the sum over micro-batches of (d x_k / d w_k)^T p_{k+1}
 
     With m = 1 it equals a plain training loop bit for bit, whatever K. With m > 1 the micro-batches
-    run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503); K = 3, m = 4:
+    run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503; drawn at
+    `pipeline.order`), so block k holds at most K - k graphs at once and idles for (K-1) of m+K-1
+    slots. BatchNorm then normalises each micro-batch by its own statistics, and its running
+    statistics are updated m times a step: m > 1 is a different, equally valid training run.
 
-        block 0   F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
-        block 1      F0 F1 .  B0 F2 B1 F3 B2 .  B3
-        block 2         F0 B0 F1 B1 F2 B2 F3 B3
-
-    so block k holds at most K - k graphs at once and idles for about (K-1) of m+K-1 slots.
-    BatchNorm then normalises each micro-batch by its own statistics, and its running statistics
-    are updated m times a step: m > 1 is a different, equally valid training run.
+    The idle slots can take the local steps of a `BubbleFill`.
     """
 
     name: ClassVar[str] = "backprop"
@@ -50,28 +53,46 @@ class Backprop(Solver):
     """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
     clip_norm: float = 0.0
     """Largest norm of the whole network's gradient; 0: no clipping."""
+    recompute: bool = False
+    """Keep only block inputs and run forward again before backward: less memory, same result."""
+    messages: WireFormat = "float32"
+    """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
+    filter: int = 1
+    """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
 
     def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise ValueError(f"micro_batches is {self.micro_batches}; it must be at least 1")
+        for name in ("micro_batches", "filter"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.clip_norm < 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; it must be 0 (off) or positive")
+        if self.messages not in get_args(WireFormat):
+            choices = ", ".join(get_args(WireFormat))
+            raise ValueError(f"messages is {self.messages!r}; choose one of {choices}")
 
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
-        """One exact step a mini-batch, recorded where the window has a recorder."""
+    def train(
+        self, block: Block, links: Links, window: Window, fill: BubbleFill | None = None
+    ) -> PhaseStats:
+        """One exact step a mini-batch, recorded where the window has a recorder.
+
+        A `fill` works in the gaps, and records for itself.
+        """
         stats = PhaseStats()
-        with stats.timed():
+        with stats.timed(links):
             for rows, batch in window.recorded():
-                self.gradient(block, links, batch, rows, window.recorder, stats)
+                self.gradient(block, links, batch, rows, window.recorder, stats, fill)
                 self._clip(block, links)
-                block.step("exact", batch.learning_rate)
+                if fill is None:
+                    block.step("exact", batch.learning_rate)
+                else:
+                    fill.step(batch)
             links.flush()
         return stats
 
     def observe(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Record an exact pass over the window without a step or a change of statistics."""
         stats = PhaseStats()
-        with stats.timed(), frozen_statistics(block.module):
+        with stats.timed(links), frozen_statistics(block.module):
             for rows, batch in window.recorded():
                 self.gradient(block, links, batch, rows, window.recorder, stats)
                 block.module.zero_grad(set_to_none=True)
@@ -86,18 +107,22 @@ class Backprop(Solver):
         rows: slice,
         recorder: Recorder | None,
         stats: PhaseStats,
+        fill: BubbleFill | None = None,
     ) -> None:
         """Leave the exact gradient of the batch-mean loss in the parameters."""
         m = min(self.micro_batches, len(batch))
-        run = _Pass(block, links, batch, m, rows.start, recorder, stats)
-        warm_up = min(m, block.count - 1 - block.index)
-        for _ in range(warm_up):
-            run.forward()
-        for _ in range(m - warm_up):
-            run.forward()
-            run.backward()
-        for _ in range(warm_up):
-            run.backward()
+        recorders = [(recorder, rows.start)] if recorder is not None else []
+        if fill is not None:
+            recorders.append((fill.recorder, fill.next_row))
+        run = _Pass(self, block, links, batch, m, recorders, stats)
+        for op in order(block.index, block.count, m, fill.gaps if fill else None):
+            if op is Op.FORWARD:
+                run.forward()
+            elif op is Op.BACKWARD:
+                run.backward()
+            else:
+                assert fill is not None
+                fill.work(op)
         stats.samples += len(batch)
         stats.steps += 1
         if run.losses:
@@ -115,20 +140,22 @@ class _Pass:
 
     def __init__(
         self,
+        solver: Backprop,
         block: Block,
         links: Links,
         batch: Batch,
         micro_batches: int,
-        start: int,
-        recorder: Recorder | None,
+        recorders: list[tuple[Recorder, int]],
         stats: PhaseStats,
     ) -> None:
-        self.block, self.links, self.recorder, self.stats = block, links, recorder, stats
+        self.block, self.links, self.recorders, self.stats = block, links, recorders, stats
+        self.recompute = solver.recompute
+        self.wire = Wire(solver.messages, solver.filter)
         self.size = len(batch)
+        # autograd's adjoints are of the batch mean, too small for float16
+        self.adjoint_scale = self.size if solver.messages == "float16" else 1
         sizes = [len(ids) for ids in batch.ids.tensor_split(micro_batches)]
-        self.rows = deque(
-            slice(start + sum(sizes[:i]), start + sum(sizes[: i + 1])) for i in range(len(sizes))
-        )
+        self.rows = deque(slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes)))
         self.images = deque(batch.images().split(sizes) if block.first else ())
         self.labels = deque(batch.labels().split(sizes) if block.last else ())
         self.graphs: deque[tuple[Tensor, Tensor]] = deque()
@@ -138,30 +165,62 @@ class _Pass:
         if self.block.first:
             lam = self.images.popleft()
         else:
-            lam = self.links.from_previous().detach().requires_grad_()
-        out = self.block.forward(lam)
+            lam = self.wire.receive(self.links.from_previous, self.block.dtype)
+            lam = lam.detach().requires_grad_()
+        if self.recompute:
+            out = checkpoint(self.block.forward, lam, use_reentrant=False)
+        else:
+            out = self.block.forward(lam)
         if self.block.last:
             labels = self.labels.popleft()
             self.stats.classified(out, labels)
             out = self.block.loss(out, labels) * (len(labels) / self.size)
             self.losses.append(out.detach())
         else:
-            self.links.to_next(out.detach())
+            self.wire.send(self.links.to_next, out.detach())
         self.graphs.append((lam, out))
 
     def backward(self) -> None:
         lam, out = self.graphs.popleft()
-        p_out = None if self.block.last else self.links.from_next()
+        p_out = None if self.block.last else self._from_next(out)
         if out.requires_grad:
-            out.backward(p_out)
+            with _spared_statistics(self.block.module) if self.recompute else nullcontext():
+                out.backward(p_out)
         if not self.block.first:
             assert lam.grad is not None
-            self.links.to_previous(lam.grad)
-        if self.recorder is not None:
-            self.recorder.record(
-                self.rows.popleft(),
+            self._to_previous(lam.grad)
+        rows = self.rows.popleft()
+        for recorder, start in self.recorders:
+            recorder.record(
+                slice(start + rows.start, start + rows.stop),
                 None if self.block.first else lam.detach(),
                 None if lam.grad is None else lam.grad * self.size,
                 None if self.block.last else out.detach(),
                 None if p_out is None else p_out * self.size,
             )
+
+    def _from_next(self, out: Tensor) -> Tensor:
+        p = self.wire.receive(self.links.from_next, out.dtype)
+        return p if self.adjoint_scale == 1 else p / self.adjoint_scale
+
+    def _to_previous(self, p: Tensor) -> None:
+        self.wire.send(
+            self.links.to_previous, p if self.adjoint_scale == 1 else p * self.adjoint_scale
+        )
+
+
+@contextmanager
+def _spared_statistics(module: nn.Module) -> Iterator[None]:
+    """BatchNorm moves copies of its running statistics: a recomputed pass counts only once.
+
+    Frozen ones would not do: what a recomputed pass saves must be what the first one saved.
+    """
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [dict(m._buffers) for m in norms]
+    for m in norms:
+        m._buffers.update({k: b.clone() for k, b in m._buffers.items() if b is not None})
+    try:
+        yield
+    finally:
+        for m, buffers in zip(norms, kept, strict=True):
+            m._buffers.update(buffers)

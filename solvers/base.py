@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -37,6 +36,10 @@ class Links(Protocol):
 
     def flush(self) -> None:
         """Wait until every tensor sent so far has left."""
+
+    def now(self) -> float:
+        """Seconds on this rank's clock, from an arbitrary start."""
+        ...
 
     def all_gather(self, value: T) -> list[T]:
         """Everyone's (small, picklable) value, in rank order, on every rank."""
@@ -150,13 +153,13 @@ class PhaseStats:
         return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def timed(self, links: Links) -> Iterator[None]:
         """Add the time of the body, the work it left to a GPU included."""
-        start = perf_counter()
+        start = links.now()
         yield
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        self.seconds += perf_counter() - start
+        self.seconds += links.now() - start
 
 
 @dataclass
@@ -184,6 +187,12 @@ class Block:
     def last(self) -> bool:
         """Whether this block's output meets the labels."""
         return self.index == self.count - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters, float32 without any."""
+        parameter = next(self.module.parameters(), None)
+        return torch.float32 if parameter is None else parameter.dtype
 
     def forward(self, lam: Tensor) -> Tensor:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it."""

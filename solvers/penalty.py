@@ -140,7 +140,7 @@ class Penalty(Solver):
         """
         total = PhaseStats()
         before: list[float] = []
-        with total.timed(), frozen_statistics(block.module):
+        with total.timed(links), frozen_statistics(block.module):
             for number in range(window.sweeps):
                 exchange = number < window.sweeps - 1
                 stats = self.sweep(block, links, window, number, exchange)

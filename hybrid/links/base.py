@@ -55,6 +55,17 @@ class RankLinks(ABC):
         self.watch: Callable[[str, float, float], None] | None = None
         """Told of every wait: a name, and two readings of `perf_counter`."""
 
+    def run(self, program: Program[T]) -> T:
+        """Run this rank's program."""
+        return program(self)
+
+    def close(self) -> None:  # noqa: B027
+        """Nothing is sent or received any more."""
+
+    def now(self) -> float:
+        """Seconds on this rank's clock, from an arbitrary start."""
+        return perf_counter()
+
     def to_next(self, tensor: Tensor) -> None:
         """Send to the next block."""
         self._count("next", tensor)
@@ -114,11 +125,11 @@ class RankLinks(ABC):
 
     @contextmanager
     def _waiting(self, side: str) -> Iterator[None]:
-        start = perf_counter()
+        start = self.now()
         try:
             yield
         finally:
-            end = perf_counter()
+            end = self.now()
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:
                 self.watch(f"wait: {side}", start, end)

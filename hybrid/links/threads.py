@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,11 +17,11 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Room:
+class Room:
     """What the threads of one run share."""
 
     size: int
-    queues: dict[tuple[int, int], SimpleQueue[Tensor]] = field(init=False)
+    queues: dict[tuple[int, int], SimpleQueue[Any]] = field(init=False)
     values: list[Any] = field(init=False)
     barrier: threading.Barrier = field(init=False)
     failed: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +40,7 @@ class _Room:
 class ThreadLinks(RankLinks):
     """Hands tensors over by reference: nothing is copied."""
 
-    def __init__(self, rank: int, room: _Room) -> None:
+    def __init__(self, rank: int, room: Room) -> None:
         super().__init__(rank, room.size)
         self._room = room
 
@@ -50,6 +51,10 @@ class ThreadLinks(RankLinks):
         self._room.queues[self.rank, peer].put(tensor)
 
     def _receive(self, peer: int) -> Tensor:
+        received: Tensor = self._take(peer)
+        return received
+
+    def _take(self, peer: int) -> Any:
         queue = self._room.queues[peer, self.rank]
         while True:
             try:
@@ -71,19 +76,24 @@ class ThreadLinks(RankLinks):
         return everyone
 
 
-def run_threads(size: int, program: Program[T], intra_op_threads: int = 1) -> list[T]:
+def run_threads(
+    size: int,
+    program: Program[T],
+    intra_op_threads: int = 1,
+    make: Callable[[int, Room], ThreadLinks] = ThreadLinks,
+) -> list[T]:
     """Run `program` on `size` ranks, each a thread; give their results in rank order.
 
     The first failure is raised here, after every thread has ended.
     """
-    room = _Room(size)
+    room = Room(size)
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
-            results[rank] = program(ThreadLinks(rank, room))
+            results[rank] = make(rank, room).run(program)
         except PeerError:
             pass
         except BaseException as error:

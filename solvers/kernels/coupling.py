@@ -27,13 +27,21 @@ def couple(x: Tensor, lam: Tensor, kappa: Tensor | None, beta: float, factor: in
     """
     y = pool(x, factor)
     r = lam - y
-    square = r.square().sum()
-    p = r.mul(-2 * beta)
+    square = _dot(r, r)
     loss = beta * square
-    if kappa is not None:
-        p -= kappa
-        loss = loss + (kappa * r).sum()
-    return Coupling(loss, pool_transpose(p, factor), torch.stack((square, y.square().sum())))
+    if kappa is None:
+        p = r.mul(-2 * beta)
+    else:
+        loss = loss + _dot(kappa, r)
+        p = torch.add(kappa, r, alpha=2 * beta).neg_()
+    return Coupling(loss, pool_transpose(p, factor), torch.stack((square, _dot(y, y))))
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b> in one pass over memory where both lie in the same order."""
+    if a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last):
+        a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def pool(x: Tensor, factor: int) -> Tensor:

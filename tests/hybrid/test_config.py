@@ -104,6 +104,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("solver.lam_step", float("nan"), "must be finite"),
         ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
         ("correction.micro_batches", 0, "at least 1"),
+        ("correction.messages", "int4", "'float32', 'bfloat16', 'float16' or 'int8'"),
+        ("correction.filter", 0, "at least 1"),
+        ("rounds.sweeps", -1, "greater than or equal to 0"),
+        ("rounds.fill_step", "late", "'added' or 'own'"),
+        ("links.kind", "mpi", "'auto' or 'virtual'"),
+        ("links.gigabits_per_second", 0.0, "greater than 0"),
+        ("links.latency_microseconds", -1.0, "greater than or equal to 0"),
         ("checkpoint.every", 0, "greater than or equal to 1"),
     ],
 )
@@ -112,6 +119,19 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
     said = fault(resolve, {section: {name: value}})
     assert said.startswith(f"{key} is {value!r}; it must ")
     assert limit in said
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ([[8, -8]], "rounds.gaps.0.1 is -8; it must be greater than or equal to 0"),
+        ([[8, 8], [8]], "rounds.gaps.1.1 is "),
+        ([8, 8], "rounds.gaps.0 is 8; it must be a valid tuple"),
+        ("most", "rounds.gaps is 'most'; it must be a valid list"),
+    ],
+)
+def test_gaps_are_pairs_of_sample_numbers(gaps, said):
+    assert fault(resolve, {"rounds": {"gaps": gaps}}).startswith(said)
 
 
 def test_the_window_may_be_the_whole_training_set():
@@ -180,9 +200,20 @@ trees = st.fixed_dictionaries(
         "train": st.fixed_dictionaries({"epochs": st.integers(1), "threads": st.integers(0, 9)}),
         "optimiser": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
-        "rounds": st.fixed_dictionaries({"window": st.integers(1) | st.just("all")}),
+        "rounds": st.fixed_dictionaries(
+            {
+                "window": st.integers(1) | st.just("all"),
+                "fill": st.booleans(),
+                "gaps": st.lists(st.tuples(st.integers(0), st.integers(0))),
+            }
+        ),
+        "links": st.fixed_dictionaries(
+            {"kind": st.just("virtual"), "latency_microseconds": positive}
+        ),
         "split": st.fixed_dictionaries({"cuts": st.lists(st.text())}),
-        "correction": st.fixed_dictionaries({"micro_batches": st.integers(1, 9)}),
+        "correction": st.fixed_dictionaries(
+            {"micro_batches": st.integers(1, 9), "messages": st.sampled_from(["bfloat16", "int8"])}
+        ),
         "solver": st.fixed_dictionaries({"name": st.just("backprop")})
         | st.fixed_dictionaries({"beta": positive, "momentum": st.none() | st.just(0.5)}),
     },
@@ -195,6 +226,13 @@ def test_settings_written_as_toml_and_read_again_are_the_same(tmp_path_factory, 
     config = resolve(tree)
     path = write(tmp_path_factory.mktemp("toml") / "config.toml", to_toml(config))
     assert load(path, {}) == config
+
+
+def test_gaps_given_on_the_command_line_are_those_of_the_written_file(tmp_path):
+    config = load(None, dict([parse_override("rounds.gaps=[[64, 0], [0, 32]]")]))
+    assert config.rounds.gaps == [(64, 0), (0, 32)]
+    path = write(tmp_path / "config.toml", to_toml(config))
+    assert load(path, {}).rounds.gaps == [(64, 0), (0, 32)]
 
 
 def test_the_written_file_explains_every_setting():

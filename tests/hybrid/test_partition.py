@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hybrid import models, split
+from hybrid.costs import OPERATIONS_A_BYTE
 from hybrid.partition import BALANCES, balanced_starts
+from solvers.pipeline import Cost
 
 
 def resnet(depth=14):
@@ -54,13 +56,41 @@ def test_counted_operations_give_the_same_split_every_time():
     assert made[0].costs == made[1].costs
 
 
-def test_operations_are_those_of_the_convolutions_forward_and_backward():
+def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
     first, second = (nn.Conv2d(*c, 3, padding=1, bias=False) for c in ((2, 3), (3, 2)))
     model = nn.Sequential(first, nn.ReLU(), second)
     costs = split(model, 2, balance="operations", sample=torch.randn(4, 2, 6, 6)).costs
-    forward = 2 * 4 * 3 * 2 * 9 * 36
+    narrow, wide, weight = 2 * 36, 3 * 36, 3 * 2 * 9 / 4
+    arithmetic, value = 2 * 3 * 2 * 9 * 36, 4 * OPERATIONS_A_BYTE
+    assert [cost.forward for cost in costs] == [
+        arithmetic + value * (narrow + wide + weight),
+        value * (wide + wide),
+        arithmetic + value * (wide + narrow + weight),
+    ]
     # the first needs no gradient of its input
-    assert costs == [2 * forward, 0, 3 * forward]
+    least = [
+        arithmetic + value * (wide + narrow + 2 * weight),
+        value * 3 * wide,
+        2 * arithmetic + value * (narrow + 2 * wide + 2 * weight),
+    ]
+    for cost, bound in zip(costs, least, strict=True):
+        assert bound <= cost.backward < bound + arithmetic
+
+
+def test_the_cost_of_a_block_is_the_sum_of_its_units():
+    costs = [Cost(1.0, 2.0), Cost(3.0, 5.0), Cost(7.0, 11.0)]
+    chain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    blocks = split(chain, cuts=["2"])
+    blocks.costs = costs
+    assert blocks.block_costs() == [Cost(4.0, 7.0), Cost(7.0, 11.0)]
+
+
+def test_blocks_of_explicit_cuts_cost_their_counted_operations():
+    balanced = split(resnet(8), 2, balance="operations")
+    cut = split(resnet(8), cuts=balanced.cuts)
+    assert cut.costs == []
+    for found, expected in zip(cut.block_costs(), balanced.block_costs(), strict=True):
+        assert found == pytest.approx(expected)
 
 
 def test_even_splits_by_the_number_of_units():
@@ -85,7 +115,7 @@ def test_an_unknown_balance_is_refused_with_the_known_ones():
 
 def test_a_users_model_needs_a_sample_to_be_measured_with():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"needs sample=.*or give cuts=, or balance='even'"):
+    with pytest.raises(ValueError, match=r"^costs need sample=.*or give cuts=, or balance='even'"):
         split(model, 2)
     assert len(split(model, 2, sample=torch.randn(3, 2))) == 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import Trainer, checkpoint, data, models, split
-from hybrid.config import CheckpointSettings, OptimiserSettings, ScheduleSettings, TrainSettings
+from hybrid.config import (
+    CheckpointSettings,
+    LinkSettings,
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
 from hybrid.data.sampling import epoch_order
 from hybrid.partition import Blocks
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
+from solvers.pipeline import Gaps, fit
 
 EPOCHS, BATCH = 2, 96
 FLAGS = ("--epochs", EPOCHS, "--batch-size", BATCH, "--set", "train.threads=1")
@@ -253,3 +261,120 @@ def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(dig
     settings = TrainSettings(epochs=4, batch_size=BATCH, threads=1)
     summary = trainer(2, harmful, window=4, train=settings).fit(*digits)
     assert summary["returns_to_serial"] > 0
+
+
+def filled(blocks: int, out: Path | None = None, **settings: Any) -> Trainer:
+    """A run whose only local work is in the gaps of a pipeline of four micro-batches."""
+    pipeline = {"correction": Backprop(micro_batches=4), "fill": True, "sweeps": 0}
+    return trainer(blocks, AugmentedLagrangian(), out, **pipeline, **settings)
+
+
+@pytest.fixture(scope="module")
+def few() -> tuple[data.Dataset, data.Dataset]:
+    train, test = data.load("digits", limit=4 * BATCH)
+    return train, test.take(50)
+
+
+@pytest.mark.parametrize("fill_step", ["added", "own"])
+def test_a_filled_run_on_virtual_links_equals_the_one_on_threads(fill_step: str, few) -> None:
+    threads = filled(3, fill_step=fill_step)
+    virtual = filled(3, fill_step=fill_step, links=LinkSettings(kind="virtual"))
+    expected, found = threads.fit(*few), virtual.fit(*few)
+    assert_same(virtual.blocks.model.state_dict(), threads.blocks.model.state_dict())
+    assert found["test_accuracy"] == expected["test_accuracy"]
+    assert found["bytes_sent"] == expected["bytes_sent"]
+
+
+def test_filling_the_gaps_changes_the_training(few) -> None:
+    plain = trainer(3, Backprop(micro_batches=4))
+    made = filled(3, gaps=[Gaps(48, 0), Gaps(24, 24), Gaps(0, 48)])
+    plain.fit(*few)
+    made.fit(*few)
+    first = "conv1.weight"
+    assert not torch.equal(
+        made.blocks.model.state_dict()[first], plain.blocks.model.state_dict()[first]
+    )
+
+
+def test_a_resumed_run_with_filled_gaps_equals_an_undisturbed_one(few, tmp_path) -> None:
+    keep = {"checkpoint": CheckpointSettings(keep_last=0), "fill_step": "own"}
+    whole = filled(2, tmp_path / "run", **keep)
+    whole.fit(*few)
+    interrupted(tmp_path / "run", after=1)
+    resumed = filled(2, tmp_path / "run", resume=True, **keep)
+    resumed.fit(*few)
+    assert_same(resumed.blocks.model.state_dict(), whole.blocks.model.state_dict())
+
+
+def test_a_run_folders_settings_give_the_gaps_of_its_run(few, tmp_path) -> None:
+    balanced = filled(3, tmp_path / "a")
+    cut = Trainer(
+        split(network(), cuts=balanced.blocks.cuts),
+        correction=Backprop(micro_batches=4),
+        fill=True,
+        sweeps=0,
+        train=balanced.train,
+        quiet=True,
+    )
+    balanced.fit(*few)
+    cut.fit(*few)
+    assert any(sum(gap) for gap in balanced.gaps)
+    assert balanced.gaps == fit(balanced.blocks.block_costs(), BATCH, 4)
+    assert cut.gaps == balanced.gaps
+
+
+def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path) -> None:
+    filled(2, tmp_path / "run", gaps=[Gaps(BATCH, 0), Gaps(0, BATCH)]).fit(*few)
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    parallel = [line for line in lines if line["phase"] == "parallel"]
+    # no record is left over from the epoch before
+    assert [line["samples"] for line in parallel] == [3 * BATCH] * EPOCHS
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_without_sweeps_and_without_fill_training_is_serial(blocks: int, few) -> None:
+    serial, hybrid = trainer(blocks, Backprop()), trainer(blocks, AugmentedLagrangian(), sweeps=0)
+    serial.fit(*few)
+    summary = hybrid.fit(*few)
+    assert_same(hybrid.blocks.model.state_dict(), serial.blocks.model.state_dict())
+    assert summary["parallel_seconds"] == 0
+
+
+def refused(made: Trainer, loaded: tuple[data.Dataset, data.Dataset]) -> str:
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        made.fit(*loaded)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_gaps_of_another_number_of_blocks_are_refused(number: int, few) -> None:
+    said = refused(filled(2, gaps=[Gaps(8, 8)] * number), few)
+    assert said.startswith(f"rounds.gaps has {number} pairs for 2 blocks: give one [middle, turn]")
+
+
+def test_gaps_cannot_be_filled_by_a_solver_without_sub_problems(few) -> None:
+    said = refused(trainer(2, Backprop(micro_batches=4), fill=True), few)
+    assert said.startswith("rounds.fill needs sub-problems, which 'backprop' has none of: choose")
+
+
+def test_virtual_links_under_mpirun_are_refused(few, monkeypatch) -> None:
+    made = trainer(2, Backprop(), links=LinkSettings(kind="virtual"))
+    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it .+$"):
+        made._check(*few, SimpleNamespace(size=2))
+
+
+def test_a_filled_run_under_mpirun_equals_the_one_on_threads(
+    mpirun, hybrid_cli, tmp_path, few
+) -> None:
+    out = tmp_path / "run"
+    sets = ("rounds.fill=true", "rounds.sweeps=0", "correction.micro_batches=4")
+    sets += (f"data.limit={4 * BATCH}", "train.threads=1")
+    flags = [word for setting in sets for word in ("--set", setting)]
+    done = mpirun(
+        2, hybrid_cli, "train", "--epochs", 1, "--batch-size", BATCH, *flags, "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    made = filled(2, train=TrainSettings(epochs=1, batch_size=BATCH, threads=1))
+    made.fit(*few)
+    assert_same(newest(out), made.blocks.model.state_dict())

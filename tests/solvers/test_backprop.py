@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks
 from solvers import Backprop, Block, PhaseStats
 from solvers.backprop import _Pass
+from solvers.kernels import pool, upsample
+from solvers.wire import Wire
 
 
 def exact_gradients(problem: Problem, solver: Backprop) -> dict[str, Tensor]:
@@ -20,6 +22,7 @@ def exact_gradients(problem: Problem, solver: Backprop) -> dict[str, Tensor]:
         solver.gradient(block, links, batch, slice(0, len(batch)), None, stats)
         return gradients(block)
 
+    problem.blocks.model.zero_grad()
     return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
 
 
@@ -154,7 +157,131 @@ def test_the_last_block_counts_right_answers_and_every_step_has_a_loss() -> None
     assert 0 <= sum(int(c) for c in stats[1].correct) <= 12
 
 
-@pytest.mark.parametrize(("name", "value"), [("micro_batches", 0), ("clip_norm", -1.0)])
-def test_impossible_settings_name_the_value(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value}"):
-        Backprop(**{name: value})
+def trained(problem: Problem, solver: Backprop) -> dict[str, Tensor]:
+    """All tensors of the network after training on the window."""
+    problem.on_every_block(lambda block, links: solver.train(block, links, problem.window()))
+    return problem.blocks.model.state_dict()
+
+
+def distance(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+    """Relative Euclidean distance of two gradients of the whole network."""
+    assert found.keys() == exact.keys()
+    error = torch.stack([(found[name] - exact[name]).square().sum() for name in exact]).sum()
+    return float((error / torch.stack([g.square().sum() for g in exact.values()]).sum()).sqrt())
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 3]])
+@pytest.mark.parametrize("m", [1, 3])
+def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(
+    cuts: list[int], m: int
+) -> None:
+    kept, again = (make_problem(seed=8, units=3, cuts=cuts, batch=6, batches=3) for _ in range(2))
+    expected = trained(kept, Backprop(micro_batches=m))
+    found = trained(again, Backprop(micro_batches=m, recompute=True))
+    assert any("running" in name for name in expected)
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on() -> None:
+    problem = make_problem(seed=8, units=3, cuts=[1, 3], batch=6)
+    norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    calls = []
+    for norm in norms:
+        norm.register_forward_hook(lambda *_: calls.append(1))
+    exact_gradients(problem, Backprop(micro_batches=2, recompute=True))
+    assert len(calls) == 2 * 2 * len(norms)
+    assert all(norm.track_running_stats for norm in norms)
+    assert all(int(norm.num_batches_tracked) == 2 for norm in norms)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize(
+    ("messages", "tolerance"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.03)]
+)
+def test_rounded_messages_give_a_gradient_near_the_exact_one(
+    messages: str, tolerance: float, m: int
+) -> None:
+    problem = make_problem(seed=9, units=4, cuts=[1, 2, 4], batch=12, width=6)
+    exact = exact_gradients(problem, Backprop(micro_batches=m))
+    rounded = exact_gradients(problem, Backprop(micro_batches=m, messages=messages))
+    assert 0 < distance(rounded, exact) < tolerance
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m: int) -> None:
+    problem = make_problem(seed=9, units=2, cuts=[2], batch=256)
+    with torch.no_grad():
+        # per-sample adjoints of about 1e-5: over the 256 of the mean, half of float16's least
+        problem.blocks.model[-1].weight.mul_(1e-3)
+    exact = exact_gradients(problem, Backprop(micro_batches=m))
+    rounded = exact_gradients(problem, Backprop(micro_batches=m, messages="float16"))
+    head = {"5.weight", "5.bias"}
+    first = [{k: v for k, v in g.items() if k not in head} for g in (rounded, exact)]
+    assert 0 < distance(*first) < 0.01
+
+
+@pytest.mark.parametrize("messages", ["float32", "bfloat16", "float16", "int8"])
+def test_records_of_rounded_passes_stay_in_per_sample_scale(messages: str) -> None:
+    problem = make_problem(seed=4, units=2, cuts=[2], batch=5)
+    adjoints: dict[int, Tensor] = {}
+
+    def program(block: Block, links: RankLinks) -> None:
+        class Recorder:
+            def record(self, rows, lam, p_in, out, p_out) -> None:
+                adjoints[block.index] = p_out if p_in is None else p_in
+
+        window = problem.window()
+        window.recorder = Recorder()
+        Backprop(messages=messages).observe(block, links, window)
+
+    problem.on_every_block(program)
+    torch.testing.assert_close(adjoints[0], adjoints[1], rtol=0.02, atol=0.02 * adjoints[1].max())
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_cuts(
+    factor: int, recompute: bool
+) -> None:
+    problem = make_problem(seed=3, units=3, cuts=[1, 3, 4], batch=5)
+    batch = problem.batches[0]
+    x = batch.images()
+    for k in range(3):
+        x = upsample(pool(problem.blocks.module(k)(x), factor), factor)
+    nn.functional.cross_entropy(problem.blocks.module(3)(x), batch.labels()).backward()
+    expected = {name: p.grad.clone() for name, p in problem.blocks.model.named_parameters()}
+    found = exact_gradients(problem, Backprop(filter=factor, recompute=recompute))
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("messages", "factor"), [("float32", 1), ("float16", 2), ("int8", 2)])
+def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(
+    messages: str, factor: int
+) -> None:
+    problem = make_problem(seed=3, units=2, cuts=[1, 2], batch=6).single_precision()
+
+    def program(block: Block, links: RankLinks) -> dict[str, int]:
+        solver = Backprop(micro_batches=3, messages=messages, filter=factor)
+        solver.gradient(block, links, problem.batches[0], slice(0, 6), None, PhaseStats())
+        return links.traffic.bytes_sent
+
+    # int8 sends the scales of a sample's channels once a sample, however samples are grouped
+    cut = 6 * Wire(messages, factor).bytes_per_sample((3, 6, 6))
+    assert problem.on_every_block(program) == [
+        {"next": cut, "previous": 0},
+        {"next": cut, "previous": cut},
+        {"next": 0, "previous": cut},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("micro_batches", 0), ("clip_norm", -1.0), ("filter", 0), ("messages", "'float64'")],
+)
+def test_impossible_settings_name_the_value(name: str, value: object) -> None:
+    given_value = value.strip("'") if isinstance(value, str) else value
+    with pytest.raises(ValueError, match=f"^{name} is {value}; .+$") as caught:
+        Backprop(**{name: given_value})
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,71 @@
+"""A rank's block, and the rounds that train it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+
+from hybrid import optimisers
+from hybrid.config import OptimiserSettings
+from hybrid.links import RankLinks
+from hybrid.partition import Blocks
+from hybrid.rounds import Rounds
+from hybrid.trace import Trace
+from solvers import Backprop, Penalty, Solver
+from solvers.base import Block
+from solvers.bubble import BubbleFill, FillStep
+from solvers.pipeline import Gaps
+
+
+def make_block(
+    blocks: Blocks, rank: int, settings: OptimiserSettings, precision: str, device: torch.device
+) -> Block:
+    """Block `rank` in training mode on its device, with the optimiser of its exact steps."""
+    module = blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    exact = optimisers.make(module, settings)
+    optimiser = {"exact": exact, "local": exact}
+    dtype = getattr(torch, precision)
+    return Block(module.train(), rank, len(blocks), optimiser, device, dtype)
+
+
+def make_rounds(
+    block: Block,
+    links: RankLinks,
+    solver: Solver,
+    correction: Backprop,
+    *,
+    batch_size: int,
+    window: int,
+    sweeps: int = 0,
+    fill: Sequence[Gaps] | None = None,
+    fill_step: FillStep = "added",
+    trace: Trace | None = None,
+) -> Rounds:
+    """The rounds of one rank, with its own copies of `solver`.
+
+    `sweeps` over windows of `window` mini-batches make the parallel phase, 0 none; `fill` gives
+    every block's local work in the gaps of the serial phase, None none.
+    """
+    parallel = deepcopy(solver) if sweeps and not solver.exact else None
+    if parallel is not None:
+        parallel.prepare(block, window * batch_size, sweeps)
+    bubbles = None
+    if fill is not None:
+        sub_problems = deepcopy(solver)
+        if not isinstance(sub_problems, Penalty):
+            raise ValueError(
+                f"rounds.fill needs sub-problems, which {solver.name!r} has none of: choose "
+                "solver augmented-lagrangian or penalty, or rounds.fill=false"
+            )
+        bubbles = BubbleFill(sub_problems, block, fill[block.index], batch_size, fill_step)
+    return Rounds(
+        block,
+        links,
+        correction,
+        parallel,
+        bubbles,
+        return_ratio=getattr(solver, "return_ratio", 0.0),
+        trace=trace or Trace(links.rank, links.now),
+    )

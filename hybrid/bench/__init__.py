@@ -1,0 +1,1 @@
+"""Ways to train one network, timed in turn inside one job."""

@@ -1,0 +1,104 @@
+"""Times the rows of a bench in turn, so that a drifting machine is the same for all."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from hybrid.bench.baselines import Row
+from solvers import Batch
+
+
+@dataclass
+class Speed:
+    """What a row did in every turn; the first row is the base case."""
+
+    name: str
+    images_per_second: list[float] = field(default_factory=list)
+    idle_share: list[list[float]] = field(default_factory=list)
+    """Of every rank, in every turn."""
+    bytes_per_image: float = 0.0
+    """Over all ranks."""
+    working_bytes: list[int | None] = field(default_factory=list)
+    """Of every rank: growth of resident (on a GPU: allocated) memory while training."""
+
+    def speed_up(self, base: Speed) -> tuple[float, float, float]:
+        """Median and quartiles over the turns of the ratio of rates."""
+        pairs = zip(self.images_per_second, base.images_per_second, strict=True)
+        ratios = sorted(mine / theirs for mine, theirs in pairs)
+        return median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
+
+
+def throughput(
+    comm: Any, rows: Sequence[Row], batches: Sequence[Batch], turns: int, say: Callable[[str], None]
+) -> list[Speed]:
+    """Train every row on `batches`, `turns` times round after one to warm up; then its memory."""
+    images = sum(len(batch) for batch in batches)
+    speeds = [Speed(row.name) for row in rows]
+    for turn in range(turns + 1):
+        for row, speed in zip(rows, speeds, strict=True):
+            sent, waited = row.bytes_sent(), row.waiting_seconds()
+            seconds = timed(comm, lambda row=row: row.train(batches))  # type: ignore[misc]
+            idle = (row.waiting_seconds() - waited) / seconds
+            idle_shares = comm.allgather(idle)
+            sent = sum(comm.allgather(row.bytes_sent() - sent))
+            if turn:
+                speed.images_per_second.append(images / seconds)
+                speed.idle_share.append(idle_shares)
+                speed.bytes_per_image = sent / images
+        say(f"turn {turn}/{turns}" if turn else "warmed up")
+    for row, speed in zip(rows, speeds, strict=True):
+        speed.working_bytes = comm.allgather(_working_bytes(row, batches[:1]))
+        meet(comm)
+    return speeds
+
+
+def timed(comm: Any, work: Callable[[], None]) -> float:
+    """Seconds from a common start until the last rank is done."""
+    meet(comm)
+    start = perf_counter()
+    work()
+    seconds = perf_counter() - start
+    meet(comm)
+    return float(max(comm.allgather(seconds)))
+
+
+def meet(comm: Any) -> None:
+    """A barrier that leaves the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        sleep(0.001)
+
+
+def _working_bytes(row: Row, batches: Sequence[Batch]) -> int | None:
+    """Growth of this process's memory while `row` trains, as the system sees it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        row.train(batches)
+        return int(torch.cuda.max_memory_allocated() - before)
+    try:
+        # hand free memory back, or what an earlier row has left behind would hide the growth
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+    except (OSError, AttributeError):
+        row.train(batches)
+        return None
+    row.train(batches)
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(key: str) -> int:
+    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0

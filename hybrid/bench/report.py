@@ -1,0 +1,147 @@
+"""What a bench found: raw JSON, a Markdown table and a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from hybrid.bench.accuracy import Runs, shortest
+from hybrid.bench.measure import Speed
+from hybrid.files import write_atomically
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures were measured."""
+    names = Path("/proc/cpuinfo")
+    lines = names.read_text().splitlines() if names.is_file() else []
+    model = next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+    return {
+        "processor": model or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+    }
+
+
+def speed_table(speeds: Sequence[Speed], epoch_images: int) -> str:
+    """Markdown: a row each, the first is the base case."""
+    base = speeds[0]
+    lines = [
+        "| | images/s | epoch | speed-up (quartiles) | idle share | KB sent an image "
+        "| working memory a rank |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for speed in speeds:
+        rate = median(speed.images_per_second)
+        middle, low, high = speed.speed_up(base)
+        idle = [median(rank) for rank in zip(*speed.idle_share, strict=True)]
+        peaks = [p for p in speed.working_bytes if p is not None]
+        memory = f"{max(peaks) / 1e6:.0f} MB" if peaks else "-"
+        lines.append(
+            f"| {speed.name} | {rate:.1f} | {epoch_images / rate:.1f} s "
+            f"| {middle:.2f} ({low:.2f}, {high:.2f}) | {_shares(idle)} "
+            f"| {speed.bytes_per_image / 1e3:.1f} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def accuracy_table(runs: Sequence[Runs], base: str, target: float) -> str:
+    """Markdown: time to `target`, and every run."""
+    reference = shortest(runs, base, target)
+    lines = [
+        f"| | epochs | test accuracy | seconds | time to {target:.2%} | over the base case |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        value, spread = run.spread()
+        seconds = mean(run.seconds)
+        best = shortest(runs, run.name, target)
+        time = f"{seconds:.1f} s" if best is run else ""
+        gain = mean(reference.seconds) / seconds if reference and best is run else None
+        lines.append(
+            f"| {run.name} | {run.epochs} | {value:.2%} ± {spread:.2%} | {seconds:.1f} | {time} "
+            f"| {f'{gain:.2f}' if gain else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def write(
+    folder: Path,
+    title: str,
+    facts: dict[str, Any],
+    speeds: Sequence[Speed],
+    runs: Sequence[Runs],
+    target: float | None,
+) -> str:
+    """Write bench.json, bench.md and bench.png; give the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
+    text = [f"# {title}", "", _sentence(facts), "", speed_table(speeds, facts["epoch_images"])]
+    if target is not None:
+        text += ["", accuracy_table(runs, speeds[0].name, target)]
+    text.append("\n![images a second and speed-up](bench.png)")
+    markdown = "\n".join(text) + "\n"
+    write_atomically(folder / "bench.json", (json.dumps(raw, indent=1) + "\n").encode())
+    write_atomically(folder / "bench.md", markdown.encode())
+    plot(folder / "bench.png", title, speeds, runs, target)
+    return markdown
+
+
+def plot(
+    file: Path, title: str, speeds: Sequence[Speed], runs: Sequence[Runs], target: float | None
+) -> None:
+    """Bars of the speed-ups with quartiles; beside them accuracy over training time."""
+    from matplotlib.figure import Figure
+
+    panels = 2 if runs else 1
+    figure = Figure(figsize=(7 * panels, 1.2 + 0.34 * len(speeds)), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    ratios = [speed.speed_up(speeds[0]) for speed in speeds]
+    places = range(len(speeds))
+    middles = [r[0] for r in ratios]
+    errors = [[r[0] - r[1] for r in ratios], [r[2] - r[0] for r in ratios]]
+    axes[0].barh(places, middles, xerr=errors, color="#4878a8", ecolor="#222222", capsize=2)
+    axes[0].set_yticks(places, [speed.name for speed in speeds])
+    axes[0].invert_yaxis()
+    axes[0].axvline(1, color="#888888", linewidth=0.8)
+    axes[0].set_xlabel(f"images/s over those of: {speeds[0].name}")
+    for name in dict.fromkeys(run.name for run in runs):
+        own = [run for run in runs if run.name == name]
+        seconds, values = [mean(r.seconds) for r in own], [100 * r.spread()[0] for r in own]
+        spreads = [100 * r.spread()[1] for r in own]
+        axes[1].errorbar(seconds, values, yerr=spreads, marker="o", capsize=2, label=name)
+    if runs:
+        axes[1].set_xlabel("seconds of training")
+        axes[1].set_ylabel("final test accuracy, %")
+        axes[1].legend(fontsize="small")
+        if target is not None:
+            axes[1].axhline(100 * target, color="#888888", linewidth=0.8)
+    figure.savefig(file, dpi=120)
+
+
+def _shares(idle: Sequence[float]) -> str:
+    return " / ".join(f"{share:.0%}" for share in idle)
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    where = facts["machine"]
+    text: str = (
+        f"{facts['ranks']} ranks on {facts['hosts']} host(s), {facts['threads']} thread(s) a rank, "
+        f"{where['processor']}, {where['cores']} cores, torch {where['torch']}; "
+        f"{facts['model']}, batch {facts['batch_size']}, {facts['precision']}, "
+        f"cut before {', '.join(facts['cuts'])}; {facts['turns']} interleaved turns of "
+        f"{facts['steps']} mini-batches. The first row is the base case. Speed-ups are medians of "
+        "ratios within a turn. `" + facts["command"] + "`"
+    )
+    return text

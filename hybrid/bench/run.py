@@ -1,0 +1,153 @@
+"""The bench: every way to train the same network on these ranks, interleaved in one run."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hybrid import build, launch
+from hybrid.bench import baselines, report
+from hybrid.bench.accuracy import Runs, to_accuracy
+from hybrid.bench.baselines import Row
+from hybrid.bench.measure import throughput
+from hybrid.config import Config
+from hybrid.data import Dataset
+from hybrid.links.mpi import MpiLinks
+from hybrid.models import Chain
+from hybrid.partition import Blocks, split
+from hybrid.recipes import OwnRow, Recipe, recipes
+from hybrid.windows import EpochSource
+from solvers import Batch
+from solvers.pipeline import fit
+
+BASE = "plain loop"
+"""The base case."""
+
+
+class Bench:
+    """One bench on all ranks of a communicator."""
+
+    def __init__(
+        self, comm: Any, settings: Config, micro_batches: Sequence[int], only: Sequence[str]
+    ) -> None:
+        self.comm, self.settings = comm, settings
+        self.micro_batches, self.only = list(micro_batches), list(only)
+        self.threads = settings.train.threads or 1
+        launch.keep_memory()
+        torch.set_num_threads(self.threads)
+        self.device = launch.device(settings.train.device)
+        wanted = settings.data
+        self.train, self.test = build.data_sets(wanted)
+        baselines.process_group(comm)
+
+    def model(self, seed: int) -> Chain:
+        """The network with the weights of a seed."""
+        chosen = self.settings.train.model_copy(update={"seed": seed})
+        return build.model(self.settings.model_copy(update={"train": chosen}), self.train)
+
+    def blocks(self, model: Chain) -> Blocks:
+        """The cuts of our own rows."""
+        wanted = self.settings.split
+        cuts = wanted.cuts or None
+        blocks = split(model, self.comm.size, cuts=cuts, balance=wanted.balance)
+        blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
+        return blocks
+
+    def rows(self, seed: int) -> list[Row]:
+        """The base case, torch's own ways, ours; those whose names contain a word of `only`."""
+        model = self.model(seed)
+        blocks = self.blocks(model)
+        sgd, batch_size = self.settings.optimiser, self.settings.train.batch_size
+        cores, device = len(baselines.host_cores()), self.device
+        makers: dict[str, Callable[[], Row]] = {
+            BASE: lambda: baselines.PlainLoop(model, sgd, self.threads, device=device),
+            f"plain loop, {cores} threads": lambda: baselines.PlainLoop(
+                model, sgd, cores, device=device
+            ),
+            "torch DistributedDataParallel": lambda: baselines.DataParallel(model, sgd, device),
+        }
+        for kind, m in product(("gpipe", "1f1b", "interleaved-zero-bubble"), self.micro_batches):
+            makers[f"torch {kind}, m={m}"] = partial(
+                baselines.Pipeline, model, sgd, kind, m, device
+            )
+        own: dict[str, Recipe] = {
+            r.name: r for r in recipes(self.micro_batches, self.settings.make_correction())
+        }
+        chosen = [n for n in [*makers, *own] if self._wanted(n)]
+        made: list[Row] = []
+        for name in chosen:
+            if name in own:
+                m = own[name].correction.micro_batches
+                gaps = fit(blocks.block_costs(), batch_size, m)
+                links = MpiLinks(self.comm.Dup(), self.device)
+                made.append(OwnRow(own[name], blocks, links, gaps, sgd, batch_size, self.device))
+            else:
+                row = makers[name]()
+                row.name = name
+                made.append(row)
+        return made
+
+    def run(
+        self,
+        turns: int,
+        steps: int,
+        target: float | None,
+        lengths: Sequence[int],
+        seeds: int,
+        out: Path,
+    ) -> str | None:
+        """Measure, and write the report on rank 0; its Markdown there."""
+        first = self.comm.rank == 0
+
+        def say(text: str) -> None:
+            if first:
+                print(text, flush=True)
+
+        settings = self.settings
+        source = EpochSource(self.train, 0, 0, settings.data.augment, self.device)
+        size = settings.train.batch_size
+        ids = torch.arange(steps * size).remainder(len(self.train)).split(size)
+        # a learning rate of almost nothing: rows must not diverge while they are timed
+        batches = [Batch(i, 1e-6, source) for i in ids]
+        rows = self.rows(settings.train.seed)
+        speeds = throughput(self.comm, rows, batches, turns, say)
+        for row in rows:
+            row.close()
+        runs: list[Runs] = []
+        if target is not None:
+            data: tuple[Dataset, Dataset] = (self.train, self.test)
+            runs = to_accuracy(
+                self.comm, self.rows, self.model, settings, data, target, lengths, seeds, say
+            )
+        hosts = len(set(self.comm.allgather(socket.gethostname())))
+        cuts = self.blocks(self.model(settings.train.seed)).cuts
+        if not first:
+            return None
+        facts = {
+            "machine": report.machine(),
+            "command": " ".join(["hybrid", *sys.argv[1:]]),
+            "ranks": self.comm.size,
+            "hosts": hosts,
+            "threads": self.threads,
+            "model": settings.model.name,
+            "data": settings.data.name,
+            "batch_size": size,
+            "precision": settings.train.precision,
+            "cuts": cuts,
+            "turns": turns,
+            "steps": steps,
+            "epoch_images": len(self.train) // size * size,
+            "target": target,
+        }
+        title = f"{settings.model.name} on {settings.data.name}, {self.comm.size} ranks"
+        return report.write(out, title, facts, speeds, runs, target)
+
+    def _wanted(self, name: str) -> bool:
+        return name == BASE or not self.only or any(word in name for word in self.only)

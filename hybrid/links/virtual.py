@@ -1,0 +1,104 @@
+"""Links with a logical clock a rank: K blocks in turn on one core, timed as if on K machines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil, log2
+from time import perf_counter, thread_time
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hybrid.links.base import Program
+from hybrid.links.threads import Room, ThreadLinks, run_threads
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What joins two ranks: in each direction one message at a time, sent beside the work."""
+
+    bytes_per_second: float = 10e9 / 8
+    latency_seconds: float = 10e-6
+
+
+class VirtualLinks(ThreadLinks):
+    """Runs while it holds the baton, which only one rank does, and counts that time on its clock.
+
+        send      leaves = max(own clock, end of the last send) + bytes / bandwidth
+        receive   own clock = max(own clock, leaves + latency)
+        gather    own clock = max of all clocks + 2 latency ceil(log2 K)
+
+    So the clocks show what K ranks of this speed would need, whatever runs here beside them: on
+    one thread a rank, processor time is counted; on more, or on a GPU, real time.
+    """
+
+    def __init__(
+        self, rank: int, room: Room, network: Network, baton: threading.Lock, threads: int
+    ) -> None:
+        super().__init__(rank, room)
+        self._network, self._baton = network, baton
+        alone = threads == 1 and not torch.cuda.is_available()
+        self._timer: Callable[[], float] = thread_time if alone else perf_counter
+        self._clock = self._begun = 0.0
+        self._free = {rank - 1: 0.0, rank + 1: 0.0}
+
+    def now(self) -> float:
+        return self._clock + self._timer() - self._begun
+
+    def run(self, program: Program[T]) -> T:
+        with self._baton:
+            self._begun = self._timer()
+            return program(self)
+
+    def _send(self, peer: int, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
+        seconds = tensor.numel() * tensor.element_size() / self._network.bytes_per_second
+        self._free[peer] = max(self.now(), self._free[peer]) + seconds
+        arrival = self._free[peer] + self._network.latency_seconds
+        self._room.queues[self.rank, peer].put((tensor, arrival))
+
+    def _receive(self, peer: int) -> Tensor:
+        tensor: Tensor
+        with self._paused():
+            tensor, arrival = self._take(peer)
+        self._clock = max(self._clock, arrival)
+        return tensor
+
+    def _all_gather(self, value: T) -> list[T]:
+        with self._paused():
+            everyone: list[tuple[T, float]] = super()._all_gather((value, self._clock))
+        hops = 2 * ceil(log2(self.size)) if self.size > 1 else 0
+        self._clock = max(clock for _, clock in everyone) + hops * self._network.latency_seconds
+        return [theirs for theirs, _ in everyone]
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Others run; the own clock stands still."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._clock = self.now()
+        self._baton.release()
+        try:
+            yield
+        finally:
+            self._baton.acquire()
+            self._begun = self._timer()
+
+
+def run_virtual(
+    size: int, program: Program[T], network: Network | None = None, intra_op_threads: int = 1
+) -> list[T]:
+    """Run `program` on `size` ranks in turn, each on its own clock; results in rank order."""
+    baton = threading.Lock()
+
+    def make(rank: int, room: Room) -> Any:
+        return VirtualLinks(rank, room, network or Network(), baton, intra_op_threads)
+
+    return run_threads(size, program, intra_op_threads, make)

@@ -1,0 +1,207 @@
+"""What a cluster would do: every recipe at every number of blocks, timed on virtual links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid import launch
+from hybrid.config import Config
+from hybrid.data import Dataset
+from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.models import Chain
+from hybrid.partition import Blocks, split
+from hybrid.recipes import OwnRow, Recipe, recipes
+from hybrid.windows import EpochSource
+from solvers import Backprop, Batch
+from solvers.base import Shape
+from solvers.pipeline import Gaps, fit
+from solvers.wire import Wire
+
+SWEEP_WORTH = 0.25
+"""Progress of a local step over that of an exact one on as many images, as measured.
+
+docs/benchmarks/README.md, "What a sweep is worth": between 0.2 and 0.4 with tuned learning rates.
+"""
+
+
+@dataclass
+class Prediction:
+    """One recipe at one number of blocks. Lists are per rank."""
+
+    blocks: int
+    recipe: Recipe
+    cuts: list[str]
+    images_per_second: float
+    local_share: float
+    """Images of local steps over images of exact steps."""
+    idle_share: list[float]
+    bytes_per_image: float
+    memory_bytes: list[int]
+    gaps: list[Gaps] = field(default_factory=list)
+
+    @property
+    def progress(self) -> float:
+        """Images a second, an image of a local step counted as `SWEEP_WORTH`."""
+        return self.images_per_second * (1 + SWEEP_WORTH * self.local_share)
+
+
+class Planner:
+    """Predicts from runs of a few mini-batches, K blocks in turn on this machine."""
+
+    def __init__(self, settings: Config, model: Chain, data: Dataset, network: Network) -> None:
+        self.settings, self.network = settings, network
+        self.model, self.data = model.to(memory_format=torch.channels_last), data  # type: ignore[call-overload]
+        self.threads = settings.train.threads or 1
+        launch.keep_memory()
+        torch.set_num_threads(self.threads)
+
+    def base(self) -> Prediction:
+        """The plain loop: one block on one rank."""
+        return self.predict(split(self.model, 1), Recipe("plain loop", Backprop()))
+
+    def predictions(
+        self, counts: Sequence[int], micro_batches: Sequence[int], say: Callable[[str], None]
+    ) -> list[Prediction]:
+        """Every recipe at every number of blocks, over cuts balanced by measured cost."""
+        made = []
+        names = [self.settings.solver["name"]]
+        for count in counts:
+            blocks = split(self.model, count, balance="measured")
+            for recipe in recipes(micro_batches, self.settings.make_correction(), names):
+                say(f"{count} blocks: {recipe.name}")
+                made.append(self.predict(blocks, recipe))
+        return made
+
+    def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 2) -> Prediction:
+        """Time `steps` mini-batches (whole windows) after as many to warm up."""
+        size = self.settings.train.batch_size
+        batches = self._batches(recipe.window if recipe.sweeps else steps)
+        gaps = self.gaps(blocks, recipe) if recipe.fill else []
+        optimiser = self.settings.optimiser
+        device = torch.device("cpu")
+
+        def program(links: RankLinks) -> dict[str, Any]:
+            row = OwnRow(recipe, blocks, links, gaps, optimiser, size, device)
+            row.train(batches)
+            links.all_gather(None)
+            start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
+            row.train(batches)
+            return {
+                "seconds": links.now() - start,
+                "waited": row.waiting_seconds() - waited,
+                "sent": row.bytes_sent() - sent,
+            }
+
+        ranks = run_virtual(len(blocks), program, self.network, self.threads)
+        seconds, images = max(r["seconds"] for r in ranks), size * len(batches)
+        local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else recipe.sweeps
+        return Prediction(
+            len(blocks),
+            recipe,
+            blocks.cuts,
+            images / seconds,
+            float(local),
+            [r["waited"] / seconds for r in ranks],
+            sum(r["sent"] for r in ranks) / images,
+            self.memory(blocks, recipe, gaps),
+            gaps,
+        )
+
+    def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
+        """The local work that fits, by measured costs and this network."""
+        exact = recipe.correction
+        wire = Wire(exact.messages, exact.filter)
+        rate = self.network.bytes_per_second
+        shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
+        transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
+        size = self.settings.train.batch_size
+        return fit(blocks.block_costs(), size, exact.micro_batches, transfers)
+
+    def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
+        """Bytes a rank: weights, gradients, momentum; graphs in flight; auxiliary variables."""
+        size, exact = self.settings.train.batch_size, recipe.correction
+        m, K = exact.micro_batches, len(blocks)
+        shapes: list[Shape | None] = [None, *blocks.cut_shapes(self._image(1)), None]
+        x = self._image(-(-size // m))
+        needed = []
+        for k in range(K):
+            module = blocks.module(k)
+            weights = sum(p.numel() * p.element_size() for p in module.parameters())
+            x, graph = _saved_bytes(module, x)
+            flying = m if recipe.fill and k < K - 1 else min(m, K - k)
+            if exact.recompute:
+                lam = shapes[k] or tuple(self.model.input_shape)
+                graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
+            samples = recipe.window * size if recipe.sweeps else 0
+            if recipe.fill:
+                samples = (-(-sum(gaps[k]) // size) + 1) * size
+            sweeps = max(recipe.sweeps, 1)
+            store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, sweeps)
+            needed.append(3 * weights + flying * graph + (store if samples else 0))
+        return needed
+
+    def _image(self, count: int) -> Tensor:
+        return torch.zeros(count, *self.model.input_shape).to(memory_format=torch.channels_last)
+
+    def _batches(self, count: int) -> list[Batch]:
+        size = self.settings.train.batch_size
+        source = EpochSource(self.data, 0, 0, True, torch.device("cpu"))
+        ids = torch.arange(count * size).remainder(len(self.data)).split(size)
+        return [Batch(i, 1e-6, source) for i in ids]
+
+
+def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int) -> str:
+    """Markdown: a row each."""
+    lines = [
+        "| blocks | | images/s | epoch | speed-up | with local steps | idle share "
+        "| KB sent an image | memory a rank |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for p in [base, *predictions]:
+        idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
+        lines.append(
+            f"| {p.blocks} | {p.recipe.name} | {p.images_per_second:.0f} "
+            f"| {epoch_images / p.images_per_second:.1f} s "
+            f"| {p.images_per_second / base.images_per_second:.2f} "
+            f"| {p.progress / base.progress:.2f} | {idle} "
+            f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def advice(predictions: Sequence[Prediction], model: str) -> str:
+    """The command that trains fastest at each number of blocks."""
+    lines = []
+    for count in dict.fromkeys(p.blocks for p in predictions):
+        best = max((p for p in predictions if p.blocks == count), key=lambda p: p.progress)
+        command = f"mpirun -n {count} hybrid train --model {model} {best.recipe.flags()}"
+        if best.cuts:
+            names = ",".join(f'"{cut}"' for cut in best.cuts)
+            command += f" --set 'split.cuts=[{names}]'"
+        if best.gaps:
+            pairs = ",".join(f"[{g.middle},{g.turn}]" for g in best.gaps)
+            command += f" --set 'rounds.gaps=[{pairs}]'"
+        lines.append(command)
+    return "\n".join(lines)
+
+
+def _saved_bytes(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """The module's output, and what autograd keeps for its backward pass, parameters left out."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = module(x.detach().requires_grad_(x.requires_grad))
+    return out.detach().requires_grad_(), sum(kept.values())

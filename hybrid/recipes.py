@@ -1,0 +1,127 @@
+"""The settings that `bench` and `plan` compare, one recipe a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hybrid.assemble import make_block, make_rounds
+from hybrid.config import OptimiserSettings
+from hybrid.links import RankLinks
+from hybrid.models import units
+from hybrid.partition import Blocks
+from solvers import REGISTRY, Backprop, Batch, Solver, Window
+from solvers.pipeline import Gaps
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to train: a solver beside a serial pass."""
+
+    name: str
+    correction: Backprop
+    solver: Solver = field(default_factory=Backprop)
+    sweeps: int = 0
+    fill: bool = False
+    window: int = 4
+
+    def flags(self) -> str:
+        """What gives this recipe to `hybrid train`."""
+        parts = [f"--solver {self.solver.name}", f"--sweeps {self.sweeps}"]
+        parts.append(f"--set correction.micro_batches={self.correction.micro_batches}")
+        if self.solver.exact:
+            parts = [
+                f"--solver backprop --set solver.micro_batches={self.correction.micro_batches}"
+            ]
+        if self.sweeps:
+            parts.append(f"--window {self.window}")
+        if self.fill:
+            parts.append("--set rounds.fill=true")
+        return " ".join(parts)
+
+
+def recipes(
+    micro_batches: Sequence[int],
+    correction: Backprop | None = None,
+    solvers: Sequence[str] = tuple(REGISTRY),
+) -> list[Recipe]:
+    """Serial, pipelined; and of every other one of `solvers` a filled pipeline and a windowed one.
+
+    `correction` gives the serial passes' other settings (number format of messages, ...).
+    """
+    exact = correction or Backprop()
+    made = [
+        Recipe(f"backprop, m={m}", replace(exact, micro_batches=m)) for m in (1, *micro_batches)
+    ]
+    for name in solvers:
+        kind = REGISTRY[name]
+        if kind.exact:
+            continue
+        for m in micro_batches:
+            pipelined = replace(exact, micro_batches=m)
+            made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, kind(), fill=True))
+        made.append(Recipe(f"{name}, m={m}, window 4", pipelined, kind(), sweeps=1))
+    return made
+
+
+class OwnRow:
+    """A recipe on this rank; a `Row` of the bench."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        blocks: Blocks,
+        links: RankLinks,
+        gaps: list[Gaps],
+        settings: OptimiserSettings,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self.name = recipe.name
+        self.recipe, self.links = recipe, links
+        model = deepcopy(blocks.model)
+        self.blocks = replace(blocks, model=model, units=units(model))
+        self.block = make_block(self.blocks, links.rank, settings, "float32", device)
+        self.rounds = make_rounds(
+            self.block,
+            links,
+            recipe.solver,
+            recipe.correction,
+            batch_size=batch_size,
+            window=recipe.window,
+            sweeps=recipe.sweeps,
+            fill=gaps if recipe.fill else None,
+        )
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        """Rounds over windows of the given mini-batches."""
+        solver, length = self.rounds.solver, self.recipe.window
+        recorder = None if solver is None else solver.recorder
+        starts = range(0, len(batches), length)
+        chunks = [list(batches[start : start + length]) for start in starts]
+        windows = [Window(chunk, self.recipe.sweeps, recorder) for chunk in chunks]
+        self.rounds.run([(window, window) for window in windows], 0, 0)
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """The composed network's state on rank 0."""
+        module = self.blocks.module(self.links.rank)
+        mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
+        everyone = self.links.all_gather(mine)
+        whole = {k: v for part in everyone for k, v in part.items()}
+        return whole if self.links.rank == 0 else None
+
+    def bytes_sent(self) -> float:
+        """Bytes this rank has sent so far, counted."""
+        return self.links.traffic.total_bytes
+
+    def waiting_seconds(self) -> float:
+        """Seconds this rank has waited for others so far, measured."""
+        return self.links.traffic.total_waiting
+
+    def close(self) -> None:
+        """End what the links run beside."""
+        self.links.close()

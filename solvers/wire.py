@@ -1,0 +1,59 @@
+"""How activations and adjoints travel between blocks in an exact pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from solvers.kernels import pool, upsample
+
+WireFormat = Literal["float32", "bfloat16", "float16", "int8"]
+
+
+class Wire:
+    """Packs a tensor x for a cut and unpacks it on the other side.
+
+    Sends S x (the mean over filter x filter pixels) in a number format; the receiver gets S^+ S x.
+    That map is symmetric, so adjoints that travel the same way are the exact adjoints of the
+    network with S^+ S at its cuts. int8 sends round(x / s) with s = max |x| / 127 over each sample
+    and channel (without pixels: over each sample); rounding passes adjoints unchanged (straight
+    through). float32 sends a tensor as it is, whatever its precision.
+    """
+
+    def __init__(self, number_format: WireFormat = "float32", filter: int = 1) -> None:
+        self.format, self.filter = number_format, filter
+
+    def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
+        """Hand the parts of x to `put`."""
+        x = pool(x, self.filter)
+        if self.format == "float32":
+            put(x)
+        elif self.format == "int8":
+            pixels = tuple(range(min(2, x.dim() - 1), x.dim()))
+            scale = x.abs().amax(pixels, keepdim=True) / 127
+            put((x / scale.clamp_min(torch.finfo(x.dtype).tiny)).round().to(torch.int8))
+            put(scale)
+        else:
+            put(x.to(getattr(torch, self.format)))
+
+    def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+        """Make x, of `dtype`, from what `get` gives."""
+        x = get()
+        if self.format == "int8":
+            x = x.to(dtype) * get()
+        elif self.format != "float32":
+            x = x.to(dtype)
+        return upsample(x, self.filter)
+
+    def bytes_per_sample(self, shape: tuple[int, ...]) -> int:
+        """Size of one sample's message at a cut of activations (C, H, W) in float32."""
+        values = 1
+        for size in shape:
+            values *= size
+        values //= self.filter**2
+        if self.format == "int8":
+            return values + 4 * (shape[0] if len(shape) > 1 else 1)
+        return values * (4 if self.format == "float32" else 2)

@@ -1,0 +1,110 @@
+"""What others would use, under a real mpirun: one launch that checks many things."""
+
+import json
+import sys
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from hybrid import models
+from hybrid.bench.baselines import PlainLoop
+from hybrid.config import OptimiserSettings
+from hybrid.partition import split
+
+PROGRAM = Path(__file__).parents[2] / "support" / "baselines_program.py"
+PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")
+
+
+@pytest.fixture(scope="module")
+def facts(mpirun):
+    """What both ranks found."""
+    ended = mpirun(2, sys.executable, PROGRAM, limit=100)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_the_process_group_has_the_ranks_of_the_communicator(facts):
+    assert [rank["rank"] for rank in facts] == [[0, 2], [1, 2]]
+
+
+def test_the_plain_loop_equals_one_written_by_hand_bit_for_bit_on_rank_0_alone(facts):
+    assert [rank["plain"]["equal"] for rank in facts] == [True, None]
+    assert [rank["plain"]["sent"] for rank in facts] == [0, 0]
+    assert facts[1]["plain"]["waited"] == 0
+
+
+def test_the_plain_loop_takes_all_cores_while_it_trains_and_gives_them_back(facts):
+    plain = facts[0]["plain"]
+    assert plain["cores"]["before"] == plain["cores"]["after"] == [1, 1]
+    assert plain["cores"]["during"] == [[plain["host"]] * 2]
+
+
+@pytest.mark.parametrize("row", ["data parallel", *PIPELINES])
+def test_parts_of_a_batch_add_up_to_the_plain_loop(facts, row):
+    # a gradient that is 1/4 too large or small is off by about 0.2
+    assert facts[0][row]["off"] < 1e-3
+    assert facts[1][row]["off"] is None
+
+
+def test_one_micro_batch_equals_the_plain_loop_with_its_running_statistics(facts):
+    # a pass more to find the shapes would have moved the statistics and the count of batches
+    assert facts[0]["exact"]["off"] < 1e-6
+
+
+@pytest.mark.parametrize("row", ["data parallel", "exact", *PIPELINES])
+def test_the_state_has_the_model_s_names_and_is_the_model_s_before_training(facts, row):
+    assert [rank[row]["untouched"] for rank in facts] == [True, None]
+
+
+def test_a_pipeline_takes_mini_batches_of_another_size(facts):
+    assert facts[0]["resized"] < 1e-3
+
+
+@pytest.mark.parametrize("row", ["exact", *PIPELINES])
+def test_the_first_stage_alone_makes_images_and_the_last_labels(facts, row):
+    assert [rank[row]["made"] for rank in facts] == [[64, 0], [0, 64]]
+
+
+def test_data_parallel_ranks_make_their_own_part(facts):
+    assert [rank["data parallel"]["made"] for rank in facts] == [[32, 32]] * 2
+
+
+def test_data_parallel_bytes_are_a_ring_all_reduce_of_the_gradients_each_step(facts):
+    count = sum(p.numel() for p in models.build("resnet8", 10, 1, 8).parameters())
+    assert [rank["data parallel"]["sent"] for rank in facts] == [4 * count * 2] * 2
+
+
+@pytest.mark.parametrize("row", PIPELINES)
+def test_pipeline_bytes_are_what_crosses_the_cuts(facts, row):
+    stages = 4 if row == "interleaved-zero-bubble" else 2
+    blocks = split(models.build("resnet8", 10, 1, 8), stages, balance="operations")
+    cuts = [4 * 64 * prod(shape) for shape in blocks.cut_shapes(torch.zeros(1, 1, 8, 8))]
+    # an activation down and a gradient up at every cut, and all of them are between the two ranks
+    assert [rank[row]["sent"] for rank in facts] == [sum(cuts)] * 2
+
+
+def test_a_rank_waits_for_a_slower_one(facts):
+    # rank 0 takes 0.3 seconds longer for its images in each of two steps
+    assert facts[1]["data parallel"]["waited"] > 0.3
+
+
+def test_what_cannot_be_is_refused_with_its_numbers(facts):
+    refusals = facts[0]["refusals"]
+    assert "interleaved-zero-bubble" in refusals["kind"]
+    assert "at least 2 micro-batches" in refusals["too few"]
+    assert "multiple of 2" in refusals["rounds"]
+    assert "5 micro-batches do not divide a batch of 32" in refusals["micro-batches"]
+    assert "2 ranks do not divide a batch of 33" in refusals["ranks"]
+
+
+def test_the_plain_loop_needs_no_process_group_and_leaves_the_callers_model_alone():
+    model = models.build("resnet8", 10, 1, 8)
+    row = PlainLoop(model, OptimiserSettings())
+    state = row.state_dict()
+    assert state is not None
+    assert list(state) == list(model.state_dict())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert row.name == "plain loop"
+    row.close()

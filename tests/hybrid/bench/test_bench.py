@@ -1,0 +1,89 @@
+"""One bench on two ranks, from the command to the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def report(mpirun, hybrid_cli: Path, tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("bench") / "report"
+    done = mpirun(
+        *(2, "--bind-to", "none", hybrid_cli, "bench", "--model", "resnet8", "--data", "digits"),
+        *("--micro-batches", "2", "--rows", "1f1b,backprop,augmented", "--turns", "2"),
+        *("--steps", "1", "--batch-size", "32", "--set", "data.limit=256"),
+        *("--to-accuracy", "0.05", "--epochs", "2,1", "--seeds", "2", "--out", out),
+    )
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+NAMES = [
+    "plain loop",
+    "torch 1f1b, m=2",
+    "backprop, m=1",
+    "backprop, m=2",
+    "augmented-lagrangian, m=2, gaps filled",
+    "augmented-lagrangian, m=2, window 4",
+]
+
+
+def test_every_row_is_measured_in_every_turn_the_base_case_first(report) -> None:
+    raw = json.loads((report[0] / "bench.json").read_text())
+    assert [speed["name"] for speed in raw["speeds"]] == NAMES
+    assert all(len(speed["images_per_second"]) == 2 for speed in raw["speeds"])
+    assert all(rate > 0 for speed in raw["speeds"] for rate in speed["images_per_second"])
+    assert raw["ranks"] == 2
+    assert raw["machine"]["torch"]
+
+
+def test_both_pipelines_send_the_same_bytes_and_one_device_sends_none(report) -> None:
+    raw = json.loads((report[0] / "bench.json").read_text())
+    sent = {speed["name"]: speed["bytes_per_image"] for speed in raw["speeds"]}
+    assert sent["plain loop"] == 0
+    assert sent["backprop, m=2"] == sent["torch 1f1b, m=2"] > 0
+
+
+def test_rows_train_to_the_stated_accuracy_and_no_longer_than_needed(report) -> None:
+    runs = json.loads((report[0] / "bench.json").read_text())["runs"]
+    assert sorted(run["name"] for run in runs) == sorted(NAMES)
+    assert all(run["epochs"] == 1 and len(run["test_accuracy"]) == 2 for run in runs)
+    exact = {run["name"]: run["test_accuracy"] for run in runs}
+    assert exact["backprop, m=1"] == exact["plain loop"]
+
+
+def test_the_report_is_printed_once_written_and_drawn(report) -> None:
+    out, printed = report
+    text = (out / "bench.md").read_text()
+    assert printed.count("| plain loop |") == text.count("| plain loop |") == 2
+    assert "time to 5.00%" in text
+    assert "hybrid bench --model resnet8" in text
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--micro-batches", "4,none"], "--micro-batches is '4,none'"),
+        (["--set", "train.epoch=3"], "did you mean 'train.epochs'"),
+    ],
+)
+def test_wrong_use_gets_one_line(mpirun, hybrid_cli: Path, arguments: list[str], reason) -> None:
+    done = mpirun(2, hybrid_cli, "bench", "--model", "resnet8", *arguments)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("hybrid: error")]
+    assert len(said) == 1
+    assert reason in said[0]
+
+
+def test_without_ranks_it_says_how_to_start() -> None:
+    from typer.testing import CliRunner
+
+    from hybrid.cli import app
+
+    outcome = CliRunner().invoke(app, ["bench"])
+    assert outcome.exit_code != 0
+    assert "mpirun -n 2 hybrid bench" in str(outcome.exception)

@@ -1,0 +1,203 @@
+"""What test_baselines.py runs on every rank; prints one line of facts a rank."""
+
+import json
+import os
+from copy import deepcopy
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+
+from hybrid import models
+from hybrid.bench.baselines import DataParallel, Pipeline, PlainLoop, host_cores, process_group
+from hybrid.config import OptimiserSettings
+from solvers import Batch
+
+SETTINGS = OptimiserSettings()
+KINDS = ("gpipe", "1f1b", "interleaved-zero-bubble")
+
+
+@dataclass
+class Noted:
+    """A source that notes who asks for what, and on which cores."""
+
+    images_made: int = 0
+    labels_made: int = 0
+    cores: list = field(default_factory=list)
+    busy_seconds: float = 0.0
+
+    def images(self, ids):
+        self.images_made += len(ids)
+        self.cores.append([len(os.sched_getaffinity(0)), torch.get_num_threads()])
+        start = perf_counter()
+        while perf_counter() - start < self.busy_seconds:
+            pass
+        made = [torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(int(i))) for i in ids]
+        return torch.stack(made).to(memory_format=torch.channels_last)
+
+    def labels(self, ids):
+        self.labels_made += len(ids)
+        return ids % 10
+
+
+def batches(count=2, size=32, source=None):
+    source = source or Noted()
+    return [
+        Batch(torch.arange(i * size, (i + 1) * size), 0.1 / (i + 1), source) for i in range(count)
+    ]
+
+
+class SampleNorm(nn.Module):
+    """Each sample normalised alone.
+
+    Not nn.GroupNorm: in torch 2.13 its channels_last backward pass on a CPU ends the process where
+    it is asked for the weights' gradients alone, as by the zero-bubble schedule.
+    """
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x):
+        variance, mean = torch.var_mean(x, (1, 2, 3), keepdim=True)
+        x = (x - mean) * (variance + 1e-5).rsqrt()
+        return x * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+
+def network(norms=True):
+    """A ResNet-8; without `norms` each sample is normalised alone, so parts of a batch add up."""
+    torch.manual_seed(0)
+    model = models.build("resnet8", 10, 1, 8)
+    for module in [] if norms else list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, SampleNorm(child.num_features))
+    return model
+
+
+def by_hand(model, wanted):
+    """Plain PyTorch, nothing of this project's."""
+    model = deepcopy(model).to(memory_format=torch.channels_last).train()
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    sgd = torch.optim.SGD(
+        [{"params": matrices, "weight_decay": 5e-4}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+    )
+    for batch in wanted:
+        for group in sgd.param_groups:
+            group["lr"] = batch.learning_rate
+        nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
+        sgd.step()
+        sgd.zero_grad()
+    return model.state_dict()
+
+
+def off(state, norms=False, wanted=None):
+    """Largest difference from the plain loop's state, relative to the farthest it went."""
+    if state is None:
+        return None
+    model = network(norms)
+    start, expected = model.state_dict(), by_hand(model, wanted or batches())
+    if list(state) != list(expected):
+        return "other names"
+    pairs = [(state[n].double(), expected[n].double(), start[n].double()) for n in expected]
+    return max(float((a - b).abs().max() / ((b - s).abs().max() + 1e-9)) for a, b, s in pairs)
+
+
+def same(state, expected):
+    if state is None:
+        return None
+    return list(state) == list(expected) and all(torch.equal(state[n], expected[n]) for n in state)
+
+
+def plain(comm):
+    row = PlainLoop(network(), SETTINGS)
+    row.train(batches())
+    alone = Noted()
+    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()), "plain loop, all cores")
+    bound = {min(os.sched_getaffinity(0))}
+    os.sched_setaffinity(0, bound)
+    before = [len(bound), torch.get_num_threads()]
+    all_cores.train(batches(1, source=alone))
+    after = [len(os.sched_getaffinity(0)), torch.get_num_threads()]
+    os.sched_setaffinity(0, host_cores())
+    return {
+        "equal": same(row.state_dict(), by_hand(network(), batches())),
+        "waited": row.waiting_seconds(),
+        "sent": row.bytes_sent(),
+        "cores": {"before": before, "during": alone.cores, "after": after},
+        "host": len(host_cores()),
+        "names": [row.name, all_cores.name],
+    }
+
+
+def trained(row, source, norms=False):
+    untouched = same(row.state_dict(), network(norms).state_dict())
+    row.train(batches(source=source))
+    found = {
+        "untouched": untouched,
+        "off": off(row.state_dict(), norms),
+        "sent": row.bytes_sent(),
+        "made": [source.images_made, source.labels_made],
+        "waited": row.waiting_seconds(),
+        "name": row.name,
+    }
+    row.close()
+    return found
+
+
+def resized():
+    """The second mini-batch is smaller than the first."""
+    wanted = [batches(1)[0], batches(1, size=16)[0]]
+    row = Pipeline(network(False), SETTINGS, "gpipe", 4)
+    row.train(wanted)
+    return off(row.state_dict(), wanted=wanted)
+
+
+def refusal(act):
+    try:
+        act()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def refusals():
+    model = network()
+    return {
+        "kind": refusal(lambda: Pipeline(model, SETTINGS, "gipe", 4)),
+        "too few": refusal(lambda: Pipeline(model, SETTINGS, "1f1b", 1)),
+        "rounds": refusal(lambda: Pipeline(model, SETTINGS, "interleaved-zero-bubble", 5)),
+        "micro-batches": refusal(lambda: Pipeline(model, SETTINGS, "gpipe", 5).train(batches())),
+        "ranks": refusal(lambda: DataParallel(model, SETTINGS).train(batches(size=33))),
+    }
+
+
+def main(comm):
+    torch.set_num_threads(1)
+    process_group(comm)
+    slow = Noted(busy_seconds=0.3 if comm.rank == 0 else 0.0)
+    found = {
+        "rank": [dist.get_rank(), dist.get_world_size()],
+        "plain": plain(comm),
+        "data parallel": trained(DataParallel(network(False), SETTINGS), slow),
+        "exact": trained(Pipeline(network(), SETTINGS, "gpipe", 1), Noted(), norms=True),
+        "resized": resized(),
+        "refusals": refusals(),
+    }
+    for kind in KINDS:
+        found[kind] = trained(Pipeline(network(False), SETTINGS, kind, 4), Noted())
+    lines = comm.gather(json.dumps(found))
+    dist.destroy_process_group()
+    if lines:
+        print("\n".join(lines))
+
+
+main(MPI.COMM_WORLD)
