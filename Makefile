@@ -25,6 +25,7 @@ test-slow: .venv/ready
 bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py
 	$(MPI_ENV) $(BIN)/mpirun -n 2 $(BIN)/python docs/benchmarks/sweeps.py
+	$(MPI_ENV) $(BIN)/mpirun -n 2 --bind-to none $(BIN)/hybrid bench --model resnet20
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

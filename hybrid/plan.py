@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hybrid import launch
 from hybrid.config import Config
+from hybrid.costs import seconds, unit_costs
 from hybrid.data import Dataset
 from hybrid.links import Network, RankLinks, run_virtual
-from hybrid.models import Chain
-from hybrid.partition import Blocks, split
+from hybrid.models import Chain, units
+from hybrid.partition import Blocks, balanced_starts, default_sample, split
 from hybrid.recipes import OwnRow, Recipe, recipes
 from hybrid.windows import EpochSource
 from solvers import Backprop, Batch
@@ -60,6 +61,14 @@ class Planner:
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
+        self.costs = unit_costs(self.model, units(model), default_sample(model, None), seconds)
+        """Seconds of every unit and one sample, measured here."""
+
+    def blocks(self, count: int) -> Blocks:
+        """The model in `count` blocks, balanced by the measured costs."""
+        blocks = split(self.model, count, balance="even")
+        starts = balanced_starts([sum(cost) for cost in self.costs], count)
+        return replace(blocks, starts=starts, costs=self.costs)
 
     def base(self) -> Prediction:
         """The plain loop: one block on one rank."""
@@ -72,7 +81,7 @@ class Planner:
         made = []
         names = [self.settings.solver["name"]]
         for count in counts:
-            blocks = split(self.model, count, balance="measured")
+            blocks = self.blocks(count)
             for recipe in recipes(micro_batches, self.settings.make_correction(), names):
                 say(f"{count} blocks: {recipe.name}")
                 made.append(self.predict(blocks, recipe))
@@ -81,7 +90,7 @@ class Planner:
     def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 2) -> Prediction:
         """Time `steps` mini-batches (whole windows) after as many to warm up."""
         size = self.settings.train.batch_size
-        batches = self._batches(recipe.window if recipe.sweeps else steps)
+        batches = self.batches(recipe.window if recipe.sweeps else steps)
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
         optimiser = self.settings.optimiser
         device = torch.device("cpu")
@@ -99,15 +108,15 @@ class Planner:
             }
 
         ranks = run_virtual(len(blocks), program, self.network, self.threads)
-        seconds, images = max(r["seconds"] for r in ranks), size * len(batches)
+        elapsed, images = max(r["seconds"] for r in ranks), size * len(batches)
         local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else recipe.sweeps
         return Prediction(
             len(blocks),
             recipe,
             blocks.cuts,
-            images / seconds,
+            images / elapsed,
             float(local),
-            [r["waited"] / seconds for r in ranks],
+            [r["waited"] / elapsed for r in ranks],
             sum(r["sent"] for r in ranks) / images,
             self.memory(blocks, recipe, gaps),
             gaps,
@@ -121,7 +130,8 @@ class Planner:
         shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
         transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
         size = self.settings.train.batch_size
-        return fit(blocks.block_costs(), size, exact.micro_batches, transfers)
+        costs = replace(blocks, costs=self.costs).block_costs()
+        return fit(costs, size, exact.micro_batches, transfers)
 
     def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
         """Bytes a rank: weights, gradients, momentum; graphs in flight; auxiliary variables."""
@@ -149,7 +159,8 @@ class Planner:
     def _image(self, count: int) -> Tensor:
         return torch.zeros(count, *self.model.input_shape).to(memory_format=torch.channels_last)
 
-    def _batches(self, count: int) -> list[Batch]:
+    def batches(self, count: int) -> list[Batch]:
+        """As many mini-batches of the data, with a learning rate of almost nothing."""
         size = self.settings.train.batch_size
         source = EpochSource(self.data, 0, 0, True, torch.device("cpu"))
         ids = torch.arange(count * size).remainder(len(self.data)).split(size)

@@ -31,12 +31,13 @@ class Recipe:
 
     def flags(self) -> str:
         """What gives this recipe to `hybrid train`."""
-        parts = [f"--solver {self.solver.name}", f"--sweeps {self.sweeps}"]
-        parts.append(f"--set correction.micro_batches={self.correction.micro_batches}")
-        if self.solver.exact:
-            parts = [
-                f"--solver backprop --set solver.micro_batches={self.correction.micro_batches}"
-            ]
+        exact = "solver" if self.solver.exact else "correction"
+        parts = [f"--solver {self.solver.name}"]
+        if not self.solver.exact:
+            parts.append(f"--sweeps {self.sweeps}")
+        parts.append(f"--set {exact}.micro_batches={self.correction.micro_batches}")
+        if self.correction.messages != "float32":
+            parts.append(f"--set {exact}.messages={self.correction.messages}")
         if self.sweeps:
             parts.append(f"--window {self.window}")
         if self.fill:
@@ -49,7 +50,8 @@ def recipes(
     correction: Backprop | None = None,
     solvers: Sequence[str] = tuple(REGISTRY),
 ) -> list[Recipe]:
-    """Serial, pipelined; and of every other one of `solvers` a filled pipeline and a windowed one.
+    """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
+    pipeline and a windowed one.
 
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
@@ -57,6 +59,10 @@ def recipes(
     made = [
         Recipe(f"backprop, m={m}", replace(exact, micro_batches=m)) for m in (1, *micro_batches)
     ]
+    if exact.messages == "float32":
+        m = micro_batches[0]
+        narrow = replace(exact, micro_batches=m, messages="bfloat16")
+        made.append(Recipe(f"backprop, m={m}, bfloat16 messages", narrow))
     for name in solvers:
         kind = REGISTRY[name]
         if kind.exact:
@@ -123,5 +129,4 @@ class OwnRow:
         return self.links.traffic.total_waiting
 
     def close(self) -> None:
-        """End what the links run beside."""
-        self.links.close()
+        """Nothing to give back."""

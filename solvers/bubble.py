@@ -47,8 +47,9 @@ class BubbleFill:
 
         g = exact gradient of mini-batch t at w_k
         l = mean over those n_k samples of the local loss's gradient, at the same w_k
-        added   w_k <- optimiser step with g + local_lr l
-        own     w_k <- optimiser step with g, then one with l and learning rate local_lr lr
+        c = local_lr min(1, n_k / N), N the mini-batch's size: few samples are a noisy mean
+        added   w_k <- optimiser step with g + c l
+        own     w_k <- optimiser step with g, then one with l and learning rate c lr
 
     Graphs of the pass are alive in the middle gap, so no weight changes before the pass has ended.
     Who works how much is fixed before training: the result does not depend on timing. The records
@@ -105,19 +106,20 @@ class BubbleFill:
 
     def step(self, batch: Batch) -> None:
         """Step on the exact gradient at hand and on the local one; the record becomes history."""
+        share = self.solver.local_lr * min(1.0, self._samples / self.samples)
         local = self._local_gradient()
         if local is None:
             self.block.step("exact", batch.learning_rate)
         elif self.kind == "added":
             for p, gradient in zip(self._parameters(), local, strict=True):
                 if p.grad is not None and gradient is not None:
-                    p.grad.add_(gradient, alpha=self.solver.local_lr)
+                    p.grad.add_(gradient, alpha=share)
             self.block.step("exact", batch.learning_rate)
         else:
             self.block.step("exact", batch.learning_rate)
             for p, gradient in zip(self._parameters(), local, strict=True):
                 p.grad = gradient
-            self.block.step("local", batch.learning_rate * self.solver.local_lr)
+            self.block.step("local", batch.learning_rate * share)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 

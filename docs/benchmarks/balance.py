@@ -28,7 +28,7 @@ KINDS = ("even", "operations", "measured")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", default=["resnet20", "resnet56", "wrn-16-4"])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[4])
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     recipe = Recipe("piped", Backprop(micro_batches=4))

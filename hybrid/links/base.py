@@ -59,9 +59,6 @@ class RankLinks(ABC):
         """Run this rank's program."""
         return program(self)
 
-    def close(self) -> None:  # noqa: B027
-        """Nothing is sent or received any more."""
-
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""
         return perf_counter()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from math import prod
-from queue import Empty, SimpleQueue
 from time import sleep
 from typing import Any, TypeVar
 
@@ -46,13 +44,11 @@ class MpiLinks(RankLinks):
     Buffers are kept until their send completes. A tensor on a GPU is staged through host memory.
 
     Within a host a receiver copies from the sender's memory by itself. Between hosts a large
-    message moves only while both ranks are inside MPI, so there (`overlap`) a thread beside the
-    work receives ahead and pushes what is being sent.
+    message moves only while both ranks are inside MPI, unless the library moves it beside the
+    work; `launch.ranks` asks Open MPI to.
     """
 
-    def __init__(
-        self, comm: Any, device: torch.device | None = None, overlap: bool | None = None
-    ) -> None:
+    def __init__(self, comm: Any, device: torch.device | None = None) -> None:
         from mpi4py import MPI
 
         super().__init__(comm.rank, comm.size)
@@ -62,27 +58,8 @@ class MpiLinks(RankLinks):
         self._formats_sent: dict[int, dict[tuple[int, ...], int]] = {}
         self._formats_received: dict[int, list[tuple[int, ...]]] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
-        if overlap is None:
-            overlap = _between_hosts(comm)
-        self._beside: _Beside | None = None
-        if overlap and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self._beside = _Beside(self)
-
-    def run(self, program: Program[T]) -> T:
-        try:
-            return super().run(program)
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """End the thread beside the work, if there is one."""
-        if self._beside is not None:
-            self._beside.stop()
 
     def flush(self) -> None:
-        if self._beside is not None:
-            self._beside.flush()
-            return
         while self._pending:
             request, _ = self._pending.popleft()
             request.Wait()
@@ -107,29 +84,22 @@ class MpiLinks(RankLinks):
         self._post(request, buffer)
 
     def _receive(self, peer: int) -> Tensor:
-        if self._beside is not None:
-            return self._beside.take(peer).to(self._device)
         self._drop_completed()
-        status = self._mpi.Status()
-        tensor: Tensor | None = None
-        while tensor is None:
-            message = self._comm.Mprobe(source=peer, status=status)
-            tensor = self.accept(peer, message, status)
-        message.Recv([_memory(tensor), self._mpi.BYTE])
-        return tensor.to(self._device)
-
-    def accept(self, peer: int, message: Any, status: Any) -> Tensor | None:
-        """Memory for a probed message's tensor; an announcement is read, and gives None."""
         known = self._formats_received.setdefault(peer, [])
-        tag = status.Get_tag()
-        if tag < _FIRST_DATA_TAG:
+        status = self._mpi.Status()
+        while True:
+            message = self._comm.Mprobe(source=peer, status=status)
+            tag = status.Get_tag()
+            if tag >= _FIRST_DATA_TAG:
+                break
             header = np.empty(status.Get_count(self._mpi.INT64_T), dtype=np.int64)
             message.Recv(header)
             known.append(tuple(header.tolist()))
-            return None
         dtype, *layout = known[tag - _FIRST_DATA_TAG]
         dims = len(layout) // 2
-        return torch.empty_strided(layout[:dims], layout[dims:], dtype=_DTYPES[dtype])
+        tensor = torch.empty_strided(layout[:dims], layout[dims:], dtype=_DTYPES[dtype])
+        message.Recv([_memory(tensor), self._mpi.BYTE])
+        return tensor.to(self._device)
 
     def _all_gather(self, value: T) -> list[T]:
         everyone: list[T] = self._comm.allgather(value)
@@ -137,93 +107,11 @@ class MpiLinks(RankLinks):
 
     def _post(self, request: Any, buffer: Any) -> None:
         self._pending.append((request, buffer))
-        if self._beside is not None:
-            self._beside.start()
 
     def _drop_completed(self) -> None:
         """Let MPI progress, and free the buffers of sends that have left."""
-        if self._beside is None:
-            self.drop_completed()
-
-    def drop_completed(self) -> bool:
-        """Free the buffers of sends that have left; whether any had."""
-        any_left = False
         while self._pending and self._pending[0][0].Test():
             self._pending.popleft()
-            any_left = True
-        return any_left
-
-
-class _Beside:
-    """Moves one rank's messages while the rank works."""
-
-    IDLE_SECONDS = 2e-4
-
-    def __init__(self, links: MpiLinks) -> None:
-        self._links = links
-        peers = [p for p in (links.rank - 1, links.rank + 1) if 0 <= p < links.size]
-        self._arrived: dict[int, SimpleQueue[Tensor]] = {peer: SimpleQueue() for peer in peers}
-        self._arriving: dict[int, deque[tuple[Any, Tensor]]] = {peer: deque() for peer in peers}
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-
-    def start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="links", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def flush(self) -> None:
-        while self._links._pending and self._failure is None:
-            sleep(self.IDLE_SECONDS)
-        self._check()
-
-    def take(self, peer: int) -> Tensor:
-        self.start()
-        while True:
-            try:
-                return self._arrived[peer].get(timeout=0.5)
-            except Empty:
-                self._check()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _work(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                moved = [self._probe(peer) | self._hand_over(peer) for peer in self._arrived]
-                if not (self._links.drop_completed() or any(moved)):
-                    sleep(self.IDLE_SECONDS)
-        except BaseException as error:
-            self._failure = error
-
-    def _probe(self, peer: int) -> bool:
-        """Begin to receive the next message of `peer`, if there is one."""
-        links = self._links
-        status = links._mpi.Status()
-        message = links._comm.Improbe(source=peer, status=status)
-        if message is None:
-            return False
-        tensor = links.accept(peer, message, status)
-        if tensor is not None:
-            request = message.Irecv([_memory(tensor), links._mpi.BYTE])
-            self._arriving[peer].append((request, tensor))
-        return True
-
-    def _hand_over(self, peer: int) -> bool:
-        """Give what has arrived to the rank, in order."""
-        arriving, any_arrived = self._arriving[peer], False
-        while arriving and arriving[0][0].Test():
-            self._arrived[peer].put(arriving.popleft()[1])
-            any_arrived = True
-        return any_arrived
 
 
 def run_mpi(comm: Any, program: Program[T], device: torch.device | None = None) -> list[T]:
@@ -247,16 +135,6 @@ def abort(comm: Any, error: BaseException) -> None:
     sleep(min(0.2 * comm.rank, 2.0))
     print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
     comm.Abort(1)
-
-
-def _between_hosts(comm: Any) -> bool:
-    """Whether the ranks are on several hosts; all must call it."""
-    from mpi4py import MPI
-
-    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    alone = host.size == comm.size
-    host.Free()
-    return not comm.allreduce(alone, op=MPI.LAND)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -85,14 +85,16 @@ def simulated(
             exact = [p.grad.clone() for p in parameters]
             local = local_gradient(block, records, sum(gaps[k]), solver)
             rate = batch.learning_rate
+            count = min(sum(gaps[k]), len(records) * len(batch))
+            c = solver.local_lr * min(1, count / len(batch))
             if local is None:
                 step(block, exact, rate)
             elif kind == "added":
-                scaled = [g + solver.local_lr * l for g, l in zip(exact, local, strict=True)]
+                scaled = [g + c * l for g, l in zip(exact, local, strict=True)]
                 step(block, scaled, rate)
             else:
                 step(block, exact, rate)
-                step(block, local, rate * solver.local_lr, "local")
+                step(block, local, rate * c, "local")
         inputs = [batch.images(), *outs[:-1]]
         records.insert(
             0,

@@ -26,6 +26,7 @@ NAMES = [
     "torch 1f1b, m=2",
     "backprop, m=1",
     "backprop, m=2",
+    "backprop, m=2, bfloat16 messages",
     "augmented-lagrangian, m=2, gaps filled",
     "augmented-lagrangian, m=2, window 4",
 ]
