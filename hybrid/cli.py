@@ -164,10 +164,6 @@ def plan(
     ] = None,
 ) -> None:
     """Predict from this machine alone what K ranks would do, and say which setting to take."""
-    from hybrid import build
-    from hybrid import plan as planning
-    from hybrid.links import Network
-
     given = {
         "model.name": model,
         "data.name": data,
@@ -178,16 +174,13 @@ def plan(
     }
     overrides = {key: value for key, value in given.items() if value is not None}
     overrides |= dict(settings.parse_override(text) for text in set_ or [])
-    resolved = settings.load(config, overrides)
     counts, parts = _numbers("--blocks", blocks), _numbers("--micro-batches", micro_batches)
-    images, _ = build.data_sets(resolved.data)
-    wire = resolved.links
-    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
-    planner = planning.Planner(resolved, build.model(resolved, images), images, network)
-    base = planner.base()
-    found = planner.predictions(counts, parts, lambda text: typer.echo(text, err=True))
-    typer.echo(planning.table(base, found, len(images)))
-    typer.echo("\n" + planning.advice(found, resolved.model.name))
+    from hybrid.plan import report
+
+    with _together():
+        if launch.launched_rank() == 0:
+            resolved = settings.load(config, overrides)
+            typer.echo(report(resolved, counts, parts, lambda text: typer.echo(text, err=True)))
 
 
 @app.command(epilog="Example: hybrid evaluate runs/first")

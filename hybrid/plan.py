@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid import launch
+from hybrid import build, launch
 from hybrid.config import Config
 from hybrid.costs import seconds, unit_costs
 from hybrid.data import Dataset
@@ -165,6 +165,22 @@ class Planner:
         source = EpochSource(self.data, 0, 0, True, torch.device("cpu"))
         ids = torch.arange(count * size).remainder(len(self.data)).split(size)
         return [Batch(i, 1e-6, source) for i in ids]
+
+
+def report(
+    settings: Config,
+    counts: Sequence[int],
+    micro_batches: Sequence[int],
+    say: Callable[[str], None],
+) -> str:
+    """The table of all predictions, and the commands to take."""
+    images, _ = build.data_sets(settings.data)
+    wire = settings.links
+    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
+    planner = Planner(settings, build.model(settings, images), images, network)
+    base = planner.base()
+    found = planner.predictions(counts, micro_batches, say)
+    return f"{table(base, found, len(images))}\n\n{advice(found, settings.model.name)}"
 
 
 def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int) -> str:

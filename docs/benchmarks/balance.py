@@ -30,11 +30,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["resnet20", "resnet56", "wrn-16-4"])
     parser.add_argument("--blocks", type=int, nargs="+", default=[4])
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=128)
     options = parser.parse_args()
     recipe = Recipe("piped", Backprop(micro_batches=4))
     table = []
     for name in options.models:
         given = {"model.name": name, "data.name": "synthetic", "data.limit": 256}
+        given["train.batch_size"] = options.batch_size
         settings = config.load(None, {**given, "train.threads": 1})
         images, _ = build.data_sets(settings.data)
         planner = Planner(settings, build.model(settings, images), images, Network())
