@@ -99,7 +99,10 @@ def train(
 def bench(
     config: Annotated[Path | None, typer.Argument(help="Settings as TOML.")] = None,
     model: Annotated[str | None, _flag("--model", "model.name")] = None,
-    data: Annotated[str, typer.Option(help="Data set; accuracy needs a real one.")] = "synthetic",
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]"),
+    ] = None,
     data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
     batch_size: Annotated[int | None, _flag("--batch-size", "train.batch_size")] = None,
     lr: Annotated[float | None, _flag("--lr", "optimiser.lr")] = None,
@@ -132,7 +135,7 @@ def bench(
     with _together():
         given = {
             "model.name": model,
-            "data.name": data,
+            "data.name": data or (None if config else "synthetic"),
             "data.dir": data_dir,
             "train.batch_size": batch_size,
             "optimiser.lr": lr,
@@ -141,8 +144,9 @@ def bench(
         overrides |= dict(settings.parse_override(text) for text in set_ or [])
         lengths, parts = _numbers("--epochs", epochs), _numbers("--micro-batches", micro_batches)
         words = [word.strip() for word in rows.split(",") if word.strip()]
-        made = Bench(comm, build.read(config, overrides, None, False), parts, words)
-    table = made.run(turns, steps, to_accuracy, lengths, seeds, out)
+        made = Bench(comm, build.read(config, overrides, None, False), parts, words, out)
+    made.connect()
+    table = made.run(turns, steps, to_accuracy, lengths, seeds)
     if table is not None:
         typer.echo(table + f"written to {out}")
 
@@ -151,9 +155,11 @@ def bench(
 def plan(
     config: Annotated[Path | None, typer.Argument(help="Settings as TOML.")] = None,
     model: Annotated[str | None, _flag("--model", "model.name")] = None,
-    data: Annotated[str, typer.Option(help="Data set that gives the shapes.")] = "synthetic",
+    data: Annotated[
+        str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
+    ] = None,
     data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
-    blocks: Annotated[str, typer.Option(help="Numbers of blocks.")] = "2,4,8",
+    blocks: Annotated[str, typer.Option(help="Numbers of blocks.")] = "2,4",
     micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
     batch_size: Annotated[int | None, _flag("--batch-size", "train.batch_size")] = None,
     gigabits: Annotated[float | None, _flag("--gigabits", "links.gigabits_per_second")] = None,
@@ -166,7 +172,7 @@ def plan(
     """Predict from this machine alone what K ranks would do, and say which setting to take."""
     given = {
         "model.name": model,
-        "data.name": data,
+        "data.name": data or (None if config else "synthetic"),
         "data.dir": data_dir,
         "train.batch_size": batch_size,
         "links.gigabits_per_second": gigabits,

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hybrid.errors import one_line
+
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
@@ -57,9 +59,9 @@ def ranks() -> Ranks | None:
     os.environ.setdefault("OMPI_MCA_btl_tcp_progress_thread", "1")
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         raise ValueError(
-            f"{size} ranks were started but MPI cannot be used ({error}): "
+            f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
             "pip install 'hybrid[mpi]' and an MPI library, or run without mpirun"
         ) from None
     if MPI.COMM_WORLD.size != size:

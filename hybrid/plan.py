@@ -79,15 +79,21 @@ class Planner:
     ) -> list[Prediction]:
         """Every recipe at every number of blocks, over cuts balanced by measured cost."""
         made = []
-        names = [self.settings.solver["name"]]
+        most = len(units(self.model))
+        if max(counts) > most:
+            raise ValueError(
+                f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
+                f"most {most}, or take a deeper model"
+            )
+        solvers = [self.settings.make_solver()]
         for count in counts:
             blocks = self.blocks(count)
-            for recipe in recipes(micro_batches, self.settings.make_correction(), names):
+            for recipe in recipes(micro_batches, self.settings.make_correction(), solvers):
                 say(f"{count} blocks: {recipe.name}")
                 made.append(self.predict(blocks, recipe))
         return made
 
-    def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 2) -> Prediction:
+    def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 4) -> Prediction:
         """Time `steps` mini-batches (whole windows) after as many to warm up."""
         size = self.settings.train.batch_size
         batches = self.batches(recipe.window if recipe.sweeps else steps)
@@ -180,7 +186,7 @@ def report(
     planner = Planner(settings, build.model(settings, images), images, network)
     base = planner.base()
     found = planner.predictions(counts, micro_batches, say)
-    return f"{table(base, found, len(images))}\n\n{advice(found, settings.model.name)}"
+    return f"{table(base, found, len(images))}\n\n{advice(found, settings)}"
 
 
 def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int) -> str:
@@ -202,12 +208,16 @@ def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int
     return "\n".join(lines)
 
 
-def advice(predictions: Sequence[Prediction], model: str) -> str:
+def advice(predictions: Sequence[Prediction], settings: Config) -> str:
     """The command that trains fastest at each number of blocks."""
     lines = []
     for count in dict.fromkeys(p.blocks for p in predictions):
         best = max((p for p in predictions if p.blocks == count), key=lambda p: p.progress)
-        command = f"mpirun -n {count} hybrid train --model {model} {best.recipe.flags()}"
+        command = (
+            f"mpirun -n {count} hybrid train --model {settings.model.name} "
+            f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
+            f"{best.recipe.flags()}"
+        )
         if best.cuts:
             names = ",".join(f'"{cut}"' for cut in best.cuts)
             command += f" --set 'split.cuts=[{names}]'"

@@ -35,9 +35,10 @@ class Recipe:
         parts = [f"--solver {self.solver.name}"]
         if not self.solver.exact:
             parts.append(f"--sweeps {self.sweeps}")
-        parts.append(f"--set {exact}.micro_batches={self.correction.micro_batches}")
-        if self.correction.messages != "float32":
-            parts.append(f"--set {exact}.messages={self.correction.messages}")
+        for key, value in vars(self.correction).items():
+            if value != getattr(Backprop, key):
+                text = str(value).lower() if isinstance(value, bool) else value
+                parts.append(f"--set {exact}.{key}={text}")
         if self.sweeps:
             parts.append(f"--window {self.window}")
         if self.fill:
@@ -48,7 +49,7 @@ class Recipe:
 def recipes(
     micro_batches: Sequence[int],
     correction: Backprop | None = None,
-    solvers: Sequence[str] = tuple(REGISTRY),
+    solvers: Sequence[Solver] | None = None,
 ) -> list[Recipe]:
     """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
     pipeline and a windowed one.
@@ -57,20 +58,21 @@ def recipes(
     """
     exact = correction or Backprop()
     made = [
-        Recipe(f"backprop, m={m}", replace(exact, micro_batches=m)) for m in (1, *micro_batches)
+        Recipe(f"backprop, m={m}", replace(exact, micro_batches=m))
+        for m in dict.fromkeys((1, *micro_batches))
     ]
     if exact.messages == "float32":
         m = micro_batches[0]
         narrow = replace(exact, micro_batches=m, messages="bfloat16")
         made.append(Recipe(f"backprop, m={m}, bfloat16 messages", narrow))
-    for name in solvers:
-        kind = REGISTRY[name]
-        if kind.exact:
+    for solver in solvers or [kind() for kind in REGISTRY.values()]:
+        name = solver.name
+        if solver.exact:
             continue
         for m in micro_batches:
             pipelined = replace(exact, micro_batches=m)
-            made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, kind(), fill=True))
-        made.append(Recipe(f"{name}, m={m}, window 4", pipelined, kind(), sweeps=1))
+            made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, solver, fill=True))
+        made.append(Recipe(f"{name}, m={m}, window 4", pipelined, solver, sweeps=1))
     return made
 
 
@@ -111,6 +113,10 @@ class OwnRow:
         chunks = [list(batches[start : start + length]) for start in starts]
         windows = [Window(chunk, self.recipe.sweeps, recorder) for chunk in chunks]
         self.rounds.run([(window, window) for window in windows], 0, 0)
+
+    def begin_epoch(self) -> None:
+        """Forget the records of the epoch before."""
+        self.rounds.begin_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """The composed network's state on rank 0."""

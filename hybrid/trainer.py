@@ -137,8 +137,8 @@ class Trainer:
                 "ranks: start it without mpirun"
             )
         sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
-        self._check_fill(sample)
         shapes = self.blocks.cut_shapes(sample)
+        self._check_fill(sample)
         factor = max(getattr(self.solver, "filter", 1), self.correction.filter)
         for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
             if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):

@@ -143,7 +143,8 @@ class BubbleFill:
             return None
         mean, self._sums = self._sums, []
         present = [g for g in mean if g is not None]
-        torch._foreach_mul_(present, 1 / self._samples)
+        if present:
+            torch._foreach_mul_(present, 1 / self._samples)
         self._samples = 0
         if self.solver.clip_norm:
             clip_gradients(present, self.solver.clip_norm, gradient_norms(present))

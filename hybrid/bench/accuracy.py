@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hybrid import launch
 from hybrid.bench.baselines import Row
 from hybrid.bench.measure import meet, timed
 from hybrid.config import Config
@@ -16,6 +17,7 @@ from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
 from hybrid.links import run_threads
 from hybrid.models import Chain
+from hybrid.recipes import OwnRow
 from hybrid.schedule import Schedule
 from hybrid.windows import Windows
 from solvers.base import Block
@@ -93,12 +95,14 @@ def _train(
     batch_size = settings.train.batch_size
     every = len(train) // batch_size
     schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
-    device = torch.device("cpu")
+    device = launch.device(settings.train.device)
     windows = Windows(train, batch_size, every, False, 1, seed, schedule, device, None)
     totals = dict.fromkeys((row.name for row in rows), 0.0)
     for epoch in range(epochs):
         trained, _ = next(windows.of_epoch(epoch, epoch * every))
         for row in rows:
+            if isinstance(row, OwnRow):
+                row.begin_epoch()
             work = trained.batches
             totals[row.name] += timed(comm, lambda row=row, work=work: row.train(work))  # type: ignore[misc]
     for row in rows:

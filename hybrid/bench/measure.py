@@ -35,7 +35,7 @@ class Speed:
         """Median and quartiles over the turns of the ratio of rates."""
         pairs = zip(self.images_per_second, base.images_per_second, strict=True)
         ratios = sorted(mine / theirs for mine, theirs in pairs)
-        return median(ratios), ratios[len(ratios) // 4], ratios[(3 * len(ratios)) // 4]
+        return median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) - 1 - len(ratios) // 4]
 
 
 def throughput(

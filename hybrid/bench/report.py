@@ -89,6 +89,7 @@ def write(
     text = [f"# {title}", "", _sentence(facts), "", speed_table(speeds, facts["epoch_images"])]
     if target is not None:
         text += ["", accuracy_table(runs, speeds[0].name, target)]
+    text += [f"\nLeft out: {name}: {why}." for name, why in facts["left_out"].items()]
     text.append("\n![images a second and speed-up](bench.png)")
     markdown = "\n".join(text) + "\n"
     write_atomically(folder / "bench.json", (json.dumps(raw, indent=1) + "\n").encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,12 +20,13 @@ from hybrid.bench.baselines import Row
 from hybrid.bench.measure import throughput
 from hybrid.config import Config
 from hybrid.data import Dataset
+from hybrid.files import write_atomically
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
 from hybrid.partition import Blocks, split
 from hybrid.recipes import OwnRow, Recipe, recipes
 from hybrid.windows import EpochSource
-from solvers import Batch
+from solvers import REGISTRY, Batch
 from solvers.pipeline import fit
 
 BASE = "plain loop"
@@ -35,17 +37,41 @@ class Bench:
     """One bench on all ranks of a communicator."""
 
     def __init__(
-        self, comm: Any, settings: Config, micro_batches: Sequence[int], only: Sequence[str]
+        self,
+        comm: Any,
+        settings: Config,
+        micro_batches: Sequence[int],
+        only: Sequence[str],
+        out: Path,
     ) -> None:
+        if settings.train.precision != "float32":
+            raise ValueError(
+                f"train.precision is {settings.train.precision!r}, but the bench's rows all train "
+                "in float32: leave it out"
+            )
+        if comm.rank == 0:
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / "bench.json", b"{}")
+        self.out = out
         self.comm, self.settings = comm, settings
         self.micro_batches, self.only = list(micro_batches), list(only)
         self.threads = settings.train.threads or 1
+        self.left_out: dict[str, str] = {}
+        """Rows that cannot be, and why."""
         launch.keep_memory()
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         wanted = settings.data
         self.train, self.test = build.data_sets(wanted)
-        baselines.process_group(comm)
+        if settings.train.batch_size > len(self.train):
+            raise ValueError(
+                f"the batch size is {settings.train.batch_size} but there are {len(self.train)} "
+                f"training images: choose a batch size of at most {len(self.train)}"
+            )
+
+    def connect(self) -> None:
+        """Let the ranks reach each other through torch, too. All must call it."""
+        baselines.process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
         """The network with the weights of a seed."""
@@ -65,7 +91,7 @@ class Bench:
         model = self.model(seed)
         blocks = self.blocks(model)
         sgd, batch_size = self.settings.optimiser, self.settings.train.batch_size
-        cores, device = len(baselines.host_cores()), self.device
+        cores, device = self.comm.bcast(len(baselines.host_cores())), self.device
         makers: dict[str, Callable[[], Row]] = {
             BASE: lambda: baselines.PlainLoop(model, sgd, self.threads, device=device),
             f"plain loop, {cores} threads": lambda: baselines.PlainLoop(
@@ -77,19 +103,30 @@ class Bench:
             makers[f"torch {kind}, m={m}"] = partial(
                 baselines.Pipeline, model, sgd, kind, m, device
             )
+        mine = self.settings.make_solver()
+        solvers = [mine if mine.name == n else kind() for n, kind in REGISTRY.items()]
         own: dict[str, Recipe] = {
-            r.name: r for r in recipes(self.micro_batches, self.settings.make_correction())
+            r.name: r for r in recipes(self.micro_batches, self.settings.make_correction(), solvers)
         }
         chosen = [n for n in [*makers, *own] if self._wanted(n)]
+        if self.only and chosen == [BASE]:
+            raise ValueError(
+                f"--rows {','.join(self.only)} names no row; there are {', '.join([*makers, *own])}"
+            )
         made: list[Row] = []
         for name in chosen:
             if name in own:
                 m = own[name].correction.micro_batches
-                gaps = fit(blocks.block_costs(), batch_size, m)
+                gaps = fit(replace(blocks, costs=[]).block_costs(), batch_size, m)
                 links = MpiLinks(self.comm.Dup(), self.device)
                 made.append(OwnRow(own[name], blocks, links, gaps, sgd, batch_size, self.device))
             else:
-                row = makers[name]()
+                try:
+                    row = makers[name]()
+                except ValueError as error:
+                    # the same on every rank: what a schedule cannot do follows from K and m
+                    self.left_out[name] = str(error)
+                    continue
                 row.name = name
                 made.append(row)
         return made
@@ -101,7 +138,6 @@ class Bench:
         target: float | None,
         lengths: Sequence[int],
         seeds: int,
-        out: Path,
     ) -> str | None:
         """Measure, and write the report on rank 0; its Markdown there."""
         first = self.comm.rank == 0
@@ -120,6 +156,7 @@ class Bench:
         speeds = throughput(self.comm, rows, batches, turns, say)
         for row in rows:
             row.close()
+        del rows
         runs: list[Runs] = []
         if target is not None:
             data: tuple[Dataset, Dataset] = (self.train, self.test)
@@ -145,9 +182,10 @@ class Bench:
             "steps": steps,
             "epoch_images": len(self.train) // size * size,
             "target": target,
+            "left_out": self.left_out,
         }
         title = f"{settings.model.name} on {settings.data.name}, {self.comm.size} ranks"
-        return report.write(out, title, facts, speeds, runs, target)
+        return report.write(self.out, title, facts, speeds, runs, target)
 
     def _wanted(self, name: str) -> bool:
         return name == BASE or not self.only or any(word in name for word in self.only)

@@ -78,7 +78,7 @@ def test_the_command_prints_a_table_and_what_to_run() -> None:
 def test_the_advice_is_a_command_that_runs(tmp_path: Path) -> None:
     made = planner()
     found = made.predictions([2], [2], lambda text: None)
-    words = plan.advice(found, "resnet8").replace("'", "").split()[3:]
+    words = plan.advice(found, made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
     outcome = CliRunner().invoke(app, [*words[1:], *extra, "--set", "data.limit=256"])
     assert words[0] == "hybrid"
