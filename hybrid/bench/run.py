@@ -21,6 +21,7 @@ from hybrid.bench.measure import throughput
 from hybrid.config import Config
 from hybrid.data import Dataset
 from hybrid.files import write_atomically
+from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
 from hybrid.partition import Blocks, split
@@ -110,7 +111,7 @@ class Bench:
         }
         chosen = [n for n in [*makers, *own] if self._wanted(n)]
         if self.only and chosen == [BASE]:
-            raise ValueError(
+            raise AgreedError(
                 f"--rows {','.join(self.only)} names no row; there are {', '.join([*makers, *own])}"
             )
         made: list[Row] = []
