@@ -5,7 +5,7 @@ from time import perf_counter, sleep
 import pytest
 import torch
 
-from hybrid.links import AgreedError, run_threads
+from hybrid.links import AgreedError, run_threads, run_virtual
 
 
 def test_neighbours_get_each_others_tensors_in_the_order_sent():
@@ -124,8 +124,9 @@ def test_an_agreement_names_the_file_of_a_system_error(tmp_path):
         run_threads(2, program)
 
 
+@pytest.mark.parametrize("run", [run_threads, run_virtual])
 @pytest.mark.parametrize("waits_for", ["from_previous", "from_next", "all_gather"])
-def test_a_failing_thread_releases_the_waiting_ones_and_its_own_error_is_raised(waits_for):
+def test_a_failing_rank_releases_the_waiting_ones_and_its_own_error_is_raised(waits_for, run):
     def program(links):
         if links.rank == 1:
             raise KeyError("mine")
@@ -136,7 +137,7 @@ def test_a_failing_thread_releases_the_waiting_ones_and_its_own_error_is_raised(
 
     start = perf_counter()
     with pytest.raises(KeyError, match="mine"):
-        run_threads(3, program)
+        run(3, program)
     assert perf_counter() - start < 5
 
 

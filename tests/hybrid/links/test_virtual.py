@@ -233,21 +233,3 @@ def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do() -> None:
     clocks = run_virtual(2, program)
     assert perf_counter() - begun >= 0.2
     assert all(0.1 <= clock < 0.19 for clock in clocks)
-
-
-@pytest.mark.parametrize("waits_for", ["from_previous", "from_next", "all_gather"])
-def test_a_failing_rank_releases_the_waiting_ones_and_its_own_error_is_raised(
-    waits_for: str,
-) -> None:
-    def program(links: RankLinks) -> None:
-        if links.rank == 1:
-            raise KeyError("mine")
-        if waits_for == "all_gather":
-            links.all_gather(0)
-        elif links.rank == (2 if waits_for == "from_previous" else 0):
-            getattr(links, waits_for)()
-
-    begun = perf_counter()
-    with pytest.raises(KeyError, match="mine"):
-        run_virtual(3, program)
-    assert perf_counter() - begun < 5
