@@ -17,6 +17,7 @@ from solvers import Backprop, Penalty, Solver
 from solvers.base import Block
 from solvers.bubble import BubbleFill, FillStep
 from solvers.pipeline import Gaps
+from solvers.projection import leading
 
 
 def make_block(
@@ -27,7 +28,9 @@ def make_block(
     exact = optimisers.make(module, settings)
     optimiser = {"exact": exact, "local": exact}
     dtype = getattr(torch, precision)
-    return Block(module.train(), rank, len(blocks), optimiser, device, dtype)
+    last = rank == len(blocks) - 1
+    cut_after = None if last else leading(blocks.module(rank + 1))
+    return Block(module.train(), rank, len(blocks), optimiser, device, dtype, cut_after=cut_after)
 
 
 def make_rounds(
@@ -41,16 +44,19 @@ def make_rounds(
     sweeps: int = 0,
     fill: Sequence[Gaps] | None = None,
     fill_step: FillStep = "added",
+    correct_every: int = 1,
+    kept: bool = False,
     trace: Trace | None = None,
 ) -> Rounds:
     """The rounds of one rank, with its own copies of `solver`.
 
     `sweeps` over windows of `window` mini-batches make the parallel phase, 0 none; `fill` gives
-    every block's local work in the gaps of the serial phase, None none.
+    every block's local work in the gaps of the serial phase, None none. `kept` records outlive a
+    round.
     """
     parallel = deepcopy(solver) if sweeps and not solver.exact else None
     if parallel is not None:
-        parallel.prepare(block, window * batch_size, sweeps)
+        parallel.prepare(block, window * batch_size, sweeps > 1 or kept)
     bubbles = None
     if fill is not None:
         sub_problems = deepcopy(solver)
@@ -66,6 +72,7 @@ def make_rounds(
         correction,
         parallel,
         bubbles,
+        correct_every=1 if solver.exact else correct_every,
         return_ratio=getattr(solver, "return_ratio", 0.0),
         trace=trace or Trace(links.rank, links.now),
     )

@@ -91,6 +91,7 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         resolved.make_correction(),
         window=resolved.rounds.window,
         sweeps=resolved.rounds.sweeps,
+        correct_every=resolved.rounds.correct_every,
         fill=resolved.rounds.fill,
         fill_step=resolved.rounds.fill_step,
         gaps=[Gaps(*pair) for pair in resolved.rounds.gaps],

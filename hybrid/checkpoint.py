@@ -21,7 +21,7 @@ from hybrid.files import sync, write_durably
 from hybrid.links import RankLinks
 from hybrid.models import Unit
 
-FORMAT = 1
+FORMAT = 2
 T = TypeVar("T")
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
@@ -34,8 +34,11 @@ def save(
     optimisers: Optimisers,
     manifest: Mapping[str, Any],
     keep_last: int,
+    cut_state: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Path:
     """Write `root/STEP`; every rank calls it with its own units. Gives the folder.
+
+    `cut_state` holds what a solver keeps at the cut before this rank's block, by the cut's name.
 
     All files are written beside it first; the rename to STEP is the last act, so a folder of that
     name is whole. Raises AgreedError on all ranks if one cannot write.
@@ -46,17 +49,23 @@ def save(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     files: dict[str, Any] = {}
+    cuts: dict[str, Any] = {}
     with links.agreement():
         for unit in units:
-            content = save_tensors(_tensors(unit, optimisers))
-            name = quote(unit.name, safe="") + ".safetensors"
-            write_durably(partial / name, content)
-            digest = hashlib.sha256(content).hexdigest()
-            files[unit.name] = {"file": name, "sha256": digest, "bytes": len(content)}
-    everyone = links.all_gather(files)
+            files[unit.name] = _write(partial, unit.name, _tensors(unit, optimisers))
+        for cut, tensors in (cut_state or {}).items():
+            if tensors:
+                cuts[cut] = _write(partial, f"cut before {cut}", tensors)
+    everyone = links.all_gather((files, cuts))
     with links.agreement():
         if links.rank == 0:
-            body = {**manifest, "format": FORMAT, "step": step, "units": _joined(everyone)}
+            body = {
+                **manifest,
+                "format": FORMAT,
+                "step": step,
+                "units": _joined(files for files, _ in everyone),
+                "cut_state": _joined(cuts for _, cuts in everyone),
+            }
             text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
             write_durably(partial / "manifest.json", text)
             shutil.rmtree(final, ignore_errors=True)
@@ -89,7 +98,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
     """One unit's tensors; ValueError if its file is missing or not the one that was written."""
-    entry = manifest["units"][name]
+    return _load(folder, manifest["units"][name])
+
+
+def load_cut(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """What a solver kept at the cut before unit `name`; ValueError as for `load_unit`."""
+    return _load(folder, manifest["cut_state"][name])
+
+
+def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / entry["file"]
     try:
         content = path.read_bytes()
@@ -154,6 +171,18 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     return f"{path} {how}: {way}"
 
 
+def _write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    # copies, because safetensors takes no two names for one memory, as tied weights have
+    form = torch.contiguous_format
+    content = save_tensors(
+        {k: t.detach().cpu().clone(memory_format=form) for k, t in tensors.items()}
+    )
+    file = quote(name, safe="") + ".safetensors"
+    write_durably(folder / file, content)
+    digest = hashlib.sha256(content).hexdigest()
+    return {"file": file, "sha256": digest, "bytes": len(content)}
+
+
 def _tensors(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
     tensors = _model_tensors(unit)
     for kind, optimiser in _distinct(optimisers).items():
@@ -161,11 +190,7 @@ def _tensors(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
             for slot, value in optimiser.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{name}:{kind}.{slot}"] = value
-    # copies, because safetensors takes no two names for one memory, as tied weights have
-    return {
-        name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-    }
+    return tensors
 
 
 def _model_tensors(unit: Unit) -> dict[str, Tensor]:

@@ -113,6 +113,8 @@ class RoundSettings(Section):
     """Mini-batches a round; all: the whole training set, stored per sample, not augmented."""
     sweeps: int = Field(default=1, ge=0)
     """Passes over the window's sub-problems in the parallel phase; 0: no such phase."""
+    correct_every: int = Field(default=1, ge=0)
+    """Rounds from one serial phase to the next; 0: the parallel solver works alone."""
     fill: bool = False
     """Local steps on earlier records in the gaps of the pipelined serial pass."""
     fill_step: FillStep = "added"
@@ -294,7 +296,7 @@ def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solve
 
 def _values(solver: Solver) -> dict[str, Any]:
     assert is_dataclass(solver)
-    return {f.name: getattr(solver, f.name) for f in fields(solver)}
+    return {f.name: getattr(solver, f.name) for f in fields(solver) if f.init}
 
 
 def _first(error: ValidationError) -> str:
@@ -323,6 +325,7 @@ def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
 def _field_docs(cls: type) -> dict[str, str]:
     """The docstrings written below a dataclass's fields, through its bases."""
     docs: dict[str, str] = {}
+    given = {f.name for f in fields(cls) if f.init}
     for base in reversed(cls.__mro__[:-1]):
         if not is_dataclass(base):
             continue
@@ -332,6 +335,7 @@ def _field_docs(cls: type) -> dict[str, str]:
             if (
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
+                and node.target.id in given
                 and isinstance(after, ast.Expr)
                 and isinstance(after.value, ast.Constant)
             ):

@@ -157,8 +157,8 @@ class Planner:
             samples = recipe.window * size if recipe.sweeps else 0
             if recipe.fill:
                 samples = (-(-sum(gaps[k]) // size) + 1) * size
-            sweeps = max(recipe.sweeps, 1)
-            store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, sweeps)
+            exchanges = recipe.sweeps > 1
+            store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, exchanges)
             needed.append(3 * weights + flying * graph + (store if samples else 0))
         return needed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -30,6 +30,11 @@ class PhaseReport:
     """Of the slowest rank."""
     residual: list[float] = field(default_factory=list)
     """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
+    primal: list[float] = field(default_factory=list)
+    """||lam - x|| at each cut over the samples of the last sweep; empty without an exchange."""
+    dual: list[float] = field(default_factory=list)
+    """||rho (lam - old lam)||, rho = 2 beta, likewise."""
+    notices: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -38,6 +43,10 @@ class Rounds:
 
         round   serial phase    correction.train: W exact steps, recorded; `fill` works in its gaps
                 parallel phase  solver.train: sweeps over the records
+
+    Only every `correct_every`-th round has a serial phase; in the others, and in all of them if it
+    is 0, a forward pass alone makes the records. If the windows' records are `kept`, they live on
+    from one correction to the next, and those rounds are parallel phases only.
 
     Without a solver there is no parallel phase. The ranks agree on losses and residuals at the end
     of every call of `run`, not in between. When the residual of a cut has grown by more than
@@ -51,6 +60,9 @@ class Rounds:
     fill: BubbleFill | None = None
     observe: bool = False
     """Record in a pass of its own (the windows' images differ from the trained ones)."""
+    correct_every: int = 1
+    statistics: bool = False
+    """Move BatchNorm's running statistics in rounds over kept records, by a forward pass."""
     return_ratio: float = 0.0
     trace: Trace = field(default_factory=Trace)
     probe: list[float] = field(default_factory=list)
@@ -58,6 +70,10 @@ class Rounds:
     length: int = 0
     """Mini-batches of the longest window so far."""
     resting: bool = False
+    count: int = 0
+    """Rounds so far."""
+    recorded: bool = False
+    """Whether kept records have been made."""
     returns: int = 0
     """Calls that stayed serial because of the residual."""
 
@@ -73,13 +89,13 @@ class Rounds:
         fill = None if self.resting else self.fill
         length = max(len(swept.batches) for _, swept in windows)
         for trained, swept in windows:
-            with self.trace.span("serial"):
-                _add(serial, self.correction.train(self.block, self.links, trained, fill))
+            corrected = bool(self.correct_every) and self.count % self.correct_every == 0
+            self.count += 1
+            if corrected:
+                with self.trace.span("serial"):
+                    _add(serial, self.correction.train(self.block, self.links, trained, fill))
             if sweeping and self.solver is not None:
-                if self.observe:
-                    with self.trace.span("observe"):
-                        observed = self.correction.observe(self.block, self.links, swept)
-                    serial.seconds += observed.seconds
+                _add(serial, self._record(swept, corrected))
                 with self.trace.span("parallel"):
                     part = self.solver.train(self.block, self.links, swept)
                 if len(swept.batches) < length:
@@ -90,11 +106,28 @@ class Rounds:
             fill.stats = PhaseStats()
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
         everyone = self.links.all_gather(mine)
-        phases = ("serial", "parallel") if sweeping or fill is not None else ("serial",)
-        reports = [_merge(phase, [rank[i] for rank in everyone]) for i, phase in enumerate(phases)]
+        reports = [
+            _merge(phase, [rank[i] for rank in everyone])
+            for i, phase in enumerate(("serial", "parallel"))
+            if (sweeping or fill is not None if i else serial.samples)
+        ]
         _check_finite(everyone, first_step, epoch)
         self._watch(reports, length)
         return reports
+
+    def _record(self, swept: Window, corrected: bool) -> PhaseStats:
+        """Make the records that the serial phase has not made."""
+        fresh = corrected or not (swept.kept and self.recorded)
+        self.recorded = True
+        if corrected and self.observe:
+            with self.trace.span("observe"):
+                observed = self.correction.observe(self.block, self.links, swept)
+            return PhaseStats(seconds=observed.seconds)
+        if corrected or not (fresh or self.statistics):
+            return PhaseStats()
+        with self.trace.span("forward"):
+            window = swept if fresh else replace(swept, recorder=None)
+            return self.correction.propagate(self.block, self.links, window)
 
     def begin_epoch(self) -> None:
         """Forget the records of the epoch before."""
@@ -112,7 +145,7 @@ class Rounds:
             now > self.return_ratio * before > 0
             for now, before in zip(residual, self.probe, strict=False)
         )
-        self.resting = self.return_ratio > 0 and grown
+        self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
         if self.resting:
             self.begin_epoch()
         self.returns += self.resting
@@ -120,11 +153,17 @@ class Rounds:
 
     def state(self) -> dict[str, Any]:
         """JSON-able state for a checkpoint."""
-        return {"probe": self.probe, "resting": self.resting, "returns": self.returns}
+        return {
+            "probe": self.probe,
+            "resting": self.resting,
+            "returns": self.returns,
+            "count": self.count,
+        }
 
     def load_state(self, state: dict[str, Any], same_cuts: bool) -> None:
         """Take back `state`; residuals of other cuts mean nothing here."""
         self.resting, self.returns = state["resting"], state["returns"]
+        self.count = state["count"]
         self.probe = state["probe"] if same_cuts else []
 
 
@@ -135,6 +174,8 @@ def _add(total: PhaseStats, part: PhaseStats) -> None:
     total.losses += part.losses
     total.correct += part.correct
     total.squares += part.squares
+    total.exchanged += part.exchanged
+    total.notices += part.notices
 
 
 def _summary(stats: PhaseStats, block: Block) -> dict[str, Any]:
@@ -147,11 +188,14 @@ def _summary(stats: PhaseStats, block: Block) -> dict[str, Any]:
         "correct": int(sum(int(c) for c in stats.correct)),
         "seconds": stats.seconds,
         "residual": stats.residual(),
+        "norms": stats.residual_norms(),
+        "notices": stats.notices,
     }
 
 
 def _merge(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
     last = ranks[-1]
+    norms = [rank["norms"] for rank in ranks[1:] if rank["norms"] is not None]
     return PhaseReport(
         phase=phase,
         samples=last["samples"],
@@ -159,6 +203,9 @@ def _merge(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
         accuracy=last["correct"] / max(1, last["samples"]),
         seconds=max(rank["seconds"] for rank in ranks),
         residual=[rank["residual"] for rank in ranks[:-1]] if phase == "parallel" else [],
+        primal=[primal for primal, _ in norms],
+        dual=[dual for _, dual in norms],
+        notices=last["notices"],
     )
 
 
@@ -174,4 +221,4 @@ def _check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: 
 
 def as_json(report: PhaseReport) -> dict[str, Any]:
     """A report as a line of metrics.jsonl."""
-    return asdict(report)
+    return {k: v for k, v in asdict(report).items() if v or k not in ("primal", "dual", "notices")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,9 @@ class Run:
         if trainer.fill:
             records = (records_needed([trainer.gaps[rank]], batch_size) + 1) * batch_size
         store = trainer.solver.store_bytes
-        needed = store(before, after, window, trainer.sweeps) + store(before, after, records, 1)
+        kept = trainer.window == "all" and trainer.correct_every != 1
+        exchanges = trainer.sweeps > 1 or kept
+        needed = store(before, after, window, exchanges) + store(before, after, records, False)
         self._check_budget(needed, length)
         self.block = make_block(
             self.blocks, rank, trainer.optimiser, trainer.train.precision, device
@@ -107,8 +110,12 @@ class Run:
             sweeps=trainer.sweeps,
             fill=trainer.gaps if trainer.fill else None,
             fill_step=trainer.fill_step,
+            correct_every=trainer.correct_every,
+            kept=kept,
             trace=self.trace,
         )
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        self.rounds.statistics = any(isinstance(m, norms) for m in self.blocks.model.modules())
         schedule = Schedule(trainer.schedule, trainer.optimiser.lr, every, trainer.train.epochs)
         solver = self.rounds.solver
         self.windows = Windows(
@@ -121,6 +128,7 @@ class Run:
             schedule,
             device,
             solver.recorder if solver is not None else None,
+            kept,
         )
         self.rounds.observe = self.windows.records_apart
 
@@ -172,6 +180,19 @@ class Run:
         if same_cuts:
             self.totals = dict(manifest["totals"][self.links.rank])
             self.residual = manifest["residual"]
+            self._load_cuts(folder, manifest)
+
+    def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """What the solver kept at the cuts of this block."""
+        rank, cuts, solver = self.links.rank, self.blocks.cuts, self.rounds.solver
+        if solver is None or not manifest["cut_state"]:
+            return
+        found = [
+            checkpoint.load_cut(folder, manifest, cuts[k]) if 0 <= k < len(cuts) else {}
+            for k in (rank - 1, rank)
+        ]
+        solver.load_cut_state(*found)
+        self.rounds.recorded = True
 
     def _epoch(self) -> None:
         # dropout and the like draw from here, so a resumed run draws what an undisturbed one does
@@ -204,6 +225,8 @@ class Run:
         self.totals["images"] += reports[0].samples
         self.step += sum(len(trained.batches) for trained, _ in pairs)
         for report in reports:
+            for notice in report.notices:
+                self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
             self._metric({**as_json(report), "learning_rate": self.windows.schedule(self.step - 1)})
         self.progress.step(self.step, reports)
@@ -241,6 +264,7 @@ class Run:
             "solver_state": self.links.all_gather(solver.state() if solver else {}),
             "totals": self.links.all_gather(self.totals),
         }
+        cut = self.blocks.cuts[self.links.rank - 1] if self.links.rank else ""
         checkpoint.save(
             folder.checkpoints,
             self.step,
@@ -249,6 +273,7 @@ class Run:
             self.block.optimisers,
             manifest,
             self.trainer.checkpoint.keep_last,
+            {cut: solver.cut_state()} if solver and cut else {},
         )
 
     def _metric(self, line: dict[str, Any]) -> None:

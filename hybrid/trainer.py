@@ -39,6 +39,7 @@ class Trainer:
     correction: Backprop = field(default_factory=Backprop)
     window: int | Literal["all"] = 4
     sweeps: int = 1
+    correct_every: int = 1
     fill: bool = False
     fill_step: FillStep = "added"
     gaps: list[Gaps] = field(default_factory=list)
@@ -136,6 +137,11 @@ class Trainer:
                 f"links.kind is 'virtual', which runs in 1 process, but there are {comm.size} MPI "
                 "ranks: start it without mpirun"
             )
+        if self.correct_every != 1 and not self.sweeps and not self.solver.exact:
+            raise ValueError(
+                f"rounds.correct_every is {self.correct_every} and rounds.sweeps is 0, so some "
+                "rounds would train nothing: set correct_every to 1, or sweeps to at least 1"
+            )
         sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
         shapes = self.blocks.cut_shapes(sample)
         self._check_fill(sample)
@@ -152,6 +158,11 @@ class Trainer:
         """Settle what each block does in its gaps."""
         if not self.fill:
             return
+        if self.correct_every != 1:
+            raise ValueError(
+                f"rounds.fill works in the gaps of every round's serial phase, but "
+                f"rounds.correct_every is {self.correct_every}: set it to 1, or rounds.fill=false"
+            )
         if not isinstance(self.solver, Penalty):
             raise ValueError(
                 f"rounds.fill needs sub-problems, which {self.solver.name!r} has none of: choose "

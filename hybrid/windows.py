@@ -54,28 +54,33 @@ class Windows:
     schedule: Schedule
     device: torch.device
     recorder: Recorder | None
+    kept: bool = False
+    """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
 
     @property
     def records_apart(self) -> bool:
-        """Whether the store is recorded in an exact pass of its own."""
+        """Whether the store is recorded in a pass of its own."""
         augmentation = self.data.augmentation
-        return self.whole and bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+        augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+        return self.whole and (augmented or self.kept)
 
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
-        ids = batches(epoch_order(self.seed, epoch, len(self.data)), self.batch_size)
+        count = len(self.data)
 
-        def window(start: int, augment: bool) -> Window:
+        def window(start: int, augment: bool, order: int) -> Window:
+            ids = batches(epoch_order(self.seed, order, count), self.batch_size)
             source = EpochSource(self.data, self.seed, epoch, augment, self.device)
             chunk = range(start, min(start + self.length, len(ids)))
             made = [Batch(ids[i], self.schedule(first_step + i), source) for i in chunk]
             return Window(made, self.sweeps, self.recorder)
 
-        for start in range(0, len(ids), self.length):
-            trained = window(start, True)
+        for start in range(0, count // self.batch_size, self.length):
+            trained = window(start, True, epoch)
             swept = trained
             if self.records_apart:
-                trained.recorder, swept = None, window(start, False)
+                trained.recorder, swept = None, window(start, False, 0 if self.kept else epoch)
+                swept.kept = self.kept
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.backprop import Backprop
 from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
+from solvers.block_admm import BlockADMM
 from solvers.penalty import Penalty
 
 REGISTRY: dict[str, type[Solver]] = {
-    solver.name: solver for solver in (Backprop, Penalty, AugmentedLagrangian)
+    solver.name: solver for solver in (Backprop, Penalty, AugmentedLagrangian, BlockADMM)
 }
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Backprop",
     "Batch",
     "Block",
+    "BlockADMM",
     "Links",
     "Penalty",
     "PhaseStats",

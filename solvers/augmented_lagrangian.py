@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from solvers.base import Rows
@@ -41,9 +42,9 @@ class AugmentedLagrangian(Penalty):
         if self.kappa_step < 0:
             raise ValueError(f"kappa_step is {self.kappa_step}; it must be 0 or positive")
 
-    def buffers(self, sweeps: int) -> tuple[list[str], list[str]]:
-        before, after = super().buffers(sweeps)
-        return before + (["kappa_in"] if sweeps > 1 else []), [*after, "kappa_out"]
+    def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
+        before, after = super().buffers(exchanges)
+        return before + (["kappa_in"] if exchanges else []), [*after, "kappa_out"]
 
     def record(
         self,
@@ -54,14 +55,15 @@ class AugmentedLagrangian(Penalty):
         p_out: Tensor | None,
     ) -> None:
         super().record(rows, lam, p_in, out, p_out)
-        if p_in is not None and self._exchange:
-            self._put("kappa_in", rows, self._start_multiplier(p_in))
-        if p_out is not None:
-            self._put("kappa_out", rows, self._start_multiplier(p_out))
+        if lam is not None and self._exchange:
+            self._put("kappa_in", rows, self._start_multiplier(lam, p_in))
+        if out is not None:
+            self._put("kappa_out", rows, self._start_multiplier(out, p_out))
 
-    def _start_multiplier(self, p: Tensor) -> Tensor:
-        scale = self.filter**2 if self.multiplier_start == "adjoint" else 0
-        return -scale * self._pool(p)
+    def _start_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
+        if p is None or self.multiplier_start == "zero":
+            return torch.zeros_like(self._pool(x))
+        return -(self.filter**2) * self._pool(p)
 
     def _multiplier(self, rows: Rows) -> Tensor | None:
         return self._get("kappa_out", rows)
@@ -69,7 +71,7 @@ class AugmentedLagrangian(Penalty):
     def _incoming_multiplier(self, rows: Rows) -> Tensor | None:
         return self._get("kappa_in", rows)
 
-    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor) -> None:
+    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor, beta: float) -> None:
         kappa = self._get(name, rows)
-        step = 2 * self.beta * self.kappa_step
+        step = 2 * beta * self.kappa_step
         self._put(name, rows, kappa + step * (lam.to(kappa.dtype) - x.to(kappa.dtype)))

@@ -99,6 +99,29 @@ class Backprop(Solver):
             links.flush()
         return stats
 
+    def propagate(self, block: Block, links: Links, window: Window) -> PhaseStats:
+        """Forward only: record activations, without adjoints; BatchNorm's statistics move."""
+        stats, wire = PhaseStats(), Wire(self.messages, self.filter)
+        with stats.timed(links), torch.no_grad():
+            for rows, batch in window.recorded():
+                if block.first:
+                    lam = batch.images()
+                else:
+                    lam = wire.receive(links.from_previous, block.dtype)
+                out = block.forward(lam)
+                if block.last:
+                    labels = batch.labels()
+                    stats.classified(out, labels)
+                    stats.losses.append(block.loss(out, labels))
+                else:
+                    wire.send(links.to_next, out)
+                if window.recorder is not None:
+                    before, after = None if block.first else lam, None if block.last else out
+                    window.recorder.record(rows, before, None, after, None)
+                stats.samples += len(batch)
+            links.flush()
+        return stats
+
     def gradient(
         self,
         block: Block,

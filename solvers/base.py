@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from solvers.projection import Projection
+
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
 
@@ -102,6 +104,8 @@ class Window:
     batches: list[Batch]
     sweeps: int = 1
     recorder: Recorder | None = None
+    kept: bool = False
+    """Whether the auxiliary variables outlive the window: its last sweep, too, exchanges them."""
     shuffle: Callable[[int], Tensor] | None = None
     """sweep -> permutation of the window's samples (per-sample storage); None: recorded order."""
 
@@ -136,6 +140,10 @@ class PhaseStats:
     correct: list[Tensor] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
+    exchanged: list[Tensor] = field(default_factory=list)
+    """(||lam - x||^2, ||rho (lam - old lam)||^2) of each exchange at the cut before this block."""
+    notices: list[str] = field(default_factory=list)
+    """What a user should be told, the same on every rank."""
 
     def classified(self, logits: Tensor, labels: Tensor) -> None:
         """Count the right answers of one (micro-)batch."""
@@ -147,6 +155,17 @@ class PhaseStats:
             return 0.0
         r, x = torch.stack(self.squares).double().sum(0).tolist()
         return float((r / x) ** 0.5) if x > 0 else 0.0
+
+    def residual_norms(self) -> tuple[float, float] | None:
+        """Norms of the primal and the dual residual at the cut before this block, if exchanged.
+
+        ||lam - x|| after the step of lam, and ||rho (lam - old lam)||, with rho = 2 beta (Boyd et
+        al., Foundations and Trends in Machine Learning 2011, section 3.3).
+        """
+        if not self.exchanged:
+            return None
+        r, s = torch.stack(self.exchanged).double().sum(0).sqrt().tolist()
+        return float(r), float(s)
 
     def per_step_losses(self) -> list[float]:
         """One loss a step."""
@@ -177,6 +196,8 @@ class Block:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    cut_after: Projection | None = None
+    """The next block's first layer, if it is a projection: what lam at that cut is held to."""
 
     @property
     def first(self) -> bool:
@@ -223,10 +244,15 @@ class Solver(ABC):
     exact: ClassVar[bool] = False
     """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
 
-    def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:  # noqa: B027
-        """Make what the rank's copy keeps between rounds (optimisers, stores)."""
+    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:  # noqa: B027
+        """Make what the rank's copy keeps between rounds (optimisers, stores).
 
-    def store_bytes(self, lam: Shape | None, out: Shape | None, samples: int, sweeps: int) -> int:
+        `exchanges`: auxiliary variables move between sweeps, not only weights.
+        """
+
+    def store_bytes(
+        self, lam: Shape | None, out: Shape | None, samples: int, exchanges: bool
+    ) -> int:
         """Memory of the auxiliary variables of `samples` samples on one rank.
 
         `lam` and `out` are one sample's shapes at the cut before and after the block.
@@ -248,6 +274,13 @@ class Solver(ABC):
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Take back what `state` gave."""
+
+    def cut_state(self) -> dict[str, Tensor]:
+        """Tensors kept between rounds of the cut before this block, for a checkpoint."""
+        return {}
+
+    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take back what `cut_state` gave here (`before`) and on the next block (`after`)."""
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class SubProblems(Protocol):
     @property
     def recorder(self) -> Recorder: ...
 
-    def prepare(self, block: Block, window_samples: int, sweeps: int) -> None: ...
+    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None: ...
 
     def gradient(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
@@ -72,7 +72,7 @@ class BubbleFill:
         self.kind = step
         self.slots = records_needed([gaps], samples) + 1
         """Mini-batches in the store: those drawn on, and the one being recorded."""
-        solver.prepare(block, self.slots * samples, 1)
+        solver.prepare(block, self.slots * samples, exchanges=False)
         self.stats = PhaseStats()
         self.begin()
 

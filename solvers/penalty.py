@@ -23,7 +23,7 @@ from solvers.base import (
     frozen_statistics,
     gradient_norms,
 )
-from solvers.kernels import couple, pool, pool_transpose, upsample
+from solvers.kernels import Coupling, couple, pool, pool_transpose, upsample
 from solvers.store import FORMATS, Store
 
 
@@ -84,10 +84,11 @@ class Penalty(Solver):
                 value = getattr(self, name)
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
-    def prepare(self, block: Block, window_samples: int, sweeps: int) -> None:
+    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
         """Make the store, and the phase's own optimiser if it has one."""
         self._store = Store(window_samples, self.storage)
-        self._exchange = sweeps > 1
+        self._exchange = exchanges
+        self._kept = False
         if self.momentum is not None:
             groups = [
                 {"params": g["params"], "weight_decay": g["weight_decay"]}
@@ -97,12 +98,14 @@ class Penalty(Solver):
                 groups, lr=0.0, momentum=self.momentum, nesterov=self.momentum > 0
             )
 
-    def buffers(self, sweeps: int) -> tuple[list[str], list[str]]:
+    def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""
-        return ["lam"], ["target"] + (["sent"] if sweeps > 1 else [])
+        return ["lam"], ["target"] + (["sent"] if exchanges else [])
 
-    def store_bytes(self, lam: Shape | None, out: Shape | None, samples: int, sweeps: int) -> int:
-        before, after = self.buffers(sweeps)
+    def store_bytes(
+        self, lam: Shape | None, out: Shape | None, samples: int, exchanges: bool
+    ) -> int:
+        before, after = self.buffers(exchanges)
         size = FORMATS[self.storage].itemsize
         values = 0
         for name in before if lam is not None else ():
@@ -126,12 +129,30 @@ class Penalty(Solver):
         out: Tensor | None,
         p_out: Tensor | None,
     ) -> None:
-        """Start the auxiliary variables of `rows` from an exact pass."""
-        if lam is not None and p_in is not None:
-            lam = self._start(lam, p_in)
+        """Start the auxiliary variables of `rows` from an exact pass.
+
+        Without adjoints, which a forward pass alone does not give, they are the activations.
+        """
+        if lam is not None:
+            lam = self._held_in(self._start(lam, p_in))
             self._put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
-        if out is not None and p_out is not None:
-            self._put("target", rows, self._pool(self._start(out, p_out)))
+        if out is not None:
+            self._put("target", rows, self._pool(self._held_out(self._start(out, p_out))))
+
+    def cut_state(self) -> dict[str, Tensor]:
+        return self._store.state(["lam", "kappa_in"]) if self._kept else {}
+
+    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+        everything = slice(0, self._store.samples)
+        before, after = _channels_last(before), _channels_last(after)
+        for name, value in before.items():
+            self._put(name, everything, value)
+        if after:
+            lam = after["lam"]
+            whole = self.filter_mode == "coupling"
+            self._put("target", everything, self._message(self._pool(lam)) if whole else lam)
+            if "kappa_in" in after:
+                self._put("kappa_out", everything, after["kappa_in"])
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
@@ -140,12 +161,14 @@ class Penalty(Solver):
         """
         total = PhaseStats()
         before: list[float] = []
+        self._kept = window.kept
         with total.timed(links), frozen_statistics(block.module):
             for number in range(window.sweeps):
-                exchange = number < window.sweeps - 1
+                exchange = window.kept or number < window.sweeps - 1
                 stats = self.sweep(block, links, window, number, exchange)
                 total.losses, total.correct = stats.losses, stats.correct
                 total.samples, total.squares = stats.samples, stats.squares
+                total.exchanged = stats.exchanged or total.exchanged
                 total.steps += stats.steps
                 if exchange:
                     residuals = links.all_gather(stats.residual())
@@ -166,11 +189,9 @@ class Penalty(Solver):
         for rows, batch in window.sweep(number):
             x, p_in = self._local_step(block, batch, rows, exchange, stats)
             if exchange and not block.last:
-                sent = self._message(self._pool(x))
-                self._put("sent", rows, sent)
-                links.to_next(sent)
+                self._hand_up(links, rows, x)
             if exchange and p_in is not None:
-                self._update(links, rows, p_in)
+                self._update(links, rows, p_in, stats)
             if exchange and not block.last:
                 # one mini-batch behind, so that nobody waits and nothing piles up
                 if awaited is not None:
@@ -196,8 +217,7 @@ class Penalty(Solver):
             stats.classified(x, labels)
             stats.losses.append(loss.detach())
         else:
-            target, kappa = self._get("target", rows), self._multiplier(rows)
-            coupling = couple(x.detach(), target, kappa, self.beta, self.filter)
+            coupling = self._couple(x, rows)
             if x.requires_grad:
                 x.backward((coupling.p_out / len(batch)).to(x.dtype))
             stats.losses.append(coupling.loss / len(batch))
@@ -210,31 +230,55 @@ class Penalty(Solver):
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
     ) -> tuple[Tensor, Tensor | None]:
         x, p_in = self.gradient(block, batch, rows, with_input, stats)
+        self._step(block, batch)
+        return x, p_in
+
+    def _step(self, block: Block, batch: Batch) -> None:
         if self.clip_norm:
             gradients = block.gradients()
             clip_gradients(gradients, self.clip_norm, gradient_norms(gradients))
         block.step("local", batch.learning_rate * self.local_lr)
-        return x, p_in
 
-    def _update(self, links: Links, rows: Rows, p_in: Tensor) -> None:
+    def _hand_up(self, links: Links, rows: Rows, x: Tensor) -> None:
+        """Send S x_k to the owner of lam_{k+1}."""
+        sent = self._message(self._pool(x))
+        self._put("sent", rows, sent)
+        links.to_next(sent)
+
+    def _couple(self, x: Tensor, rows: Rows) -> Coupling:
+        target, kappa = self._get("target", rows), self._multiplier(rows)
+        return couple(x.detach(), target, kappa, self._beta_out, self.filter)
+
+    def _update(self, links: Links, rows: Rows, p_in: Tensor, stats: PhaseStats) -> None:
         """Step lam_k, which this rank owns, and hand S lam_k back."""
         x = links.from_previous().to(p_in.dtype)
-        lam = self._get("lam", rows)
-        own = lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
-        pull = self.beta * 2 * (self._pool(own) - x)
+        old = self._input(rows)
+        self._settle(links, rows, old, self._lam_step(old, x, rows, p_in), x, stats)
+
+    def _lam_step(self, lam: Tensor, x: Tensor, rows: Rows, p_in: Tensor) -> Tensor:
+        pull = self._beta_in * 2 * (self._pool(lam) - x)
         kappa = self._incoming_multiplier(rows)
         if kappa is not None:
             pull = pull + kappa
-        own = own - self._eta * (p_in + pool_transpose(pull, self.filter))
-        pooled = self._message(self._pool(own))
-        self._put("lam", rows, own if self.filter_mode == "coupling" else pooled)
+        return lam - self._eta_in * (p_in + pool_transpose(pull, self.filter))
+
+    def _settle(
+        self, links: Links, rows: Rows, old: Tensor, lam: Tensor, x: Tensor, stats: PhaseStats
+    ) -> None:
+        """Keep the stepped lam_k, hand S lam_k back, step the multiplier."""
+        # first, because `old` may be a view of what is written to next
+        moved = 2 * self._beta_in * torch.linalg.vector_norm(lam - old)
+        pooled = self._message(self._pool(lam))
+        self._put("lam", rows, lam if self.filter_mode == "coupling" else pooled)
         links.to_previous(pooled)
-        self._ascend("kappa_in", rows, pooled, x)
+        self._ascend("kappa_in", rows, pooled, x, self._beta_in)
+        residual = torch.linalg.vector_norm(pooled.to(x.dtype) - x)
+        stats.exchanged.append(torch.stack((residual, moved)).square())
 
     def _receive(self, rows: Rows, lam: Tensor) -> None:
         """Take the stepped S lam_{k+1} from its owner."""
         self._put("target", rows, lam)
-        self._ascend("kappa_out", rows, lam, self._get("sent", rows))
+        self._ascend("kappa_out", rows, lam, self._get("sent", rows), self._beta_out)
 
     def _multiplier(self, rows: Rows) -> Tensor | None:
         return None
@@ -242,18 +286,36 @@ class Penalty(Solver):
     def _incoming_multiplier(self, rows: Rows) -> Tensor | None:
         return None
 
-    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor) -> None:
+    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor, beta: float) -> None:
         """Step the multipliers, where the method has them."""
 
-    @property
-    def _eta(self) -> float:
-        return self.lam_step / (2 * self.beta)
+    def _held_in(self, lam: Tensor) -> Tensor:
+        """lam within what the cut before this block holds it to."""
+        return lam
 
-    def _start(self, x: Tensor, p: Tensor) -> Tensor:
-        if self.lam_start == "feasible":
+    def _held_out(self, lam: Tensor) -> Tensor:
+        """lam within what the cut after this block holds it to."""
+        return lam
+
+    @property
+    def _beta_in(self) -> float:
+        """Penalty at the cut before this block."""
+        return self.beta
+
+    @property
+    def _beta_out(self) -> float:
+        """Penalty at the cut after this block."""
+        return self.beta
+
+    @property
+    def _eta_in(self) -> float:
+        return self.lam_step / (2 * self._beta_in)
+
+    def _start(self, x: Tensor, p: Tensor | None) -> Tensor:
+        if p is None or self.lam_start == "feasible":
             return x
         wide = torch.promote_types(x.dtype, torch.float32)
-        return x.to(wide) - self._eta * p.to(wide)
+        return x.to(wide) - self.lam_step / (2 * self.beta) * p.to(wide)
 
     def _input(self, rows: Rows) -> Tensor:
         lam = self._get("lam", rows)
@@ -270,3 +332,9 @@ class Penalty(Solver):
 
     def _get(self, name: str, rows: Rows) -> Tensor:
         return self._store.get(name, rows)
+
+
+def _channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Images in the layout that training has them in; a file has none."""
+    last = torch.channels_last
+    return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}

@@ -33,6 +33,18 @@ class Store:
         value = self._buffers[name][rows]
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
+    def clear(self, name: str) -> None:
+        """Set the buffer `name` to zero."""
+        self._buffers[name].zero_()
+
+    def norm(self, name: str) -> float:
+        """Euclidean norm of the buffer `name`."""
+        return float(torch.linalg.vector_norm(self._buffers[name].float()))
+
+    def state(self, names: list[str]) -> dict[str, Tensor]:
+        """The buffers of those names that there are."""
+        return {name: self._buffers[name] for name in names if name in self._buffers}
+
     def message(self, value: Tensor) -> Tensor:
         """`value` in the number format, as it travels to a neighbour."""
         return value if self.format is torch.float32 else value.to(self.format)

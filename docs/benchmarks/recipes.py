@@ -24,15 +24,20 @@ FIXED = (
 )
 SERIAL = "--solver backprop --set solver.micro_batches=4"
 FILL = "--sweeps 0 --set correction.micro_batches=4 --set rounds.fill=true"
+K2 = "--solver backprop --set solver.micro_batches=8"
 SWEEP = "--set correction.micro_batches=4 --set rounds.fill=false"
 BIG = "--model resnet20 --set data.limit=20000"
 SMALL = "--model resnet8 --set data.limit=10000 --blocks 4 --epochs 3"
 TABLES = {
     "bubbles": {
         "b6": f"{BIG} --lr 0.25 --blocks 1 --epochs 6 --solver backprop",
+        "p4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {SERIAL}",
         "p4-e4": f"{BIG} --lr 0.25 --blocks 4 --epochs 4 {SERIAL}",
         "g4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {FILL}",
+        "p8-e3": f"{BIG} --lr 0.25 --blocks 8 --epochs 3 {SERIAL}",
         "g8-e3": f"{BIG} --lr 0.25 --blocks 8 --epochs 3 {FILL}",
+        "k2-float32": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2}",
+        "k2-bfloat16": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2} --set solver.messages=bfloat16",
     },
     "messages": {
         name: f"{SMALL} --lr 0.25 {SERIAL} {flag}"
@@ -49,6 +54,7 @@ TABLES = {
         "serial-lr0.25": f"{SMALL} --lr 0.25 {SERIAL}",
         "serial-lr0.4": f"{SMALL} --lr 0.4 {SERIAL}",
         "serial-lr0.6": f"{SMALL} --lr 0.6 {SERIAL}",
+        "serial-5-epochs": f"{SMALL} --lr 0.25 {SERIAL} --epochs 5",
         "fill-lr0.1": f"{SMALL} --lr 0.1 {FILL}",
         "fill-lr0.25": f"{SMALL} --lr 0.25 {FILL}",
         "fill-lr0.4": f"{SMALL} --lr 0.4 {FILL}",

@@ -106,7 +106,7 @@ def test_the_store_takes_the_memory_it_said(
         held = sum(b.numel() * b.element_size() for b in mine._store._buffers.values())
         shape = (3, 6, 6)
         said = mine.store_bytes(
-            None if block.first else shape, None if block.last else shape, 8, sweeps
+            None if block.first else shape, None if block.last else shape, 8, sweeps > 1
         )
         return held, said
 
@@ -202,7 +202,7 @@ def test_the_exact_pass_and_sweeps_alternate_without_losing_a_gradient() -> None
 
     def program(block: Block, links: RankLinks) -> None:
         solver = AugmentedLagrangian()
-        solver.prepare(block, problem.samples, 1)
+        solver.prepare(block, problem.samples, exchanges=False)
         for _ in range(3):
             Backprop().train(block, links, problem.window(solver))
             solver.train(block, links, problem.window(solver))
@@ -236,7 +236,7 @@ def test_a_block_without_trainable_parameters_takes_part(solver: Penalty, frozen
 
     def program(block: Block, links: RankLinks) -> None:
         mine = deepcopy(solver)
-        mine.prepare(block, problem.samples, 2)
+        mine.prepare(block, problem.samples, exchanges=True)
         for _ in range(2):
             Backprop().train(block, links, problem.window(mine, 2))
             mine.train(block, links, problem.window(mine, 2))

@@ -106,7 +106,7 @@ def recorded(
 ) -> Any:
     """A rank's copy of `solver`, its auxiliary variables started by an exact pass."""
     mine = deepcopy(solver)
-    mine.prepare(block, problem.samples, sweeps)
+    mine.prepare(block, problem.samples, sweeps > 1)
     Backprop().observe(block, links, problem.window(mine, sweeps))
     return mine
 
