@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -110,18 +110,40 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
 
 def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
     """Test accuracy of a run's newest checkpoint, on one device; and the checkpoint."""
-    resolved, folder, manifest = _open(run)
-    if data_dir is not None:
-        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
-    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
-    network = model(resolved, test)
-    network.load_state_dict(checkpoint.load_model(folder, manifest))
+    resolved, folder, network, test = restore(run, data_dir)
     device = launch.device(resolved.train.device)
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     precision = getattr(torch, resolved.train.precision)
     block = Block(network, 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))
     return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
+
+
+class Restored(NamedTuple):
+    """The network of a run's newest checkpoint, on the CPU, and what it was tested on."""
+
+    settings: Config
+    checkpoint: Path
+    network: models.Chain
+    test: Dataset
+
+
+def restore(run: Path, data_dir: str | None) -> Restored:
+    """Rebuild the composed network of a run; `data_dir` is where its data lie by now."""
+    resolved, folder, manifest = _open(run)
+    if data_dir is not None:
+        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
+    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
+    network = model(resolved, test)
+    tensors = checkpoint.load_model(folder, manifest)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder} is not of the model that {run / 'config.toml'} describes: put back the "
+            f"settings it was trained with ({' '.join(str(error).split())[:200]})"
+        ) from None
+    return Restored(resolved, folder, network, test)
 
 
 def export(run: Path, file: Path) -> None:

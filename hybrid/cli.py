@@ -217,6 +217,19 @@ def export(
             typer.echo(f"wrote {file}")
 
 
+@app.command(epilog="Example: hybrid report runs/first")
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    data_dir: Annotated[str | None, _flag("--data-dir", "data.dir")] = None,
+) -> None:
+    """Write RUN/report/index.html: tables, curves and what the model's factors respond to."""
+    from hybrid import report as reports
+
+    with _together():
+        if launch.launched_rank() == 0:
+            typer.echo(f"wrote {reports.write(run, data_dir)}")
+
+
 @app.command(epilog="Example: mpirun -n 2 hybrid doctor")
 def doctor() -> None:
     """Check this machine: versions, MPI, cores, threads and GPUs, and what to do about each."""

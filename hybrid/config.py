@@ -239,7 +239,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise ValueError(_first(error)) from None
+        raise ValueError(first_fault(error)) from None
     solver, correction = config.make_solver(), config.make_correction()
     config.solver = {"name": solver.name, **_values(solver)}
     config.correction = _values(correction)
@@ -287,7 +287,7 @@ def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solve
     try:
         made: Solver = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
-        raise ValueError(f"{section}.{_first(error)}") from None
+        raise ValueError(f"{section}.{first_fault(error)}") from None
     for key, value in vars(made).items():
         if isinstance(value, float) and not isfinite(value):
             raise ValueError(f"{section}.{key} is {value}; it must be finite")
@@ -299,7 +299,7 @@ def _values(solver: Solver) -> dict[str, Any]:
     return {f.name: getattr(solver, f.name) for f in fields(solver) if f.init}
 
 
-def _first(error: ValidationError) -> str:
+def first_fault(error: ValidationError) -> str:
     """The first fault, on one line."""
     fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"])

@@ -1,0 +1,158 @@
+"""The lines of metrics.jsonl as curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from math import isfinite, nan
+from typing import TYPE_CHECKING
+
+from hybrid.report.records import Line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PHASES = {"serial": "#2b6ca3", "parallel": "#d9822b"}
+_GREY = "#555555"
+_NAMED = 8
+"""With more cuts than this only the first and the last are named; the colours go from one to the
+other."""
+
+Panel = Callable[["Axes", Sequence[Line]], bool]
+
+
+def curves(lines: Sequence[Line]) -> dict[str, bytes]:
+    """PNG pictures by title, of what the lines tell something of."""
+    from matplotlib.figure import Figure
+
+    panels: dict[str, Panel] = {
+        "Loss of each phase, on training images": _losses,
+        "Test accuracy": _accuracy,
+        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": _residual,
+        "Primal and dual residual norms at each cut": _norms,
+    }
+    made: dict[str, bytes] = {}
+    for title, draw in panels.items():
+        figure = Figure(figsize=(5.6, 3.3), layout="constrained")
+        axes = figure.subplots()
+        if draw(axes, lines):
+            axes.grid(color="#e4e4e4", linewidth=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+            made[title] = png(figure)
+    return made
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _losses(axes: Axes, lines: Sequence[Line]) -> bool:
+    drawn = False
+    for phase, colour in _PHASES.items():
+        own = [(line.step, line.loss) for line in lines if line.phase == phase]
+        points = [(step, loss) for step, loss in own if loss is not None and isfinite(loss)]
+        if points:
+            drawn = True
+            steps, losses = zip(*points, strict=True)
+            axes.plot(steps, losses, color=colour, label=phase, marker=_marker(points))
+    if drawn:
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        _legend(axes)
+    return drawn
+
+
+def _accuracy(axes: Axes, lines: Sequence[Line]) -> bool:
+    from matplotlib.ticker import MaxNLocator
+
+    points = [
+        (line.epoch, 100 * line.accuracy)
+        for line in lines
+        if line.phase == "test" and line.accuracy is not None
+    ]
+    if not points:
+        return False
+    epochs, values = zip(*points, strict=True)
+    axes.plot(epochs, values, color=_PHASES["serial"], marker=_marker(points))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("test accuracy, %")
+    return True
+
+
+def _residual(axes: Axes, lines: Sequence[Line]) -> bool:
+    drawn = _cuts(axes, lines, lambda line: line.residual, "-", named=True)
+    if drawn:
+        _logarithmic(axes, "relative residual")
+    return drawn
+
+
+def _norms(axes: Axes, lines: Sequence[Line]) -> bool:
+    primal = _cuts(axes, lines, lambda line: line.primal, "-", named=True)
+    dual = _cuts(axes, lines, lambda line: line.dual, "--", named=not primal)
+    for style, name in [("-", "primal")] * primal + [("--", "dual")] * dual:
+        axes.plot([], [], color=_GREY, linestyle=style, label=name)
+    if primal or dual:
+        _logarithmic(axes, "norm")
+    return primal or dual
+
+
+def _cuts(
+    axes: Axes,
+    lines: Sequence[Line],
+    of: Callable[[Line], Sequence[float]],
+    style: str,
+    named: bool,
+) -> bool:
+    """A curve a cut over the steps, as far as there are positive values."""
+    from matplotlib import colormaps
+
+    own = [line for line in lines if line.phase == "parallel" and of(line)]
+    number = max((len(of(line)) for line in own), default=0)
+    drawn = False
+    for cut in range(number):
+        points = [(line.step, of(line)[cut]) for line in own if cut < len(of(line))]
+        steps, values = zip(*points, strict=True)
+        shown = [value if isfinite(value) and value > 0 else nan for value in values]
+        if not any(isfinite(value) for value in shown):
+            continue
+        drawn = True
+        name = named and (number <= _NAMED or cut in (0, number - 1))
+        axes.plot(
+            steps,
+            shown,
+            style,
+            color=colormaps["viridis"](0.88 * cut / max(1, number - 1)),
+            marker=_marker(points),
+            label=f"cut {cut + 1}" if name else "_",
+        )
+    return drawn
+
+
+def _logarithmic(axes: Axes, quantity: str) -> None:
+    axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel(quantity)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Above the axes, where no curve can run through it."""
+    axes.legend(
+        frameon=False,
+        fontsize="small",
+        ncols=5,
+        columnspacing=1.2,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.3,
+    )
+
+
+def _marker(points: Sequence[object]) -> str:
+    """Few points are shown one by one: a single one has no line."""
+    return "." if len(points) <= 40 else ""

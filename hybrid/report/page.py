@@ -1,0 +1,90 @@
+"""An HTML page that stands alone: no script, nothing fetched, every text escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from typing import NewType
+
+Html = NewType("Html", str)
+"""Markup. A plain string is text and gets escaped on its way here."""
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+h3 { font-size: 0.95rem; font-weight: 600; margin: 0 0 0.3rem; }
+table { border-collapse: collapse; margin: 0 0 1rem; }
+caption { text-align: left; font-weight: 600; padding-bottom: 0.3rem; }
+th, td { text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #ddd;
+         overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+th { font-weight: 600; } th[scope=row] { text-align: left; font-weight: 400; color: #555; }
+img { max-width: 100%; height: auto; display: block; }
+figure { margin: 0; } .row { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
+.note { background: #fff4d6; border-left: 4px solid #d9a520; padding: 0.5rem 0.8rem; }
+"""
+
+
+def text(value: object) -> Html:
+    """Any value as text."""
+    return Html(html.escape(str(value)))
+
+
+def heading(level: int, title: str) -> Html:
+    """A heading, level 1 to 6."""
+    return Html(f"<h{level}>{text(title)}</h{level}>")
+
+
+def paragraph(sentence: str) -> Html:
+    """A paragraph of running text."""
+    return Html(f"<p>{text(sentence)}</p>")
+
+
+def note(sentence: str) -> Html:
+    """A paragraph that stands out."""
+    return Html(f'<p class="note">{text(sentence)}</p>')
+
+
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
+    """A table whose first column names the row; an empty header leaves the head out."""
+    head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
+    head = f"<thead><tr>{head}</tr></thead>" if header else ""
+    body = "".join(
+        f'<tr><th scope="row">{text(row[0])}</th>'
+        + "".join(f"<td>{text(cell)}</td>" for cell in row[1:])
+        + "</tr>\n"
+        for row in rows
+    )
+    return Html(
+        f"<table><caption>{text(caption)}</caption>{head}\n<tbody>\n{body}</tbody></table>\n"
+    )
+
+
+def picture(png: bytes, alt: str, title: str = "") -> Html:
+    """A PNG within the page, maybe below a title; `alt` says what it shows."""
+    above = heading(3, title) if title else ""
+    data = base64.b64encode(png).decode()
+    return Html(
+        f'<figure>{above}<img alt="{text(alt)}" src="data:image/png;base64,{data}"></figure>\n'
+    )
+
+
+def row(parts: Iterable[Html]) -> Html:
+    """Parts beside each other, as many as fit."""
+    return Html(f'<div class="row">\n{"".join(parts)}</div>\n')
+
+
+def page(title: str, parts: Iterable[Html]) -> bytes:
+    """The whole document; its policy forbids the browser to fetch or run anything."""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    body = "\n".join(parts)
+    document = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<body>\n{heading(1, title)}\n{body}</body></html>\n"
+    )
+    # a JSON file may hold half a surrogate pair, which no UTF-8 can
+    return document.encode(errors="xmlcharrefreplace")

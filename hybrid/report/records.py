@@ -1,0 +1,156 @@
+"""What a run folder tells of its run, checked as it is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from hybrid import config
+from hybrid.config import Config
+
+
+class Line(BaseModel):
+    """A line of metrics.jsonl; lists are per cut."""
+
+    step: int = Field(ge=0, lt=2**53)
+    epoch: int = Field(ge=0, lt=2**53)
+    phase: str
+    samples: int = Field(default=0, ge=0, lt=2**53)
+    loss: float | None = None
+    accuracy: float | None = None
+    seconds: float = 0.0
+    residual: list[float] = []
+    primal: list[float] = []
+    dual: list[float] = []
+
+
+class Summary(BaseModel):
+    """summary.json, or as much of it as is known of a run that has not ended."""
+
+    solver: str | None = None
+    model: str | None = None
+    data: str | None = None
+    blocks: int | None = None
+    cuts: list[str] = []
+    replicas: int | None = None
+    epochs: int | None = None
+    seed: int | None = None
+    test_accuracy: float | None = None
+    train_seconds: float | None = None
+    images_per_second: float | None = None
+    serial_seconds: float | None = None
+    parallel_seconds: float | None = None
+    idle_share: list[float] = []
+    bytes_sent: list[int] = []
+    peak_memory_bytes: list[int] = []
+    residual: list[float] = []
+    returns_to_serial: int | None = None
+
+
+@dataclass
+class Record:
+    """A run as its folder holds it."""
+
+    run: Path
+    settings: Config | None
+    """None for a run of the library, whose settings no file holds."""
+    summary: Summary
+    ended: bool
+    lines: list[Line]
+
+
+def read(run: Path) -> Record:
+    """Read a run folder; ValueError if it is none, or if a file in it cannot be read."""
+    if not (run / "metrics.jsonl").is_file():
+        raise ValueError(
+            f"{run} is not a run folder (it has no metrics.jsonl): "
+            "give the folder that hybrid train named at its end, or its --out"
+        )
+    lines, settings = _lines(run / "metrics.jsonl"), _settings(run / "config.toml")
+    path = run / "summary.json"
+    ended = path.is_file()
+    summary = _checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
+    return Record(run, settings, summary, ended, lines)
+
+
+def _lines(path: Path) -> list[Line]:
+    """The lines, without a last one that the run's end cut off."""
+    raw = path.read_bytes().split(b"\n")
+    # what follows the last line break is empty, or was still being written
+    whole = [(number, text) for number, text in enumerate(raw[:-1], 1) if text.strip()]
+    if not whole:
+        raise ValueError(
+            f"{path} has 0 whole lines, a report needs at least 1: "
+            "wait for the run's first line, or start the run again"
+        )
+    return [_checked(Line, text, f"{path} line {number}") for number, text in whole]
+
+
+def _settings(path: Path) -> Config | None:
+    if not path.is_file():
+        return None
+    try:
+        resolved = config.load(path, {})
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    written = (line.strip() for line in path.read_text().splitlines())
+    return resolved if any(line and not line.startswith("#") for line in written) else None
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _checked(cls: type[M], content: bytes, place: object) -> M:
+    try:
+        return cls.model_validate(_object(content))
+    except ValidationError as error:
+        fault = config.first_fault(error)
+    except (ValueError, RecursionError) as error:
+        fault = f"not a JSON object ({' '.join(str(error).split())})"
+    raise ValueError(f"{place}: {fault}: correct it or remove it")
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError(f"but a {type(found).__name__}")
+    return found
+
+
+def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
+    """What a run that has not ended would say of itself after its last line."""
+    names: dict[str, Any] = {}
+    if settings is not None:
+        names = {
+            "solver": settings.solver["name"],
+            "model": settings.model.name,
+            "data": settings.data.name,
+            "blocks": settings.split.blocks,
+            "cuts": settings.split.cuts,
+            "epochs": settings.train.epochs,
+            "seed": settings.train.seed,
+        }
+    seconds = {
+        phase: sum(line.seconds for line in lines if line.phase == phase)
+        for phase in ("serial", "parallel")
+    }
+    total = sum(seconds.values())
+    images: dict[int, int] = {}
+    for line in lines:
+        if line.phase in seconds:
+            # both phases of a step train on the same images
+            images.setdefault(line.step, line.samples)
+    tested = [line.accuracy for line in lines if line.phase == "test"]
+    return Summary(
+        **names,
+        test_accuracy=tested[-1] if tested else None,
+        train_seconds=total,
+        serial_seconds=seconds["serial"],
+        parallel_seconds=seconds["parallel"],
+        images_per_second=sum(images.values()) / total if total else None,
+        residual=next((line.residual for line in reversed(lines) if line.residual), []),
+    )

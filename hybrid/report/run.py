@@ -1,0 +1,87 @@
+"""A run folder into a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hybrid import build, checkpoint, launch
+from hybrid.data import Dataset
+from hybrid.errors import one_line
+from hybrid.files import write_atomically
+from hybrid.report import tables
+from hybrid.report.curves import curves
+from hybrid.report.factors import kept_dictionary, layers, responses
+from hybrid.report.page import Html, heading, note, page, picture, row
+from hybrid.report.pictures import section
+from hybrid.report.records import Record, read
+from hybrid.runfolder import RunFolder
+
+
+def write(run: Path, data_dir: str | None = None) -> Path:
+    """Write RUN/report/index.html, whole or not at all; give its path.
+
+    Raises ValueError, FileNotFoundError for a folder that holds no run, a file in it that cannot
+    be read or missing test images, which only a model with a factorisation layer needs.
+    """
+    record = read(run)
+    content = page(_title(record), [*_overview(record), *_factors(record, data_dir)])
+    file = run / "report" / "index.html"
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, content)
+    except OSError as error:
+        raise ValueError(
+            f"{one_line(error)}: a report of {tables.amount(len(content))} goes to {file}: make "
+            "room there, or correct the permissions"
+        ) from None
+    return file
+
+
+def factor_sections(model: nn.Sequential, test: Dataset) -> list[Html]:
+    """What the factors of each of a model's factorisation layers respond to."""
+    found = [responses(model, name, layer, test) for name, layer in layers(model)]
+    return [part for one in found for part in section(one)]
+
+
+def _title(record: Record) -> str:
+    summary = record.summary
+    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
+    return f"{record.run.resolve().name}: " + ", ".join(word for word in known if word)
+
+
+def _overview(record: Record) -> list[Html]:
+    parts = []
+    if not record.ended:
+        last = record.lines[-1]
+        asked = f" of {record.summary.epochs}" if record.summary.epochs else ""
+        parts.append(
+            note(
+                "This run has not ended (there is no summary.json). What follows is as far as it "
+                f"got: step {last.step}, after {last.epoch}{asked} epochs."
+            )
+        )
+    made = tables.ranks(record.summary), tables.cuts(record.summary)
+    parts.append(row([tables.facts(record.summary, record.ended), *filter(None, made)]))
+    parts.append(heading(2, "Curves"))
+    parts.append(row(picture(p, title, title) for title, p in curves(record.lines).items()))
+    return parts
+
+
+def _factors(record: Record, data_dir: str | None) -> list[Html]:
+    """Of the newest checkpoint; nothing for a model without a factorisation layer."""
+    folder = RunFolder(record.run).newest()
+    if folder is None:
+        return []
+    manifest = checkpoint.read_manifest(folder)
+    # the data, which may lie elsewhere, is needed only for what a checkpoint tells there is
+    if not kept_dictionary(checkpoint.load_model(folder, manifest)):
+        return []
+    if record.settings is None or record.settings.model.name != manifest["model"]:
+        return [note("The factors of a model of your own are not shown: no settings rebuild it.")]
+    restored = build.restore(record.run, data_dir)
+    device = launch.device("auto")
+    restored.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return factor_sections(restored.network, restored.test)
