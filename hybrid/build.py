@@ -17,11 +17,12 @@ from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
 from hybrid.files import write_atomically
 from hybrid.links import run_threads
-from hybrid.partition import split
+from hybrid.partition import Blocks, split
 from hybrid.runfolder import RunFolder
 from hybrid.trainer import Trainer
 from solvers.base import Block
 from solvers.pipeline import Gaps
+from solvers.projection import Projection
 
 
 def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
@@ -72,7 +73,10 @@ def model(resolved: Config, images: Dataset) -> models.Chain:
         raise ValueError(f"images of {height} x {width} pixels are not square")
     torch.manual_seed(resolved.train.seed)
     shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
-    return models.build(resolved.model.name, images.classes, channels, height, shortcut)
+    chain = models.build(resolved.model.name, images.classes, channels, height, shortcut)
+    if not resolved.model.factorise:
+        return chain
+    return models.factorised(chain, resolved.model.factorise)[0]
 
 
 def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume: bool) -> Trainer:
@@ -80,6 +84,7 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
     network = model(resolved, loaded[0])
     wanted = resolved.split
     blocks = split(network, wanted.blocks, cuts=wanted.cuts or None, balance=wanted.balance)
+    blocks = _cut_at_projections(blocks, bool(wanted.cuts))
 
     def describe(cuts: list[str]) -> str:
         chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
@@ -165,6 +170,22 @@ def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
             "read its checkpoints with hybrid.checkpoint.load_model"
         )
     return resolved, folder, manifest
+
+
+def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:
+    """Cuts moved to where a projection is: a constraint is a cut's, so it must start a block."""
+    starts = list(blocks.starts)
+    for index, unit in enumerate(blocks.units):
+        if index in starts or not any(isinstance(m, Projection) for m in unit.parts.values()):
+            continue
+        if explicit or len(starts) < 2:
+            raise ValueError(
+                f"unit {unit.name!r} is a constraint on a cut, and no block starts there (cuts: "
+                f"{', '.join(blocks.cuts) or 'none'}): add it to split.cuts"
+            )
+        nearest = min(starts[1:], key=lambda start: abs(start - index))
+        starts[starts.index(nearest)] = index
+    return replace(blocks, starts=sorted(starts))
 
 
 def _with_blocks(resolved: Config) -> Config:

@@ -40,6 +40,8 @@ class ModelSettings(Section):
     """resnet20 (any 6n+2), preact-resnet20, wrn-16-4, resnet18|34|50|101|152 (ImageNet)."""
     shortcut: Literal["auto", "identity", "projection"] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
+    factorise: str = ""
+    """UNIT:RANK puts a non-negative factorisation layer at the cut before a unit (block-admm)."""
 
 
 class DataSettings(Section):
@@ -241,6 +243,11 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     solver, correction = config.make_solver(), config.make_correction()
+    if config.model.factorise and solver.name != "block-admm":
+        raise ValueError(
+            f"model.factorise is {config.model.factorise!r}, which solver {solver.name!r} cannot "
+            "train: choose --solver block-admm, or leave it out"
+        )
     config.solver = {"name": solver.name, **_values(solver)}
     config.correction = _values(correction)
     return config

@@ -184,15 +184,16 @@ class Run:
 
     def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
         """What the solver kept at the cuts of this block."""
-        rank, cuts, solver = self.links.rank, self.blocks.cuts, self.rounds.solver
-        if solver is None or not manifest["cut_state"]:
+        rank, solver = self.links.rank, self.rounds.solver
+        if solver is None:
             return
-        found = [
-            checkpoint.load_cut(folder, manifest, cuts[k]) if 0 <= k < len(cuts) else {}
-            for k in (rank - 1, rank)
-        ]
-        solver.load_cut_state(*found)
-        self.rounds.recorded = True
+        cuts = ["", *self.blocks.cuts, ""][rank : rank + 2]
+        before, after = (
+            checkpoint.load_cut(folder, manifest, cut) if cut in manifest["cut_state"] else {}
+            for cut in cuts
+        )
+        solver.load_cut_state(before, after)
+        self.rounds.recorded = self.windows.kept
 
     def _epoch(self) -> None:
         # dropout and the like draw from here, so a resumed run draws what an undisturbed one does

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.base import Batch, Block, Links, PhaseStats, Rows, Window
+from solvers.deepfacto import FactorCut
+from solvers.factorisation import Factorisation
 from solvers.projection import Free, leading, passing_by, projection
 
 
@@ -54,14 +56,17 @@ class BlockADMM(AugmentedLagrangian):
     """Of the weights' steps: the exact pass's, or one of the solver's own."""
     constraint: str = "none"
     """What Z is held to: none, non-negative, box:LOW:HIGH, quantised:BITS:LOW:HIGH or sign."""
+    factor_rho: float = 1e-3
+    """Penalty coefficient of Z = M S at a cut with a factorisation."""
     balance_ratio: float = 0.0
     """Ratio of primal to dual residual, either way, at which rho changes; 0: rho is fixed."""
     dual_limit: float = 10.0
     """Growth of a dual variable at which it is reset; 0: never."""
 
     def __post_init__(self) -> None:
-        if not self.rho > 0:
-            raise ValueError(f"rho is {self.rho}; it must be positive")
+        for name in ("rho", "factor_rho"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
         self.beta = self.rho / 2
         super().__post_init__()
         for name in ("theta_steps", "z_steps"):
@@ -91,6 +96,12 @@ class BlockADMM(AugmentedLagrangian):
         everywhere = projection(self.constraint)
         self._constraint_in = Free() if block.first else self._layer or everywhere
         self._constraint_out = Free() if block.last else block.cut_after or everywhere
+        self._factors: FactorCut | None = None
+        if isinstance(self._layer, Factorisation):
+            self._constraint_in = Free()
+            self._factors = FactorCut(self._layer, self._store)
+        if isinstance(block.cut_after, Factorisation):
+            self._constraint_out = Free()
         self._rho_in = self._rho_out = self.rho
         self._start_norm: float | None = None
 
@@ -104,6 +115,8 @@ class BlockADMM(AugmentedLagrangian):
     ) -> None:
         self._start_norm = None
         super().record(rows, lam, p_in, out, p_out)
+        if self._factors is not None:
+            self._factors.record(rows, self._own(rows))
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Sweep the window, then balance rho and watch the duals, if they moved."""
@@ -124,6 +137,8 @@ class BlockADMM(AugmentedLagrangian):
     def gradient(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
     ) -> tuple[Tensor, Tensor | None]:
+        if self._factors is not None:
+            self._factors.update_factors(rows, self._own(rows))
         with passing_by(self._layer):
             return super().gradient(block, batch, rows, with_input, stats)
 
@@ -182,14 +197,29 @@ class BlockADMM(AugmentedLagrangian):
         self, block: Block, links: Links, batch: Batch, rows: Rows, p_in: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(old Z_k, new Z_k, x_{k-1}); `p_in` is the adjoint at the old Z_k, if it is known."""
-        old = self._input(rows)
+        old = self._own(rows)
         x = links.from_previous().to(old.dtype)
+        if self._factors is not None:
+            return old, self._factored_step(block, batch, rows, x, p_in), x
         z = old
         for number in range(self.z_steps):
             if number or p_in is None:
                 p_in = self._input_adjoint(block, batch, rows, z)
             z = self._lam_step(z, x, rows, p_in)
         return old, self._held_in(z), x
+
+    def _factored_step(
+        self, block: Block, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None
+    ) -> Tensor:
+        assert self._factors is not None
+        if p_in is None:
+            p_in = self._input_adjoint(block, batch, rows, self._input(rows))
+        kappa = self._get("kappa_in", rows)
+        anchor = x - kappa / self._rho_in
+        return self._factors.step(rows, anchor, p_in, self._rho_in, self.factor_rho)
+
+    def _input(self, rows: Rows) -> Tensor:
+        return self._own(rows) if self._factors is None else self._factors.input(rows)
 
     def _input_adjoint(self, block: Block, batch: Batch, rows: Rows, z: Tensor) -> Tensor:
         """p_in at Z_k = z; the weights' gradients stay as they are."""
@@ -236,6 +266,19 @@ class BlockADMM(AugmentedLagrangian):
         """||U_k|| over the window."""
         known = not block.first and self._exchange
         return self._store.norm("kappa_in") / self._rho_in if known else 0.0
+
+    def cut_state(self) -> dict[str, Tensor]:
+        kept = super().cut_state()
+        if self._factors is None:
+            return kept
+        names = ["codes", "factor_dual"] if self._kept else []
+        return {**kept, **self._store.state(names), **self._factors.state()}
+
+    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+        factors = [before.pop(f"factors.{name}", None) for name in ("cross", "gram")]
+        if self._factors is not None and factors[0] is not None and factors[1] is not None:
+            self._factors.load_state(factors[0], factors[1])
+        super().load_cut_state(before, {k: v for k, v in after.items() if "factor" not in k})
 
     def state(self) -> dict[str, Any]:
         return {"rho": [self._rho_in, self._rho_out], "start": self._start_norm}

@@ -147,7 +147,7 @@ class Penalty(Solver):
         before, after = _channels_last(before), _channels_last(after)
         for name, value in before.items():
             self._put(name, everything, value)
-        if after:
+        if "lam" in after:
             lam = after["lam"]
             whole = self.filter_mode == "coupling"
             self._put("target", everything, self._message(self._pool(lam)) if whole else lam)
@@ -252,7 +252,7 @@ class Penalty(Solver):
     def _update(self, links: Links, rows: Rows, p_in: Tensor, stats: PhaseStats) -> None:
         """Step lam_k, which this rank owns, and hand S lam_k back."""
         x = links.from_previous().to(p_in.dtype)
-        old = self._input(rows)
+        old = self._own(rows)
         self._settle(links, rows, old, self._lam_step(old, x, rows, p_in), x, stats)
 
     def _lam_step(self, lam: Tensor, x: Tensor, rows: Rows, p_in: Tensor) -> Tensor:
@@ -318,6 +318,11 @@ class Penalty(Solver):
         return x.to(wide) - self.lam_step / (2 * self.beta) * p.to(wide)
 
     def _input(self, rows: Rows) -> Tensor:
+        """What this block computes from."""
+        return self._own(rows)
+
+    def _own(self, rows: Rows) -> Tensor:
+        """lam_k, which this rank owns."""
         lam = self._get("lam", rows)
         return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
 

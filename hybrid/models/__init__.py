@@ -2,6 +2,7 @@
 
 from hybrid.models.chain import Chain, Unit, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
+from hybrid.models.factorised import factorised
 from hybrid.models.imagenet import imagenet_resnet
 from hybrid.models.names import build
 
@@ -9,6 +10,7 @@ __all__ = [
     "Chain",
     "Unit",
     "build",
+    "factorised",
     "imagenet_resnet",
     "preact_resnet",
     "resnet",
