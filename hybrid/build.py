@@ -20,6 +20,7 @@ from hybrid.links import run_threads
 from hybrid.partition import Blocks, split
 from hybrid.runfolder import RunFolder
 from hybrid.trainer import Trainer
+from solvers import REGISTRY
 from solvers.base import Block
 from solvers.pipeline import Gaps
 from solvers.projection import Projection
@@ -54,7 +55,8 @@ def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
     train, test = data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
-        first, last = comm.rank == 0, comm.rank == comm.size - 1
+        everywhere = REGISTRY[resolved.solver["name"]].needs_images
+        first, last = everywhere or comm.rank == 0, comm.rank == comm.size - 1
         train, test = train.only(first, last), test.only(first, last)
     return train, test
 

@@ -14,7 +14,7 @@ from hybrid.config import OptimiserSettings
 from hybrid.links import RankLinks
 from hybrid.models import units
 from hybrid.partition import Blocks
-from solvers import REGISTRY, Backprop, Batch, Solver, Window
+from solvers import REGISTRY, Backprop, Batch, Penalty, Solver, Window
 from solvers.pipeline import Gaps
 
 
@@ -71,6 +71,8 @@ def recipes(
             continue
         for m in micro_batches:
             pipelined = replace(exact, micro_batches=m)
+            if not isinstance(solver, Penalty):
+                continue
             made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, solver, fill=True))
         made.append(Recipe(f"{name}, m={m}, window 4", pipelined, solver, sweeps=1))
     return made

@@ -243,6 +243,8 @@ class Solver(ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
+    needs_images: ClassVar[bool] = False
+    """Whether blocks behind the first one need the images, too."""
 
     def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:  # noqa: B027
         """Make what the rank's copy keeps between rounds (optimisers, stores).
