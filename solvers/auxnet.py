@@ -35,7 +35,7 @@ class AuxNet(Solver):
         lam*  =  x_{k-1} - eta p_in,        eta = lam_step / (2 beta)
         v_k   <- Adam step on (1/N) sum over samples of 1/2 ||a_k(x; v_k) - lam*||^2
 
-    lam* minimises beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>; lam_step is small because p_in is
+    lam* minimises beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>; lam_step is small, as p_in is
     no guide where a_k is far from x_{k-1}. No forward pass waits for another: all ranks start from
     the image at once. A mini-batch sends lam_k to the block before and x_k to the block behind.
     Nothing is stored per sample, so every sweep may see newly augmented images.
