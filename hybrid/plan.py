@@ -24,10 +24,10 @@ from solvers.base import Shape
 from solvers.pipeline import Gaps, fit
 from solvers.wire import Wire
 
-SWEEP_WORTH = 0.25
-"""Progress of a local step over that of an exact one on as many images, as measured.
+FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
+"""Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
 
-docs/benchmarks/README.md, "What a sweep is worth": between 0.2 and 0.4 with tuned learning rates.
+Measured with tuned learning rates: docs/benchmarks/README.md, "What a sweep is worth".
 """
 
 
@@ -48,8 +48,9 @@ class Prediction:
 
     @property
     def progress(self) -> float:
-        """Images a second, an image of a local step counted as `SWEEP_WORTH`."""
-        return self.images_per_second * (1 + SWEEP_WORTH * self.local_share)
+        """Images a second, an image of local work counted as what it is worth."""
+        worth = FILL_WORTH if self.recipe.fill else SWEEP_WORTH
+        return self.images_per_second * (1 + worth * self.local_share)
 
 
 class Planner:

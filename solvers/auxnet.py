@@ -55,9 +55,9 @@ class AuxNet(Solver):
     """Step of the wanted lam*, in units of 1 / (2 beta)."""
     local_lr: float = 0.3
     """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
-    width: int = 32
+    width: int = 16
     """Channels of the networks a_k."""
-    depth: int = 3
+    depth: int = 2
     """Convolutions of 3 x 3 in a_k; at least one for every halving of the image."""
     aux_lr: float = 1e-3
     """Learning rate of v_k (Adam)."""

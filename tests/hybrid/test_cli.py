@@ -319,7 +319,7 @@ def test_under_mpirun_data_missing_on_one_rank_only_stops_all(mpirun, tmp_path) 
         "    def missing(*_):\n"
         "        raise FileNotFoundError('no images on this host')\n"
         "    data.load = missing\n"
-        f"sys.argv = ['hybrid', 'train', '--out', '{tmp_path / 'run'}']\n"
+        f"sys.argv = ['hybrid', 'train', '--sweeps', '1', '--out', '{tmp_path / 'run'}']\n"
         "main()\n"
     )
     done = mpirun(2, sys.executable, script)
@@ -342,7 +342,7 @@ def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_secon
         "        raise RuntimeError('out of luck')\n"
         "    return train(self, block, links, window)\n"
         "AugmentedLagrangian.train = fails\n"
-        f"sys.argv = ['hybrid', 'train', '--out', '{tmp_path / 'run'}']\n"
+        f"sys.argv = ['hybrid', 'train', '--sweeps', '1', '--out', '{tmp_path / 'run'}']\n"
         "main()\n"
     )
     done = mpirun(2, sys.executable, script)
