@@ -141,26 +141,32 @@ class Planner:
         return fit(costs, size, exact.micro_batches, transfers)
 
     def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
-        """Bytes a rank: weights, gradients, momentum; graphs in flight; auxiliary variables."""
+        """Bytes a rank: weights, their optimiser, graphs alive at once, auxiliary variables."""
         size, exact = self.settings.train.batch_size, recipe.correction
         m, K = exact.micro_batches, len(blocks)
         shapes: list[Shape | None] = [None, *blocks.cut_shapes(self._image(1)), None]
         x = self._image(-(-size // m))
+        copies = 4 if self.settings.optimiser.name == "adamw" else 3
         needed = []
         for k in range(K):
             module = blocks.module(k)
             weights = sum(p.numel() * p.element_size() for p in module.parameters())
             x, graph = _saved_bytes(module, x)
+            a_sample = graph / -(-size // m)
             flying = m if recipe.fill and k < K - 1 else min(m, K - k)
             if exact.recompute:
                 lam = shapes[k] or tuple(self.model.input_shape)
                 graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
             samples = recipe.window * size if recipe.sweeps else 0
+            live = flying * graph
+            if recipe.sweeps:
+                live = max(live, round(size * a_sample))
             if recipe.fill:
+                live += round(min(max(gaps[k]), size) * a_sample)
                 samples = (-(-sum(gaps[k]) // size) + 1) * size
             exchanges = recipe.sweeps > 1
             store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, exchanges)
-            needed.append(3 * weights + flying * graph + (store if samples else 0))
+            needed.append(copies * weights + live + (store if samples else 0))
         return needed
 
     def _image(self, count: int) -> Tensor:
