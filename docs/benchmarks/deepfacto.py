@@ -40,9 +40,7 @@ def network(seed: int, classes: int, factorise: str = "") -> tuple[Chain, str]:
     return models.factorised(chain, factorise) if factorise else (chain, "")
 
 
-def train(
-    chain: Chain, cut: str, data: tuple[Dataset, Dataset], seed: int, epochs: int
-) -> float:
+def train(chain: Chain, cut: str, data: tuple[Dataset, Dataset], seed: int, epochs: int) -> float:
     solver: Solver = BlockADMM() if cut else Backprop()
     blocks = split(chain, cuts=[cut]) if cut else split(chain, 1)
     settings = TrainSettings(threads=1, evaluate_every=1000, seed=seed)
