@@ -94,6 +94,9 @@ class Run:
             records = (records_needed([trainer.gaps[rank]], batch_size) + 1) * batch_size
         store = trainer.solver.store_bytes
         kept = trainer.window == "all" and trainer.correct_every != 1
+        # what the shapes of the kept variables depend on, but for the cuts
+        settings = [getattr(trainer.solver, name, None) for name in ("filter", "filter_mode")]
+        self.kept = [window, *settings] if kept else []
         exchanges = trainer.sweeps > 1 or kept
         needed = store(before, after, window, exchanges) + store(before, after, records, False)
         self._check_budget(needed, length)
@@ -175,12 +178,15 @@ class Run:
         self.test_accuracy = manifest["test_accuracy"]
         same_cuts = manifest["cuts"] == self.blocks.cuts
         self.rounds.load_state(manifest["rounds"], same_cuts)
-        if self.rounds.solver is not None and same_cuts:
-            self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
         if same_cuts:
             self.totals = dict(manifest["totals"][self.links.rank])
             self.residual = manifest["residual"]
-            self._load_cuts(folder, manifest)
+        same_solver = manifest["solver"] == self.trainer.names["solver"]
+        if self.rounds.solver is not None and same_cuts and same_solver:
+            self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
+            # kept otherwise than now, they are of no use: a forward pass makes new ones
+            if manifest.get("kept") == self.kept:
+                self._load_cuts(folder, manifest)
 
     def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
         """What the solver kept at the cuts of this block."""
@@ -259,6 +265,7 @@ class Run:
             "steps_per_epoch": self.steps_per_epoch,
             "seed": self.trainer.train.seed,
             "cuts": self.blocks.cuts,
+            "kept": self.kept,
             "test_accuracy": self.test_accuracy,
             "residual": self.residual,
             "rounds": self.rounds.state(),

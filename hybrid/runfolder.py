@@ -54,6 +54,8 @@ class RunFolder:
                 continue
             values = value if isinstance(value, list) else [value]
             for i, number in enumerate(values):
+                if not isinstance(number, int | float):
+                    continue
                 name = f"{line['phase']}/{key}" + (f"/{i + 1}" if isinstance(value, list) else "")
                 self._board.add_scalar(name, number, line["step"])
 

@@ -12,6 +12,7 @@ from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.base import Batch, Block, Links, PhaseStats, Rows, Window
 from solvers.deepfacto import FactorCut
 from solvers.factorisation import Factorisation
+from solvers.kernels import upsample
 from solvers.projection import Free, leading, passing_by, projection
 
 
@@ -295,7 +296,11 @@ class BlockADMM(AugmentedLagrangian):
         return self._rho_out / 2
 
     def _held_in(self, lam: Tensor) -> Tensor:
-        return self._constraint_in.project(lam)
+        return self._constraint_in.project(self._fed(lam))
 
     def _held_out(self, lam: Tensor) -> Tensor:
-        return self._constraint_out.project(lam)
+        return self._constraint_out.project(self._fed(lam))
+
+    def _fed(self, lam: Tensor) -> Tensor:
+        """What a block sees of lam: in the filter mode "input" the upsampling of S lam."""
+        return lam if self.filter_mode == "coupling" else upsample(self._pool(lam), self.filter)

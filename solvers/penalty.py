@@ -150,7 +150,7 @@ class Penalty(Solver):
         if "lam" in after:
             lam = after["lam"]
             whole = self.filter_mode == "coupling"
-            self._put("target", everything, self._message(self._pool(lam)) if whole else lam)
+            self._put("target", everything, self._shared(lam) if whole else lam)
             if "kappa_in" in after:
                 self._put("kappa_out", everything, after["kappa_in"])
 
@@ -268,7 +268,7 @@ class Penalty(Solver):
         """Keep the stepped lam_k, hand S lam_k back, step the multiplier."""
         # first, because `old` may be a view of what is written to next
         moved = 2 * self._beta_in * torch.linalg.vector_norm(lam - old)
-        pooled = self._message(self._pool(lam))
+        pooled = self._shared(lam)
         self._put("lam", rows, lam if self.filter_mode == "coupling" else pooled)
         links.to_previous(pooled)
         self._ascend("kappa_in", rows, pooled, x, self._beta_in)
@@ -328,6 +328,10 @@ class Penalty(Solver):
 
     def _pool(self, x: Tensor) -> Tensor:
         return pool(x, self.filter)
+
+    def _shared(self, lam: Tensor) -> Tensor:
+        """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
+        return self._message(self._pool(self._store.rounded(lam)))
 
     def _message(self, value: Tensor) -> Tensor:
         return self._store.message(value)

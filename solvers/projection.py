@@ -76,7 +76,7 @@ class Quantised(Box):
 
     def __init__(self, bits: float = 2, low: float = 0.0, high: float = 1.0) -> None:
         super().__init__(low, high)
-        if bits != int(bits) or not 1 <= bits <= 16:
+        if bits not in range(1, 17):
             raise ValueError(f"quantised to {bits:g} bits; choose a whole number from 1 to 16")
         self.bits = int(bits)
 
@@ -121,7 +121,10 @@ def projection(text: str) -> Projection:
         raise ValueError(
             f"constraint is {text!r}; write {name} with its numbers, as in box:0:1 or quantised:2"
         ) from None
-    return made(*values)
+    try:
+        return made(*values)
+    except ValueError as error:
+        raise ValueError(f"constraint is {text!r}; {error}") from None
 
 
 def leading(block: nn.Module) -> Projection | None:

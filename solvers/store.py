@@ -49,6 +49,10 @@ class Store:
         """`value` in the number format, as it travels to a neighbour."""
         return value if self.format is torch.float32 else value.to(self.format)
 
+    def rounded(self, value: Tensor) -> Tensor:
+        """`value` as `get` gives it back after a `put`."""
+        return value if self.format is torch.float32 else value.to(self.format).float()
+
     def _allocate(self, value: Tensor) -> Tensor:
         wide = torch.promote_types(value.dtype, torch.float32)
         dtype = wide if self.format is torch.float32 else self.format

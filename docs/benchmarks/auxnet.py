@@ -2,8 +2,8 @@
 
     python docs/benchmarks/auxnet.py --model resnet20 --blocks 2 4 8
 
-The parts are timed on this machine, one thread; a sweep of `auxnet` and the plain loop then train
-same mini-batches, the sweep on virtual links (10 Gb/s, 10 us). Only the parallel phase counts.
+The parts are timed on this machine, one thread; the plain loop and a sweep of `auxnet`, on virtual
+links (10 Gb/s, 10 us), then train the same mini-batches. Only the parallel phase counts.
 """
 
 from __future__ import annotations

@@ -44,6 +44,14 @@ def test_a_metric_is_on_disk_at_once(tmp_path) -> None:
     folder.close(None, [])
 
 
+def test_words_in_a_metric_are_kept_and_are_no_curve(tmp_path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open("", from_step=0)
+    folder.metric({"step": 1, "epoch": 0, "phase": "parallel", "loss": 0.5, "notices": ["so"]})
+    folder.close(None, [])
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["notices"] == ["so"]
+
+
 def test_starting_where_a_run_is_says_what_to_do(tmp_path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="already holds a run: remove it"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hybrid.links import RankLinks, run_threads
 from hybrid.partition import Blocks, split
 from solvers import Backprop, Batch, Block, Solver, Window
+from solvers.projection import leading
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Problem:
     def build(self, index: int, lr: float = 0.1, momentum: float = 0.9) -> Block:
         module = self.blocks.module(index).train()
         sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, nesterov=momentum > 0)
-        return Block(module, index, len(self.blocks), {"exact": sgd, "local": sgd})
+        last = index == len(self.blocks) - 1
+        after = None if last else leading(self.blocks.module(index + 1))
+        optimisers = {"exact": sgd, "local": sgd}
+        return Block(module, index, len(self.blocks), optimisers, cut_after=after)
 
     def window(self, solver: Solver | None = None, sweeps: int = 1) -> Window:
         return Window(self.batches, sweeps, solver.recorder if solver else None)

@@ -1,0 +1,499 @@
+"""Block-ADMM: what it computes, where it converges to, and what Z is held to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from problems import Fixed, Problem, make_problem, problems, recorded
+from scaled_admm import ScaledADMM
+from torch import Tensor, nn
+
+from hybrid.links import RankLinks
+from hybrid.partition import split
+from solvers import AugmentedLagrangian, Backprop, Batch, Block, BlockADMM, Penalty, Window
+from solvers.projection import PROJECTIONS, Projection, Sign
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+BELOW, ABOVE = ("target", "kappa_out"), ("lam", "kappa_in")
+# small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep
+CLASSIC = {"local_lr": 0.05, "lam_step": 0.3, "dual_limit": 0}
+LONG = CLASSIC | {"lam_step": 1.5}
+ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Snapshot:
+    """One rank after one window."""
+
+    buffers: dict[str, Tensor]
+    weights: list[Tensor]
+    norms: tuple[float, float] | None
+    notices: list[str]
+    rho: list[float]
+
+
+def buffers(block: Block, mine: Penalty, samples: int) -> dict[str, Tensor]:
+    names = (() if block.first else ABOVE) + (() if block.last else BELOW)
+    return {name: mine._get(name, slice(0, samples)).clone() for name in names}
+
+
+def kept_window(problem: Problem, solver: Penalty, sweeps: int = 1) -> Window:
+    return Window(problem.batches, sweeps, solver.recorder, kept=True)
+
+
+def started(problem: Problem, solver: Penalty, block: Block, links: RankLinks) -> Any:
+    """A rank's copy of `solver`, its auxiliary variables started by a forward pass."""
+    mine = deepcopy(solver)
+    mine.prepare(block, problem.samples, True)
+    Backprop().propagate(block, links, problem.window(mine))
+    return mine
+
+
+def trained(
+    problem: Problem,
+    solver: Penalty,
+    windows: int = 3,
+    start: Callable[..., Any] = lambda *rank: recorded(*rank, sweeps=2),
+) -> list[list[Snapshot]]:
+    """[window][rank] over windows of one sweep each, their Z and U kept."""
+
+    def program(block: Block, links: RankLinks) -> list[Snapshot]:
+        mine = start(problem, solver, block, links)
+        found = []
+        for _ in range(windows):
+            stats = mine.train(block, links, kept_window(problem, mine))
+            rho = mine.state().get("rho", [])
+            weights = [p.detach().clone() for p in block.module.parameters()]
+            held = buffers(block, mine, problem.samples)
+            found.append(Snapshot(held, weights, stats.residual_norms(), stats.notices, rho))
+        return found
+
+    return list(zip(*problem.on_every_block(program), strict=True))
+
+
+def scaled(problem: Problem, solver: BlockADMM, **more: Any) -> ScaledADMM:
+    """The same problem and settings for the formulas, with weights of their own."""
+    blocks = deepcopy(problem.blocks)
+    K = len(blocks)
+    return ScaledADMM(
+        [blocks.module(k).train() for k in range(K)],
+        problem.batches,
+        rho=[solver.rho] * K,
+        learning_rate=problem.batches[0].learning_rate * solver.local_lr,
+        momentum=0.9,
+        lam_step=solver.lam_step,
+        kappa_step=solver.kappa_step,
+        theta_steps=solver.theta_steps,
+        z_steps=solver.z_steps,
+        **more,
+    )
+
+
+def assert_follows(ranks: list[Snapshot], reference: ScaledADMM) -> None:
+    """Weights, Z and U, on both sides of every cut, are those of the formulas."""
+    for k, rank in enumerate(ranks):
+        torch.testing.assert_close(rank.weights, list(reference.blocks[k].parameters()), **CLOSE)
+    for k, (below, above) in enumerate(pairwise(ranks), 1):
+        Z, U = (torch.cat([batch[k] for batch in kept]) for kept in (reference.Z, reference.U))
+        for rank, names in ((below, BELOW), (above, ABOVE)):
+            torch.testing.assert_close(rank.buffers[names[0]], Z, **CLOSE)
+            torch.testing.assert_close(rank.buffers[names[1]] / reference.rho[k], U, **CLOSE)
+
+
+@given(
+    problems(batches=2),
+    st.floats(1e-4, 10),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.5),
+    st.sampled_from(["zero", "adjoint"]),
+)
+@settings(max_examples=10, deadline=None)
+def test_with_one_step_of_everything_it_is_the_augmented_lagrangian_bit_for_bit(
+    problem: Problem, beta: float, lam_step: float, kappa_step: float, start: str
+) -> None:
+    same: dict[str, Any] = {"lam_step": lam_step, "kappa_step": kappa_step}
+    same |= {"multiplier_start": start, "local_lr": 0.3}
+    other = deepcopy(problem)
+    expected = trained(other, AugmentedLagrangian(beta=beta, **same))
+    found = trained(problem, BlockADMM(rho=2 * beta, dual_limit=0, **same))
+    for before, after in zip(expected, found, strict=True):
+        for a, b in zip(before, after, strict=True):
+            assert a.buffers.keys() == b.buffers.keys()
+            assert all(torch.equal(a.buffers[name], b.buffers[name]) for name in a.buffers)
+            assert all(map(torch.equal, a.weights, b.weights))
+            assert a.norms == b.norms
+
+
+@ORDERS
+@pytest.mark.parametrize(("theta_steps", "z_steps"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@given(
+    problem=problems(batches=2),
+    rho=st.floats(0.05, 1),
+    kappa_step=st.floats(0.1, 1.0),
+    start=st.sampled_from(["zero", "adjoint"]),
+)
+@settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
+def test_its_iterates_are_those_of_the_scaled_form(
+    order: str,
+    theta_steps: int,
+    z_steps: int,
+    problem: Problem,
+    rho: float,
+    kappa_step: float,
+    start: str,
+) -> None:
+    solver = BlockADMM(
+        rho=rho,
+        order=order,
+        theta_steps=theta_steps,
+        z_steps=z_steps,
+        kappa_step=kappa_step,
+        multiplier_start=start,
+        **CLASSIC,
+    )
+    reference = scaled(problem, solver)
+    reference.start(adjoint=start == "adjoint")
+    for ranks in trained(problem, solver):
+        norms = reference.sweep(order)
+        assert_follows(ranks, reference)
+        for rank, expected in zip(ranks[1:], norms, strict=True):
+            assert rank.norms == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert ranks[0].norms is None
+
+
+def test_the_two_orders_differ() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    one, other = (
+        trained(deepcopy(problem), BlockADMM(rho=0.5, order=order))[-1]
+        for order in ("jacobi", "gauss-seidel")
+    )
+    assert not torch.equal(one[-1].buffers["lam"], other[-1].buffers["lam"])
+
+
+@dataclass
+class Ridge:
+    """min over W of 1/(2N) sum ||A W x - t||^2 + decay/2 ||W||^2, A = A_{K-1} ... A_1 given."""
+
+    K: int
+    decay: float = 0.05
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.K)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.x, self.t = drawn(24, 4), drawn(24, 3)
+        eye = torch.eye(3, dtype=torch.float64)
+        self.A = [eye + 0.2 * drawn(3, 3) for _ in range(self.K - 1)]
+
+    def solution(self) -> Tensor:
+        """A^T A W X^T X / N + decay W = A^T T^T X / N, by the Kronecker product."""
+        A = torch.linalg.multi_dot([*reversed(self.A), torch.eye(3, dtype=torch.float64)])
+        N = len(self.x)
+        gram = self.x.T @ self.x / N
+        left = torch.kron(A.T @ A, gram) + self.decay * torch.eye(12, dtype=torch.float64)
+        return torch.linalg.solve(left, (A.T @ self.t.T @ self.x / N).flatten()).view(3, 4)
+
+    def problem(self) -> LinearProblem:
+        torch.manual_seed(0)
+        chain = [nn.Linear(4, 3, bias=False, dtype=torch.float64)]
+        for A in self.A:
+            fixed = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+            fixed.weight = nn.Parameter(A.clone(), requires_grad=False)
+            chain.append(fixed)
+        blocks = split(nn.Sequential(*chain), cuts=[str(k) for k in range(1, self.K)])
+        ids = torch.arange(len(self.x))
+        made = LinearProblem(blocks, [Batch(ids, 0.3, Fixed(self.x, ids))])
+        made.ridge = self
+        return made
+
+
+class LinearProblem(Problem):
+    """The chain of `Ridge`; labels are sample numbers."""
+
+    ridge: Ridge
+
+    def build(self, index: int, lr: float = 0.1, momentum: float = 0.9) -> Block:
+        def loss(x: Tensor, ids: Tensor) -> Tensor:
+            return (x - self.ridge.t[ids]).square().sum(1).mean() / 2
+
+        module = self.blocks.module(index)
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        parameters = trainable or [nn.Parameter(torch.zeros(0))]
+        sgd = torch.optim.SGD(parameters, lr=lr, weight_decay=self.ridge.decay)
+        optimisers = {"exact": sgd, "local": sgd}
+        return Block(module, index, len(self.blocks), optimisers, loss=loss)
+
+
+@ORDERS
+@pytest.mark.parametrize("K", [2, 3])
+def test_it_converges_to_the_ridge_regression_of_a_linear_chain(order: str, K: int) -> None:
+    ridge = Ridge(K)
+    problem = ridge.problem()
+    solver = BlockADMM(
+        rho=1.0,
+        order=order,
+        theta_steps=2,
+        z_steps=2,
+        lam_step=0.4,
+        local_lr=1.0,
+        return_ratio=1e9,
+    )
+
+    def program(block: Block, links: RankLinks) -> list[tuple[float, float]]:
+        mine = started(problem, solver, block, links)
+        windows = (mine.train(block, links, kept_window(problem, mine, 50)) for _ in range(2 * K))
+        return [stats.residual_norms() or (0.0, 0.0) for stats in windows]
+
+    norms = problem.on_every_block(program)
+    W = problem.blocks.model[0].weight
+    assert all(primal < 1e-6 and dual < 1e-6 for primal, dual in (rank[-1] for rank in norms))
+    torch.testing.assert_close(W, ridge.solution(), rtol=1e-6, atol=1e-6)
+
+
+def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_variable() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    solver = BlockADMM(rho=0.4, balance_ratio=1.2, **CLASSIC)
+    reference = scaled(problem, solver)
+    reference.start(adjoint=False)
+    factors = set()
+    for ranks in trained(problem, solver, windows=8, start=started):
+        norms = reference.sweep("jacobi")
+        for k, (primal, dual) in enumerate(norms, 1):
+            factor = 2.0 if primal > 1.2 * dual else 0.5 if dual > 1.2 * primal else 1.0
+            factors.add(factor)
+            reference.rho[k] *= factor
+            for batch in reference.U:
+                batch[k] = batch[k] / factor
+        assert_follows(ranks, reference)
+        for k, (below, above) in enumerate(pairwise(ranks), 1):
+            assert below.rho[1] == above.rho[0] == reference.rho[k]
+    assert {0.5, 2.0} <= factors
+
+
+def test_rho_stays_where_balancing_is_off() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    for ranks in trained(problem, BlockADMM(rho=0.4, **CLASSIC), windows=3):
+        assert all(rank.rho == [0.4, 0.4] for rank in ranks)
+
+
+def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_once() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    # from zero multipliers only the last cut's residual moves in the first window
+    wild = {"rho": 0.5, "multiplier_start": "zero", "kappa_step": 1e6}
+    guarded = trained(deepcopy(problem), BlockADMM(dual_limit=10.0, **wild), windows=1)[0]
+    free = trained(problem, BlockADMM(dual_limit=0, **wild), windows=1)[0]
+    for ranks, reset in ((guarded, True), (free, False)):
+        assert bool(ranks[1].buffers["kappa_out"].any()) is not reset
+        assert bool(ranks[2].buffers["kappa_in"].any()) is not reset
+    for rank in guarded:
+        assert len(rank.notices) == 1
+        assert rank.notices[0].startswith("block-admm: the dual at cut 2 has grown to ")
+    assert all(rank.notices == [] for rank in free)
+
+
+def test_every_dual_that_outgrows_its_limit_is_named() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    wild = BlockADMM(rho=0.5, kappa_step=1e9, dual_limit=2.0)
+    for rank in trained(problem, wild, windows=1)[0]:
+        assert ["cut 1" in rank.notices[0], "cut 2" in rank.notices[1]] == [True, True]
+        assert len(rank.notices) == 2
+
+
+class Sphere(Projection):
+    """C = {||z|| = 1 over the channels}."""
+
+    def project(self, z: Tensor) -> Tensor:
+        return z / z.norm(dim=1, keepdim=True)
+
+
+def near(z: Tensor, values: list[float]) -> Tensor:
+    return (z.unsqueeze(-1) - torch.tensor(values, dtype=z.dtype)).abs().amin(-1) < 1e-12
+
+
+MEMBER: dict[str, Callable[[Tensor], Tensor]] = {
+    "non-negative": lambda z: z >= 0,
+    "box:-0.2:0.1": lambda z: (z >= -0.2) & (z <= 0.1),
+    "quantised:2:-0.5:0.5": lambda z: near(z, [-0.5, -1 / 6, 1 / 6, 0.5]),
+    "sign": lambda z: near(z, [-1.0, 1.0]),
+    "sphere": lambda z: (z.norm(dim=1) - 1).abs() < 1e-12,
+}
+
+
+@ORDERS
+@pytest.mark.parametrize("constraint", MEMBER)
+@pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
+def test_z_lies_in_its_set_after_every_sweep(
+    order: str, constraint: str, factor: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROJECTIONS, "sphere", Sphere)
+    problem = make_problem(seed=1, units=2, cuts=[1, 2], batch=4, batches=2)
+    other, inside = deepcopy(problem), MEMBER[constraint]
+
+    def program(block: Block, links: RankLinks, held_to: str) -> list[tuple[Tensor, Tensor]]:
+        solver = BlockADMM(
+            rho=0.5, order=order, constraint=held_to, filter=factor, filter_mode=mode, **LONG
+        )
+        mine = started(problem, solver, block, links)
+        found = [buffers(block, mine, problem.samples)]
+        for number in range(3):
+            mine.sweep(block, links, kept_window(problem, mine), number, exchange=True)
+            found.append(buffers(block, mine, problem.samples))
+        return found
+
+    held = problem.on_every_block(lambda *rank: program(*rank, constraint))
+    free = other.on_every_block(lambda *rank: program(*rank, "none"))
+    pooled = factor > 1 and mode == "coupling"
+    for rank in (1, 2):
+        assert all(inside(sweep["lam"]).all() for sweep in held[rank])
+        assert not any(inside(sweep["lam"]).all() for sweep in free[rank])
+        # pooled, the other side's are means of members
+        assert pooled or all(inside(sweep["target"]).all() for sweep in held[rank - 1])
+    assert pooled or not torch.equal(held[2][-1]["lam"], held[2][0]["lam"])
+
+
+@ORDERS
+@pytest.mark.parametrize("z_steps", [1, 2])
+def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_through(
+    order: str, z_steps: int
+) -> None:
+    torch.manual_seed(2)
+    parts = [nn.Linear(4, 6), Sign(), nn.Linear(6, 5), Sign(), nn.Linear(5, 4)]
+    blocks = split(nn.Sequential(*parts).double(), cuts=["1", "3"])
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(0, 4, (8,))
+    batches = [Batch(ids, 0.1, Fixed(x, y)) for ids in torch.arange(8).split(4)]
+    problem = Problem(blocks, batches)
+    # steps so long that Z is outside [-1, 1], where a straight-through gradient is zero
+    solver = BlockADMM(rho=0.5, order=order, z_steps=z_steps, **LONG)
+
+    def sign(z: Tensor) -> Tensor:
+        return torch.where(z >= 0, 1.0, -1.0).double()
+
+    reference = scaled(problem, solver, sets=[lambda z: z, sign, sign])
+    whole = [list(block) for block in reference.blocks]
+    without = [nn.Sequential(*units[bool(k) :]) for k, units in enumerate(whole)]
+    reference.start(adjoint=False)
+    reference.blocks = without
+    for ranks in trained(problem, solver, start=started):
+        reference.sweep(order)
+        assert_follows(ranks, reference)
+        for below, above in pairwise(ranks):
+            assert torch.equal(below.buffers["target"], above.buffers["lam"])
+            assert torch.equal(above.buffers["lam"].abs(), torch.ones_like(above.buffers["lam"]))
+
+
+def test_a_leading_projection_is_part_of_the_network_outside_the_sub_problems() -> None:
+    block = split(nn.Sequential(nn.Linear(3, 3), Sign(), nn.Linear(3, 2)), cuts=["1"]).module(1)
+    x = torch.randn(4, 3)
+    made = Block(block, 1, 2, {"exact": torch.optim.SGD(block.parameters(), lr=0.1)})
+    mine = BlockADMM()
+    mine.prepare(made, 4, True)
+    torch.testing.assert_close(made.forward(x), block[1](x.sign()))
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
+def test_a_fresh_solver_goes_on_from_a_checkpoint_of_what_was_kept(
+    storage: str, factor: int, mode: str
+) -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2).single_precision()
+    solver = BlockADMM(
+        rho=0.5, balance_ratio=1.01, storage=storage, filter=factor, filter_mode=mode, **CLASSIC
+    )
+
+    def program(block: Block, links: RankLinks) -> Any:
+        mine = recorded(problem, solver, block, links, sweeps=2)
+        for _ in range(3):
+            mine.train(block, links, kept_window(problem, mine))
+        cut = {name: value.clone() for name, value in mine.cut_state().items()}
+        return json.dumps(mine.state()), cut, buffers(block, mine, problem.samples), mine.state()
+
+    saved = problem.on_every_block(program)
+    assert [set(cut) for _, cut, _, _ in saved] == [set(), set(ABOVE), set(ABOVE)]
+    assert any(rho != 0.5 for _, _, _, state in saved for rho in state["rho"])
+    for k, (text, cut, kept, state) in enumerate(saved):
+        block, fresh = problem.build(k), deepcopy(solver)
+        fresh.prepare(block, problem.samples, True)
+        fresh.load_state(json.loads(text))
+        fresh.load_cut_state(cut, {} if block.last else saved[k + 1][1])
+        again = buffers(block, fresh, problem.samples)
+        assert fresh.state() == state
+        assert again.keys() == kept.keys()
+        assert all(torch.equal(again[name], kept[name]) for name in kept)
+
+
+def test_nothing_is_kept_in_the_online_setting() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        mine = recorded(problem, BlockADMM(), block, links, sweeps=2)
+        mine.train(block, links, problem.window(mine, 2))
+        return mine.cut_state()
+
+    assert problem.on_every_block(program) == [{}, {}, {}]
+
+
+@ORDERS
+def test_a_single_sweep_of_the_online_setting_sends_nothing(order: str) -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+
+    def program(block: Block, links: RankLinks) -> int:
+        mine = recorded(problem, BlockADMM(order=order), block, links)
+        sent = links.traffic.total_bytes
+        mine.train(block, links, problem.window(mine))
+        return links.traffic.total_bytes - sent
+
+    assert problem.on_every_block(program) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_an_optimiser_of_its_own_leaves_the_exact_one_alone(optimiser: str) -> None:
+    problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
+
+    def program(block: Block, links: RankLinks) -> tuple[str, bool, bool]:
+        mine = recorded(problem, BlockADMM(optimiser=optimiser), block, links)
+        before = [p.detach().clone() for p in block.module.parameters()]
+        mine.train(block, links, problem.window(mine))
+        moved = not all(map(torch.equal, before, block.module.parameters()))
+        return type(block.optimisers["local"]).__name__, not block.optimisers["exact"].state, moved
+
+    name = {"sgd": "SGD", "adam": "AdamW"}[optimiser]
+    assert problem.on_every_block(program) == [(name, True, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rho", 0.0),
+        ("rho", -1.0),
+        ("theta_steps", 0),
+        ("z_steps", 0),
+        ("balance_ratio", 0.5),
+        ("dual_limit", 1.0),
+        ("momentum", 0.5),
+        ("order", "seidel"),
+        ("optimiser", "adagrad"),
+        ("constraint", "positive"),
+    ],
+)
+def test_impossible_settings_name_the_value(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):
+        BlockADMM(**{name: value})
