@@ -3,6 +3,7 @@
     python docs/benchmarks/recipes.py bubbles --data-dir ~/data    ResNet-20, 20,000 images
     python docs/benchmarks/recipes.py ablation --data-dir ~/data   ResNet-8, 10,000 images
     python docs/benchmarks/recipes.py messages --data-dir ~/data   the same, number formats
+    python docs/benchmarks/recipes.py sixteen --data-dir ~/data    ResNet-56 at K = 16
 
 Runs that are already in --runs are not repeated; --only-collect makes the table and JSON from
 those. Times are of the virtual clock (10 Gb/s, 10 us, one thread a block). Several of these
@@ -28,16 +29,21 @@ K2 = "--solver backprop --set solver.micro_batches=8"
 SWEEP = "--set correction.micro_batches=4 --set rounds.fill=false"
 BIG = "--model resnet20 --set data.limit=20000"
 SMALL = "--model resnet8 --set data.limit=10000 --blocks 4 --epochs 3"
+DEEP = "--model resnet56 --set data.limit=10000 --lr 0.25 --epochs 3 --solver backprop"
 TABLES = {
     "bubbles": {
         "b6": f"{BIG} --lr 0.25 --blocks 1 --epochs 6 --solver backprop",
         "p4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {SERIAL}",
         "p4-e4": f"{BIG} --lr 0.25 --blocks 4 --epochs 4 {SERIAL}",
         "g4-e3": f"{BIG} --lr 0.25 --blocks 4 --epochs 3 {FILL}",
-        "p8-e3": f"{BIG} --lr 0.25 --blocks 8 --epochs 3 {SERIAL}",
+        "p8-e1": f"{BIG} --lr 0.25 --blocks 8 --epochs 1 {SERIAL}",
         "g8-e3": f"{BIG} --lr 0.25 --blocks 8 --epochs 3 {FILL}",
         "k2-float32": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2}",
         "k2-bfloat16": f"{BIG} --lr 0.25 --blocks 2 --epochs 6 {K2} --set solver.messages=bfloat16",
+    },
+    "sixteen": {
+        "deep-base": f"{DEEP} --blocks 1",
+        "deep-k16": f"{DEEP} --blocks 16 --set solver.micro_batches=8",
     },
     "messages": {
         name: f"{SMALL} --lr 0.25 {SERIAL} {flag}"
