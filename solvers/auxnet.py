@@ -57,7 +57,7 @@ class AuxNet(Solver):
     """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
     width: int = 16
     """Channels of the networks a_k."""
-    depth: int = 2
+    depth: int = 1
     """Convolutions of 3 x 3 in a_k; at least one for every halving of the image."""
     aux_lr: float = 1e-3
     """Learning rate of v_k (Adam)."""
