@@ -34,11 +34,11 @@ def save(
     optimisers: Optimisers,
     manifest: Mapping[str, Any],
     keep_last: int,
-    cut_state: Mapping[str, Mapping[str, Tensor]] | None = None,
+    kept: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Path:
     """Write `root/STEP`; every rank calls it with its own units. Gives the folder.
 
-    `cut_state` holds what a solver keeps at the cut before this rank's block, by the cut's name.
+    `kept` holds what a solver keeps beside the weights on this rank, by a name for each file.
 
     All files are written beside it first; the rename to STEP is the last act, so a folder of that
     name is whole. Raises AgreedError on all ranks if one cannot write.
@@ -49,14 +49,14 @@ def save(
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     files: dict[str, Any] = {}
-    cuts: dict[str, Any] = {}
+    beside: dict[str, Any] = {}
     with links.agreement():
         for unit in units:
             files[unit.name] = _write(partial, unit.name, _tensors(unit, optimisers))
-        for cut, tensors in (cut_state or {}).items():
+        for name, tensors in (kept or {}).items():
             if tensors:
-                cuts[cut] = _write(partial, f"cut before {cut}", tensors)
-    everyone = links.all_gather((files, cuts))
+                beside[name] = _write(partial, name, tensors)
+    everyone = links.all_gather((files, beside))
     with links.agreement():
         if links.rank == 0:
             body = {
@@ -64,7 +64,7 @@ def save(
                 "format": FORMAT,
                 "step": step,
                 "units": _joined(files for files, _ in everyone),
-                "cut_state": _joined(cuts for _, cuts in everyone),
+                "kept": _joined(beside for _, beside in everyone),
             }
             text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
             write_durably(partial / "manifest.json", text)
@@ -101,9 +101,10 @@ def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
     return _load(folder, manifest["units"][name])
 
 
-def load_cut(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """What a solver kept at the cut before unit `name`; ValueError as for `load_unit`."""
-    return _load(folder, manifest["cut_state"][name])
+def load_kept(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """What a solver kept under `name`, empty if nothing; ValueError as for `load_unit`."""
+    entry = manifest["kept"].get(name)
+    return _load(folder, entry) if entry else {}
 
 
 def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:

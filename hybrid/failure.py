@@ -11,8 +11,11 @@ from typing import Any
 from hybrid import launch
 from hybrid.errors import reason
 from hybrid.links import AgreedError
+from hybrid.stopping import StoppedError
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
+STOPPED = 75
+"""Stopped on request with a checkpoint: not done, to be gone on with (EX_TEMPFAIL)."""
 
 
 def run_command(command: Callable[[], Any]) -> int:
@@ -31,6 +34,8 @@ def run_command(command: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _say("interrupted; go on with --resume", INTERRUPTED)
+    except StoppedError as error:
+        return _leave(comm, error, STOPPED)
     except AgreedError as error:
         return _leave(comm, error, FAILED)
     except Exception as error:
@@ -59,5 +64,6 @@ def _fail(comm: Any, error: BaseException) -> int:
 
 def _say(error: object, status: int) -> int:
     if launch.launched_rank() == 0:
-        print(f"hybrid: error: {error}", file=sys.stderr, flush=True)
+        kind = "" if status == STOPPED else "error: "
+        print(f"hybrid: {kind}{error}", file=sys.stderr, flush=True)
     return status

@@ -118,7 +118,7 @@ class OwnRow:
 
     def begin_epoch(self) -> None:
         """Forget the records of the epoch before."""
-        self.rounds.begin_epoch()
+        self.rounds.end_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """The composed network's state on rank 0."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
@@ -64,6 +64,8 @@ class Rounds:
     statistics: bool = False
     """Move BatchNorm's running statistics in rounds over kept records, by a forward pass."""
     return_ratio: float = 0.0
+    stop: Callable[[], str] = str
+    """Why this rank has been asked to stop; empty if it has not."""
     trace: Trace = field(default_factory=Trace)
     probe: list[float] = field(default_factory=list)
     """Residuals of the last call with whole windows; empty after a call that stayed serial."""
@@ -74,6 +76,8 @@ class Rounds:
     """Rounds so far."""
     recorded: bool = False
     """Whether kept records have been made."""
+    stopped: str = ""
+    """Why any rank has been asked to stop, as of the last call."""
     returns: int = 0
     """Calls that stayed serial because of the residual."""
 
@@ -105,7 +109,9 @@ class Rounds:
             _add(parallel, fill.stats)
             fill.stats = PhaseStats()
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
-        everyone = self.links.all_gather(mine)
+        gathered = self.links.all_gather((mine, self.stop()))
+        everyone = [phases for phases, _ in gathered]
+        self.stopped = next((reason for _, reason in gathered if reason), "")
         reports = [
             _merge(phase, [rank[i] for rank in everyone])
             for i, phase in enumerate(("serial", "parallel"))
@@ -129,8 +135,8 @@ class Rounds:
             window = swept if fresh else replace(swept, recorder=None)
             return self.correction.propagate(self.block, self.links, window)
 
-    def begin_epoch(self) -> None:
-        """Forget the records of the epoch before."""
+    def end_epoch(self) -> None:
+        """Forget the epoch's records."""
         if self.fill is not None:
             self.fill.begin()
 
@@ -147,7 +153,7 @@ class Rounds:
         )
         self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
         if self.resting:
-            self.begin_epoch()
+            self.end_epoch()
         self.returns += self.resting
         self.probe = [] if self.resting else residual
 
@@ -158,12 +164,13 @@ class Rounds:
             "resting": self.resting,
             "returns": self.returns,
             "count": self.count,
+            "length": self.length,
         }
 
     def load_state(self, state: dict[str, Any], same_cuts: bool) -> None:
         """Take back `state`; residuals of other cuts mean nothing here."""
         self.resting, self.returns = state["resting"], state["returns"]
-        self.count = state["count"]
+        self.count, self.length = state["count"], state["length"]
         self.probe = state["probe"] if same_cuts else []
 
 

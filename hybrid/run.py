@@ -18,6 +18,7 @@ from hybrid.progress import Progress
 from hybrid.rounds import DivergedError, PhaseReport, as_json
 from hybrid.runfolder import RunFolder
 from hybrid.schedule import Schedule
+from hybrid.stopping import StoppedError, StopRequest
 from hybrid.trace import Trace
 from hybrid.windows import Windows
 from solvers.base import Shape, Window
@@ -41,7 +42,9 @@ class Run:
         test: Dataset,
         shapes: list[Shape],
         device: torch.device,
+        stop: StopRequest,
     ) -> None:
+        self.stop = stop
         self.trainer, self.links, self.train, self.test = trainer, links, train, test
         self.blocks = trainer.blocks
         self.folder = RunFolder(trainer.out) if trainer.out is not None else None
@@ -72,6 +75,9 @@ class Run:
         try:
             while self.epoch < epochs:
                 self._epoch()
+        except StoppedError:
+            self._close(None)
+            raise
         except DivergedError as error:
             self._close(None)
             raise DivergedError(f"{error}; {self._remedy()}") from None
@@ -96,7 +102,7 @@ class Run:
         kept = trainer.window == "all" and trainer.correct_every != 1
         # what the shapes of the kept variables depend on, but for the cuts
         settings = [getattr(trainer.solver, name, None) for name in ("filter", "filter_mode")]
-        self.kept = [window, *settings] if kept else []
+        self.kept_as = [window, *settings] if kept else []
         exchanges = trainer.sweeps > 1 or kept
         needed = store(before, after, window, exchanges) + store(before, after, records, False)
         self._check_budget(needed, length)
@@ -134,6 +140,7 @@ class Run:
             kept,
         )
         self.rounds.observe = self.windows.records_apart
+        self.rounds.stop = self.stop
 
     def _check_budget(self, needed: int, window: int) -> None:
         budget = self.trainer.memory_gb * 1e9
@@ -181,12 +188,30 @@ class Run:
         if same_cuts:
             self.totals = dict(manifest["totals"][self.links.rank])
             self.residual = manifest["residual"]
+            self._load_gaps(folder, manifest)
         same_solver = manifest["solver"] == self.trainer.names["solver"]
         if self.rounds.solver is not None and same_cuts and same_solver:
             self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
             # kept otherwise than now, they are of no use: a forward pass makes new ones
-            if manifest.get("kept") == self.kept:
+            if manifest["kept_as"] == self.kept_as:
                 self._load_cuts(folder, manifest)
+
+    def _load_gaps(self, folder: Path, manifest: dict[str, Any]) -> None:
+        """The records that filled gaps draw on, after a stop in mid-epoch."""
+        fill, gaps = self.rounds.fill, [list(pair) for pair in self.trainer.gaps]
+        if fill is None or manifest["gaps"] != gaps:
+            return
+        records = checkpoint.load_kept(folder, manifest, self._gaps_name)
+        if not records:
+            return
+        first = self.epoch * self.steps_per_epoch
+        batches = [
+            batch
+            for trained, _ in self.windows.of_epoch(self.epoch, first)
+            for batch in trained.batches
+        ]
+        done = batches[: self.step - first]
+        fill.load_state(records, done[::-1])
 
     def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
         """What the solver kept at the cuts of this block."""
@@ -194,30 +219,44 @@ class Run:
         if solver is None:
             return
         cuts = ["", *self.blocks.cuts, ""][rank : rank + 2]
-        before, after = (
-            checkpoint.load_cut(folder, manifest, cut) if cut in manifest["cut_state"] else {}
-            for cut in cuts
-        )
+        before, after = (checkpoint.load_kept(folder, manifest, _cut_name(cut)) for cut in cuts)
         solver.load_cut_state(before, after)
         self.rounds.recorded = self.windows.kept
 
     def _epoch(self) -> None:
-        # dropout and the like draw from here, so a resumed run draws what an undisturbed one does
-        self.rounds.begin_epoch()
-        torch.manual_seed(self.trainer.train.seed + 1000003 * self.epoch + self.links.rank)
         reports: list[PhaseReport] = []
         for pairs in self._reporting_groups():
+            # dropout and the like draw from here, so a resumed run draws what an undisturbed does
+            torch.manual_seed(self.trainer.train.seed + 1000003 * self.step + self.links.rank)
             reports = self._rounds(pairs)
+            if self.rounds.stopped and self.step < (self.epoch + 1) * self.steps_per_epoch:
+                self._stop()
+        self.rounds.end_epoch()
         self.epoch += 1
         if self._due(self.trainer.train.evaluate_every):
             with self.trace.span("evaluate"):
                 self.test_accuracy = accuracy(self.block, self.links, self.test)
             self._metric({"phase": "test", "accuracy": self.test_accuracy})
         self.progress.epoch(self.epoch, reports, self.test_accuracy)
-        if self.folder and self._due(self.trainer.checkpoint.every):
-            self._check_weights()
-            with self.trace.span("checkpoint"):
-                self._checkpoint(self.folder)
+        stopped = self.rounds.stopped and self.epoch < self.trainer.train.epochs
+        if self.folder and not stopped and self._due(self.trainer.checkpoint.every):
+            self._keep(self.folder)
+        if stopped:
+            self._stop()
+
+    def _keep(self, folder: RunFolder) -> None:
+        """A checkpoint, if the weights are worth one."""
+        self._check_weights()
+        with self.trace.span("checkpoint"):
+            self._checkpoint(folder)
+
+    def _stop(self) -> None:
+        """Keep a checkpoint and raise StoppedError."""
+        why = f"stopped by {self.rounds.stopped} after step {self.step}"
+        if self.folder is None:
+            raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
+        self._keep(self.folder)
+        raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
         return self.epoch % every == 0 or self.epoch == self.trainer.train.epochs
@@ -240,15 +279,21 @@ class Run:
         return reports
 
     def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:
-        """The epoch's windows, in groups after which the ranks report to each other."""
+        """The epoch's windows from this step on, in groups after which the ranks report.
+
+        A run that stopped in mid-epoch did so after such a group.
+        """
+        first = self.epoch * self.steps_per_epoch
+        done = first
         group: list[tuple[Window, Window]] = []
-        for pair in self.windows.of_epoch(self.epoch, self.step):
+        for pair in self.windows.of_epoch(self.epoch, first):
             group.append(pair)
-            if sum(len(trained.batches) for trained, _ in group) >= _REPORT_STEPS:
-                yield group
+            done += len(pair[0].batches)
+            whole = sum(len(trained.batches) for trained, _ in group) >= _REPORT_STEPS
+            if whole or done == first + self.steps_per_epoch:
+                if done > self.step:
+                    yield group
                 group = []
-        if group:
-            yield group
 
     def _check_weights(self) -> None:
         """A loss is computed before its step: what the last step did shows here first."""
@@ -265,14 +310,19 @@ class Run:
             "steps_per_epoch": self.steps_per_epoch,
             "seed": self.trainer.train.seed,
             "cuts": self.blocks.cuts,
-            "kept": self.kept,
+            "kept_as": self.kept_as,
+            "gaps": [list(pair) for pair in self.trainer.gaps],
             "test_accuracy": self.test_accuracy,
             "residual": self.residual,
             "rounds": self.rounds.state(),
             "solver_state": self.links.all_gather(solver.state() if solver else {}),
             "totals": self.links.all_gather(self.totals),
         }
-        cut = self.blocks.cuts[self.links.rank - 1] if self.links.rank else ""
+        kept = {}
+        if solver is not None and self.links.rank:
+            kept[_cut_name(self.blocks.cuts[self.links.rank - 1])] = solver.cut_state()
+        if self.rounds.fill is not None:
+            kept[self._gaps_name] = self.rounds.fill.state()
         checkpoint.save(
             folder.checkpoints,
             self.step,
@@ -281,8 +331,13 @@ class Run:
             self.block.optimisers,
             manifest,
             self.trainer.checkpoint.keep_last,
-            {cut: solver.cut_state()} if solver and cut else {},
+            kept,
         )
+
+    @property
+    def _gaps_name(self) -> str:
+        """Of this block's records for filled gaps, in a checkpoint of mid-epoch."""
+        return f"gaps of block {self.links.rank}"
 
     def _metric(self, line: dict[str, Any]) -> None:
         if self.folder is not None and self.links.rank == 0:
@@ -333,6 +388,10 @@ class Run:
         everyone = self.links.all_gather(self.trace.events)
         if self.links.rank == 0:
             self.folder.close(summary, [event for rank in everyone for event in rank])
+
+
+def _cut_name(cut: str) -> str:
+    return f"cut before {cut}"
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

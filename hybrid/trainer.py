@@ -19,8 +19,10 @@ from hybrid.config import (
 )
 from hybrid.data import Dataset
 from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtual
+from hybrid.links.base import Program
 from hybrid.partition import SAMPLES, Blocks
 from hybrid.run import Run
+from hybrid.stopping import listening
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
 from solvers.bubble import FillStep
 from solvers.pipeline import Gaps, fit
@@ -95,8 +97,20 @@ class Trainer:
             with links.agreement():
                 if problem is not None:
                     raise problem
-            return Run(self, links, train, test, shapes, device).fit()
+            return Run(self, links, train, test, shapes, device, request).fit()
 
+        with listening() as request:
+            return self._start(comm, program, None if problem else device, problem)
+
+    def _start(
+        self,
+        comm: Any,
+        program: Program[dict[str, Any]],
+        device: torch.device | None,
+        problem: ValueError | None,
+    ) -> dict[str, Any]:
+        """Run the program on MPI ranks, virtual ranks or threads."""
+        size = len(self.blocks)
         if comm is None:
             if problem is not None:
                 raise AgreedError(str(problem))
@@ -108,7 +122,7 @@ class Trainer:
             return run_threads(size, program, threads)[0]
         from hybrid.links.mpi import run_mpi
 
-        return run_mpi(comm, program, None if problem else device)[0]
+        return run_mpi(comm, program, device)[0]
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; virtual ranks are alone on the machine."""

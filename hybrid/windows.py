@@ -67,9 +67,13 @@ class Windows:
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
         count = len(self.data)
+        orders = {
+            order: batches(epoch_order(self.seed, order, count), self.batch_size)
+            for order in {epoch, 0 if self.kept else epoch}
+        }
 
         def window(start: int, augment: bool, order: int) -> Window:
-            ids = batches(epoch_order(self.seed, order, count), self.batch_size)
+            ids = orders[order]
             source = EpochSource(self.data, self.seed, epoch, augment, self.device)
             chunk = range(start, min(start + self.length, len(ids)))
             made = [Batch(ids[i], self.schedule(first_step + i), source) for i in chunk]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -33,6 +34,10 @@ class SubProblems(Protocol):
     def recorder(self) -> Recorder: ...
 
     def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None: ...
+
+    def records(self) -> dict[str, Tensor]: ...
+
+    def load_records(self, records: dict[str, Tensor]) -> None: ...
 
     def gradient(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
@@ -82,6 +87,21 @@ class BubbleFill:
         self._slot = 0
         self._sums: list[Tensor | None] = []
         self._samples = 0
+
+    def state(self) -> dict[str, Tensor]:
+        """The records, for a checkpoint in mid-epoch; empty if there are none."""
+        if not self._history:
+            return {}
+        return {**self.solver.records(), "slot": torch.tensor(self._slot)}
+
+    def load_state(self, state: dict[str, Tensor], batches: Sequence[Batch]) -> None:
+        """Take back what `state` gave; `batches` are the latest mini-batches, newest first."""
+        records = dict(state)
+        self._slot = int(records.pop("slot"))
+        self.solver.load_records(records)
+        self._history.clear()
+        for age, batch in enumerate(batches[: self.slots - 1]):
+            self._history.append(((self._slot - 1 - age) % self.slots, batch))
 
     @property
     def recorder(self) -> Recorder:

@@ -139,6 +139,15 @@ class Penalty(Solver):
         if out is not None:
             self._put("target", rows, self._pool(self._held_out(self._start(out, p_out))))
 
+    def records(self) -> dict[str, Tensor]:
+        """All that is stored, by name."""
+        return self._store.state()
+
+    def load_records(self, records: dict[str, Tensor]) -> None:
+        """Take back what `records` gave."""
+        for name, value in _channels_last(records).items():
+            self._put(name, slice(0, self._store.samples), value)
+
     def cut_state(self) -> dict[str, Tensor]:
         return self._store.state(["lam", "kappa_in"]) if self._kept else {}
 

@@ -41,9 +41,10 @@ class Store:
         """Euclidean norm of the buffer `name`."""
         return float(torch.linalg.vector_norm(self._buffers[name].float()))
 
-    def state(self, names: list[str]) -> dict[str, Tensor]:
-        """The buffers of those names that there are."""
-        return {name: self._buffers[name] for name in names if name in self._buffers}
+    def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
+        """The buffers of those names that there are; without names all of them."""
+        wanted = self._buffers if names is None else names
+        return {name: self._buffers[name] for name in wanted if name in self._buffers}
 
     def message(self, value: Tensor) -> Tensor:
         """`value` in the number format, as it travels to a neighbour."""

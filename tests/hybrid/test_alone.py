@@ -168,7 +168,7 @@ def test_alone_under_mpirun_equals_alone_on_threads(mpirun, hybrid_cli, tmp_path
     assert_same(weights(out), weights(threads))
     kept = [checkpoint.complete(run / "checkpoints")[-1] for run in (out, threads)]
     mine, theirs = (
-        checkpoint.load_cut(f, m, next(iter(m["cut_state"])))
+        checkpoint.load_kept(f, m, next(iter(m["kept"])))
         for f, m in ((folder, checkpoint.read_manifest(folder)) for folder in kept)
     )
     assert_same(mine, theirs)
