@@ -182,23 +182,23 @@ class Run:
             self.totals = dict(manifest["totals"][self.links.rank])
             self.residual = manifest["residual"]
         same_solver = manifest["solver"] == self.trainer.names["solver"]
-        if self.rounds.solver is not None and same_cuts and same_solver:
-            self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
+        if same_cuts and same_solver:
+            state = manifest["solver_state"][self.links.rank]
+            if self.rounds.solver is not None and state:
+                self.rounds.solver.load_state(state)
             # kept otherwise than now, they are of no use: a forward pass makes new ones
             if manifest.get("kept") == self.kept:
                 self._load_cuts(folder, manifest)
 
     def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """What the solver kept at the cuts of this block."""
-        rank, solver = self.links.rank, self.rounds.solver
-        if solver is None:
-            return
+        """What the solvers kept at the cuts of this block."""
+        rank = self.links.rank
         cuts = ["", *self.blocks.cuts, ""][rank : rank + 2]
         before, after = (
             checkpoint.load_cut(folder, manifest, cut) if cut in manifest["cut_state"] else {}
             for cut in cuts
         )
-        solver.load_cut_state(before, after)
+        self.rounds.load_cut_state(before, after)
         self.rounds.recorded = self.windows.kept
 
     def _epoch(self) -> None:
@@ -281,7 +281,7 @@ class Run:
             self.block.optimisers,
             manifest,
             self.trainer.checkpoint.keep_last,
-            {cut: solver.cut_state()} if solver and cut else {},
+            {cut: self.rounds.cut_state()} if cut else {},
         )
 
     def _metric(self, line: dict[str, Any]) -> None:
