@@ -7,11 +7,16 @@ from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any
 
+from torch import Tensor
+
 from hybrid.links import AgreedError, RankLinks
 from hybrid.trace import Trace
 from solvers.backprop import Backprop
 from solvers.base import Block, PhaseStats, Solver, Window
 from solvers.bubble import BubbleFill
+
+_FILL = "fill."
+"""Before the names of what the solver in the gaps keeps."""
 
 
 class DivergedError(AgreedError):
@@ -172,6 +177,25 @@ class Rounds:
         self.resting, self.returns = state["resting"], state["returns"]
         self.count, self.length = state["count"], state["length"]
         self.probe = state["probe"] if same_cuts else []
+
+    def cut_state(self) -> dict[str, Tensor]:
+        """Tensors that the solvers keep at the cut before this block, for a checkpoint."""
+        kept = {} if self.solver is None else self.solver.cut_state()
+        filling = {} if self.fill is None else self.fill.solver.cut_state()
+        return kept | {_FILL + name: tensor for name, tensor in filling.items()}
+
+    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+        """Take back what `cut_state` gave here (`before`) and on the next block (`after`)."""
+        sides = (before, after)
+        if self.solver is not None:
+            own = [{k: v for k, v in side.items() if not k.startswith(_FILL)} for side in sides]
+            self.solver.load_cut_state(*own)
+        if self.fill is not None:
+            length = len(_FILL)
+            own = [
+                {k[length:]: v for k, v in side.items() if k.startswith(_FILL)} for side in sides
+            ]
+            self.fill.solver.load_cut_state(*own)
 
 
 def _add(total: PhaseStats, part: PhaseStats) -> None:

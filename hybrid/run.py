@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybrid import checkpoint
+from hybrid import keeping
 from hybrid.assemble import make_block, make_rounds
 from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
@@ -61,7 +60,8 @@ class Run:
                 self.folder.check(trainer.resume)
         if trainer.resume:
             with links.agreement():
-                self._resume()
+                assert self.folder is not None
+                keeping.take_back(self, self.folder)
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary."""
@@ -154,75 +154,6 @@ class Run:
                 "solver.storage=bfloat16, solver.filter=2 or a larger rounds.memory_gb"
             )
 
-    def _resume(self) -> None:
-        assert self.folder is not None
-        folder = self.folder.newest()
-        assert folder is not None
-        manifest = checkpoint.read_manifest(folder)
-        units = [unit.name for unit in self.blocks.units]
-        if manifest["model"] != self.trainer.names["model"] or sorted(manifest["units"]) != sorted(
-            units
-        ):
-            raise ValueError(
-                f"{self.folder.path} is a run of {manifest['model']} with "
-                f"{len(manifest['units'])} units, not of {self.trainer.names['model']} with "
-                f"{len(units)}: give its --model, or another --out"
-            )
-        mine = {"data": self.trainer.names["data"], "seed": self.trainer.train.seed}
-        for key, value in mine.items():
-            if manifest[key] != value:
-                raise ValueError(
-                    f"{self.folder.path} is a run with {key} {manifest[key]}, not {value}: "
-                    f"resume with its {key}, or choose another --out"
-                )
-        if manifest["steps_per_epoch"] != self.steps_per_epoch:
-            raise ValueError(
-                f"{self.folder.path} has {manifest['steps_per_epoch']} steps an epoch, these "
-                f"settings {self.steps_per_epoch}: resume with its data and batch size"
-            )
-        checkpoint.restore(folder, manifest, self.blocks.of(self.links.rank), self.block.optimisers)
-        self.epoch, self.step = manifest["epoch"], manifest["step"]
-        self.test_accuracy = manifest["test_accuracy"]
-        same_cuts = manifest["cuts"] == self.blocks.cuts
-        self.rounds.load_state(manifest["rounds"], same_cuts)
-        if same_cuts:
-            self.totals = dict(manifest["totals"][self.links.rank])
-            self.residual = manifest["residual"]
-            self._load_gaps(folder, manifest)
-        same_solver = manifest["solver"] == self.trainer.names["solver"]
-        if self.rounds.solver is not None and same_cuts and same_solver:
-            self.rounds.solver.load_state(manifest["solver_state"][self.links.rank])
-            # kept otherwise than now, they are of no use: a forward pass makes new ones
-            if manifest["kept_as"] == self.kept_as:
-                self._load_cuts(folder, manifest)
-
-    def _load_gaps(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """The records that filled gaps draw on, after a stop in mid-epoch."""
-        fill, gaps = self.rounds.fill, [list(pair) for pair in self.trainer.gaps]
-        if fill is None or manifest["gaps"] != gaps:
-            return
-        records = checkpoint.load_kept(folder, manifest, self._gaps_name)
-        if not records:
-            return
-        first = self.epoch * self.steps_per_epoch
-        batches = [
-            batch
-            for trained, _ in self.windows.of_epoch(self.epoch, first)
-            for batch in trained.batches
-        ]
-        done = batches[: self.step - first]
-        fill.load_state(records, done[::-1])
-
-    def _load_cuts(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """What the solver kept at the cuts of this block."""
-        rank, solver = self.links.rank, self.rounds.solver
-        if solver is None:
-            return
-        cuts = ["", *self.blocks.cuts, ""][rank : rank + 2]
-        before, after = (checkpoint.load_kept(folder, manifest, _cut_name(cut)) for cut in cuts)
-        solver.load_cut_state(before, after)
-        self.rounds.recorded = self.windows.kept
-
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []
         for pairs in self._reporting_groups():
@@ -248,7 +179,7 @@ class Run:
         """A checkpoint, if the weights are worth one."""
         self._check_weights()
         with self.trace.span("checkpoint"):
-            self._checkpoint(folder)
+            keeping.keep(self, folder)
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""
@@ -302,43 +233,6 @@ class Run:
         if not all(self.links.all_gather(finite)):
             raise DivergedError(f"the weights are not finite after step {self.step}")
 
-    def _checkpoint(self, folder: RunFolder) -> None:
-        solver = self.rounds.solver
-        manifest = {
-            **self.trainer.names,
-            "epoch": self.epoch,
-            "steps_per_epoch": self.steps_per_epoch,
-            "seed": self.trainer.train.seed,
-            "cuts": self.blocks.cuts,
-            "kept_as": self.kept_as,
-            "gaps": [list(pair) for pair in self.trainer.gaps],
-            "test_accuracy": self.test_accuracy,
-            "residual": self.residual,
-            "rounds": self.rounds.state(),
-            "solver_state": self.links.all_gather(solver.state() if solver else {}),
-            "totals": self.links.all_gather(self.totals),
-        }
-        kept = {}
-        if solver is not None and self.links.rank:
-            kept[_cut_name(self.blocks.cuts[self.links.rank - 1])] = solver.cut_state()
-        if self.rounds.fill is not None:
-            kept[self._gaps_name] = self.rounds.fill.state()
-        checkpoint.save(
-            folder.checkpoints,
-            self.step,
-            self.links,
-            self.blocks.of(self.links.rank),
-            self.block.optimisers,
-            manifest,
-            self.trainer.checkpoint.keep_last,
-            kept,
-        )
-
-    @property
-    def _gaps_name(self) -> str:
-        """Of this block's records for filled gaps, in a checkpoint of mid-epoch."""
-        return f"gaps of block {self.links.rank}"
-
     def _metric(self, line: dict[str, Any]) -> None:
         if self.folder is not None and self.links.rank == 0:
             self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
@@ -388,10 +282,6 @@ class Run:
         everyone = self.links.all_gather(self.trace.events)
         if self.links.rank == 0:
             self.folder.close(summary, [event for rank in everyone for event in rank])
-
-
-def _cut_name(cut: str) -> str:
-    return f"cut before {cut}"
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

@@ -76,7 +76,6 @@ class AuxNet(Solver):
         self._index, self._device = block.index, block.device
         self._shape: Shape | None = None
         self._network: nn.Module | None = None
-        self._loaded: dict[str, Tensor] = {}
 
     @property
     def recorder(self) -> Recorder:
@@ -149,44 +148,53 @@ class AuxNet(Solver):
     def _generate(self, images: Tensor) -> Tensor:
         if self._network is None:
             assert self._shape is not None
-            made = auxiliary_network(
-                tuple(images.shape[1:]), self._shape, self.width, self.depth, seed=self._index
-            )
-            made.to(self._device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self._network = made
-            self._adam = torch.optim.Adam(made.parameters(), lr=self.aux_lr)
-            self._restore()
+            self._make(tuple(images.shape[1:]), self._shape, images.dtype)
+        assert self._network is not None
         generated: Tensor = self._network(images)
         return generated
 
+    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> None:
+        made = auxiliary_network(image, cut, self.width, self.depth, seed=self._index)
+        self._network = made.to(self._device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._shapes = image, cut
+        self._adam = torch.optim.Adam(made.parameters(), lr=self.aux_lr)
+
     def cut_state(self) -> dict[str, Tensor]:
         if self._network is None:
-            return dict(self._loaded)
-        tensors = {f"weights.{k}": v for k, v in self._network.state_dict().items()}
+            return {}
+        names = ("shape.image", "shape.cut")
+        tensors = {k: torch.tensor(v) for k, v in zip(names, self._shapes, strict=True)}
+        tensors |= {f"weights.{k}": v for k, v in self._network.state_dict().items()}
         for index, slots in self._adam.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{slot}": value for slot, value in slots.items()}
         return tensors
 
     def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-        self._loaded = before
-
-    def _restore(self) -> None:
-        """Take the loaded weights and their optimiser's state, if there are any."""
-        if not self._loaded:
+        """Take back v_k and its optimiser's state; ValueError if they are of another a_k."""
+        if not before:
             return
+        image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
+        weights = {k[8:]: v for k, v in before.items() if k.startswith("weights.")}
+        self._make(image, cut, weights["0.weight"].dtype)
         assert self._network is not None
-        named = [key.split(".", 1) for key in self._loaded]
-        weights = {rest: self._loaded[f"weights.{rest}"] for kind, rest in named if kind != "adam"}
+        made = self._network.state_dict()
+        if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
+            depth = sum(v.dim() == 4 for v in weights.values()) - 1
+            raise ValueError(
+                f"the checkpoint's auxiliary network is not of width {self.width} and depth "
+                f"{self.depth}: resume with solver.width={len(weights['0.weight'])} and "
+                f"solver.depth={depth}"
+            )
         self._network.load_state_dict(weights)
-        for kind, rest in named:
+        parameters = list(self._network.parameters())
+        for key, value in before.items():
+            kind, _, rest = key.partition(".")
             if kind == "adam":
                 index, slot = rest.split(".")
-                parameter = list(self._network.parameters())[int(index)]
-                value = self._loaded[f"adam.{rest}"]
+                parameter = parameters[int(index)]
                 if value.dim():
                     value = torch.empty_like(parameter, requires_grad=False).copy_(value)
                 self._adam.state[parameter][slot] = value
-        self._loaded = {}
 
 
 def auxiliary_network(image: Shape, cut: Shape, width: int, depth: int, seed: int) -> nn.Sequential:

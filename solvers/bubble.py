@@ -43,6 +43,10 @@ class SubProblems(Protocol):
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
     ) -> object: ...
 
+    def cut_state(self) -> dict[str, Tensor]: ...
+
+    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None: ...
+
 
 class BubbleFill:
     r"""Fills the gaps of one rank's passes with local steps on sub-problems recorded earlier.

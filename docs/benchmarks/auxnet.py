@@ -60,7 +60,8 @@ def main() -> None:
     rows: dict[str, Any] = {"T_d": t_d, "T_f + T_b": t_fb}
     serial = measured(model, 1, batches)
     print(
-        "| K | t_psi + t_f + t_b, share of T_f + T_b | rho predicted | measured |\n|---|---|---|---|"
+        "| K | t_psi + t_f + t_b, share of T_f + T_b | rho predicted | measured |\n"
+        "|---|---|---|---|"
     )
     for count in options.blocks:
         blocks = split(model, count, balance="operations")

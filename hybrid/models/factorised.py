@@ -44,7 +44,8 @@ def factorised(model: Chain, wanted: str) -> tuple[Chain, str]:
     modules: OrderedDict[str, nn.Module] = OrderedDict(
         (key, module) for key, module in made.items() if module is not None
     )
-    return Chain(modules, grouping, model.input_shape, model.classes), name
+    chain = Chain(modules, grouping, model.input_shape, model.classes)
+    return chain.train(model.training), name
 
 
 def _before(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybrid import Trainer, checkpoint, data, models, split
 from hybrid.config import CheckpointSettings, LinkSettings, TrainSettings
-from solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver
+from solvers import AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty, Solver
 
 BATCH, BATCHES = 32, 4
 Data = tuple[data.Dataset, data.Dataset]
@@ -145,6 +145,14 @@ def test_the_training_loss_falls_alone(few, tmp_path) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_blocks_fed_by_auxiliary_networks_train_alone(few, tmp_path) -> None:
+    run = tmp_path / "run"
+    trainer(AuxNet(local_lr=1.0), run, epochs=8, **ALONE).fit(*few)
+    losses = [line["loss"] for line in lines(run) if line["phase"] == "parallel"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert spans(run)["serial"] == 0
+
+
 @pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 def test_alone_on_virtual_links_equals_alone_on_threads(order, few) -> None:
     kinds = (LinkSettings(kind=kind) for kind in ("auto", "virtual"))
@@ -184,8 +192,13 @@ def test_alone_under_mpirun_equals_alone_on_threads(mpirun, hybrid_cli, tmp_path
         (AugmentedLagrangian(), KEPT),
         (Penalty(), KEPT | {"correct_every": 2}),
         (admm(), ALONE | {"sweeps": 2}),
+        (AuxNet(), ALONE),
+        (AuxNet(), KEPT),
     ],
-    ids=["kept", "kept-bfloat16-filter", "corrected", "lagrangian", "penalty", "online"],
+    ids=[
+        *("kept", "kept-bfloat16-filter", "corrected", "lagrangian", "penalty", "online"),
+        *("auxnet", "auxnet-whole-set"),
+    ],
 )
 def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, after, few, tmp_path) -> None:
     run = tmp_path / "run"

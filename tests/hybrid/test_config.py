@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid.config import Config, known_settings, load, parse_override, resolve, to_toml
+from hybrid.config import (
+    Config,
+    RoundSettings,
+    known_settings,
+    load,
+    parse_override,
+    resolve,
+    to_toml,
+)
 from solvers import REGISTRY
 
 
@@ -240,3 +248,91 @@ def test_the_written_file_explains_every_setting():
     for line, after in pairwise(lines):
         if " = " in after and not after.startswith(("#", " ")):
             assert line.startswith("# "), after
+
+
+FILLING = ("penalty", "augmented-lagrangian")
+
+
+@pytest.mark.parametrize("solver", FILLING)
+def test_these_solvers_fill_the_gaps_of_a_pipeline_unless_told_otherwise(solver):
+    config = resolve({"solver": {"name": solver}})
+    assert config.rounds == RoundSettings(sweeps=0, fill=True)
+    assert config.correction["micro_batches"] == 4
+
+
+@pytest.mark.parametrize("solver", sorted(set(REGISTRY) - set(FILLING)))
+def test_the_others_have_a_parallel_phase_and_whole_mini_batches(solver):
+    config = resolve({"solver": {"name": solver}})
+    assert config.rounds == RoundSettings(sweeps=1, fill=False)
+    assert config.correction["micro_batches"] == 1
+
+
+@pytest.mark.parametrize("solver", FILLING)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"window": 4},
+        {"window": "all"},
+        {"sweeps": 1},
+        {"sweeps": 0},
+        {"fill": False},
+        {"fill": True},
+        {"correct_every": 0},
+        {"correct_every": 2, "window": 8},
+    ],
+    ids=str,
+)
+def test_rounds_that_are_asked_for_are_as_asked(solver, asked):
+    config = resolve({"solver": {"name": solver}, "rounds": asked})
+    assert config.rounds == RoundSettings(**asked)
+    assert config.correction["micro_batches"] == 1
+
+
+def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
+    settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
+    config = resolve({"rounds": settings, "correction": {"messages": "bfloat16"}})
+    assert config.rounds == RoundSettings(sweeps=0, fill=True, **settings)
+    assert (config.correction["micro_batches"], config.correction["messages"]) == (4, "bfloat16")
+
+
+def test_a_number_of_micro_batches_that_is_asked_for_is_as_asked():
+    config = resolve({"correction": {"micro_batches": 2}})
+    assert config.rounds.fill
+    assert config.correction["micro_batches"] == 2
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The settings that a run with filled gaps has written."""
+    tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
+    return write(tmp_path / "config.toml", to_toml(resolve(tree)))
+
+
+def test_a_run_taken_up_again_has_its_own_rounds(stored):
+    for overrides in ({}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}):
+        config = load(None, overrides, base=stored)
+        assert (config.rounds.sweeps, config.rounds.fill) == (0, True)
+        assert config.rounds.gaps == [(8, 8), (0, 8)]
+        assert config.correction["micro_batches"] == 4
+        assert config.solver["beta"] == 0.5
+
+
+@pytest.mark.parametrize("solver", ["block-admm", "auxnet", "backprop"])
+def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored):
+    config = load(None, {"solver.name": solver}, base=stored)
+    assert config.rounds == RoundSettings(sweeps=1, fill=False, gaps=[], memory_gb=2.0)
+    assert config.solver == resolve({"solver": {"name": solver}}).solver
+
+
+def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored):
+    asked = {"solver.name": "block-admm", "rounds.sweeps": 3, "rounds.window": 8}
+    config = load(None, asked, base=stored)
+    assert (config.rounds.sweeps, config.rounds.window, config.rounds.fill) == (3, 8, False)
+
+
+def test_a_layer_to_factorise_needs_the_solver_that_trains_it():
+    for solver in set(REGISTRY) - {"block-admm"}:
+        tree = {"solver": {"name": solver}, "model": {"factorise": "layer3.0:8"}}
+        said = fault(resolve, tree)
+        assert said.startswith("model.factorise is 'layer3.0:8', which solver ")
+        assert f"{solver!r} cannot train: choose --solver block-admm" in said

@@ -75,6 +75,18 @@ def test_the_command_prints_a_table_and_what_to_run() -> None:
     assert "mpirun -n 2 hybrid train --model resnet8" in outcome.stdout
 
 
+@pytest.mark.parametrize(
+    ("solver", "rows"),
+    [("auxnet", ["window 4"]), ("block-admm", ["gaps filled", "window 4"])],
+)
+def test_the_table_has_the_rows_of_the_solver_that_is_asked_for(solver, rows) -> None:
+    words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
+    outcome = CliRunner().invoke(app, [*words.split(), "--set", f"solver.name={solver}"])
+    assert outcome.exit_code == 0, outcome.exception
+    found = [line.split("|")[2].strip() for line in outcome.stdout.splitlines() if "|" in line]
+    assert [name for name in found if solver in name] == [f"{solver}, m=2, {row}" for row in rows]
+
+
 def test_the_advice_is_a_command_that_runs(tmp_path: Path) -> None:
     made = planner()
     found = made.predictions([2], [2], lambda text: None)

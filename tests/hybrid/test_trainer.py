@@ -22,7 +22,7 @@ from hybrid.config import (
 )
 from hybrid.data.sampling import epoch_order
 from hybrid.partition import Blocks
-from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
+from solvers import AugmentedLagrangian, AuxNet, Backprop, Penalty, Solver
 from solvers.pipeline import Gaps, fit
 
 EPOCHS, BATCH = 2, 96
@@ -102,15 +102,19 @@ def test_serial_training_under_mpirun_equals_a_hand_written_loop(
     assert_same(newest(out), by_hand)
 
 
-@pytest.mark.parametrize("flags", [("--window", "4"), ("--window", "all", "--sweeps", "2")])
+@pytest.mark.parametrize(
+    ("solver", "window", "sweeps"),
+    [(AugmentedLagrangian(), 4, 1), (AugmentedLagrangian(), "all", 2), (AuxNet(), 4, 1)],
+    ids=["windows", "all", "auxnet"],
+)
 def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(
-    flags, mpirun, hybrid_cli, tmp_path, digits
+    solver, window, sweeps, mpirun, hybrid_cli, tmp_path, digits
 ) -> None:
     out = tmp_path / "run"
+    flags = ("--solver", solver.name, "--window", window, "--sweeps", sweeps)
     done = mpirun(2, hybrid_cli, "train", *FLAGS, *flags, "--out", out)
     assert done.returncode == 0, done.stderr
-    window = "all" if "all" in flags else 4
-    made = trainer(2, AugmentedLagrangian(), window=window, sweeps=2 if window == "all" else 1)
+    made = trainer(2, solver, window=window, sweeps=sweeps)
     made.fit(*digits)
     assert_same(newest(out), made.blocks.model.state_dict())
 
@@ -130,7 +134,9 @@ def interrupted(run: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "solver", [Backprop(), AugmentedLagrangian(momentum=0.5), Penalty()], ids=lambda s: s.name
+    "solver",
+    [Backprop(), AugmentedLagrangian(momentum=0.5), Penalty(), AuxNet()],
+    ids=lambda s: s.name,
 )
 def test_a_resumed_run_equals_an_undisturbed_one(solver, digits, tmp_path) -> None:
     keep = {"checkpoint": CheckpointSettings(keep_last=0), "window": 3}

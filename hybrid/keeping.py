@@ -1,0 +1,127 @@
+"""What a run keeps in a checkpoint, and takes back to go on from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybrid import checkpoint
+from hybrid.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from hybrid.run import Run
+
+
+def keep(run: Run, folder: RunFolder) -> None:
+    """Write a checkpoint; every rank calls it."""
+    solver, rank = run.rounds.solver, run.links.rank
+    manifest = {
+        **run.trainer.names,
+        "epoch": run.epoch,
+        "steps_per_epoch": run.steps_per_epoch,
+        "seed": run.trainer.train.seed,
+        "window": run.windows.length,
+        "cuts": run.blocks.cuts,
+        "kept_as": run.kept_as,
+        "gaps": [list(pair) for pair in run.trainer.gaps],
+        "test_accuracy": run.test_accuracy,
+        "residual": run.residual,
+        "rounds": run.rounds.state(),
+        "solver_state": run.links.all_gather(solver.state() if solver else {}),
+        "totals": run.links.all_gather(run.totals),
+    }
+    kept = {}
+    if rank:
+        kept[_cut_name(run.blocks.cuts[rank - 1])] = run.rounds.cut_state()
+    if run.rounds.fill is not None:
+        kept[_gaps_name(rank)] = run.rounds.fill.state()
+    checkpoint.save(
+        folder.checkpoints,
+        run.step,
+        run.links,
+        run.blocks.of(rank),
+        run.block.optimisers,
+        manifest,
+        run.trainer.checkpoint.keep_last,
+        kept,
+    )
+
+
+def take_back(run: Run, folder: RunFolder) -> None:
+    """Go on from the newest checkpoint; ValueError if it is of another run."""
+    newest = folder.newest()
+    assert newest is not None
+    manifest = checkpoint.read_manifest(newest)
+    _check(run, folder.path, manifest)
+    checkpoint.restore(newest, manifest, run.blocks.of(run.links.rank), run.block.optimisers)
+    run.epoch, run.step = manifest["epoch"], manifest["step"]
+    run.test_accuracy = manifest["test_accuracy"]
+    same_cuts = manifest["cuts"] == run.blocks.cuts
+    run.rounds.load_state(manifest["rounds"], same_cuts)
+    if not same_cuts:
+        return
+    run.totals = dict(manifest["totals"][run.links.rank])
+    run.residual = manifest["residual"]
+    if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
+        _load_gaps(run, newest, manifest)
+    if manifest["solver"] == run.trainer.names["solver"]:
+        state = manifest["solver_state"][run.links.rank]
+        if run.rounds.solver is not None and state:
+            run.rounds.solver.load_state(state)
+        # kept otherwise than now, they are of no use: a forward pass makes new ones
+        if manifest["kept_as"] == run.kept_as:
+            _load_cuts(run, newest, manifest)
+
+
+def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
+    units, model = [unit.name for unit in run.blocks.units], run.trainer.names["model"]
+    if manifest["model"] != model or sorted(manifest["units"]) != sorted(units):
+        raise ValueError(
+            f"{path} is a run of {manifest['model']} with {len(manifest['units'])} units, not of "
+            f"{model} with {len(units)}: give its --model, or another --out"
+        )
+    mine = {"data": run.trainer.names["data"], "seed": run.trainer.train.seed}
+    for key, value in mine.items():
+        if manifest[key] != value:
+            raise ValueError(
+                f"{path} is a run with {key} {manifest[key]}, not {value}: "
+                f"resume with its {key}, or choose another --out"
+            )
+    if manifest["steps_per_epoch"] != run.steps_per_epoch:
+        raise ValueError(
+            f"{path} has {manifest['steps_per_epoch']} steps an epoch, these "
+            f"settings {run.steps_per_epoch}: resume with its data and batch size"
+        )
+    stopped_at = manifest["step"] % run.steps_per_epoch
+    if stopped_at and manifest["window"] != run.windows.length:
+        raise ValueError(
+            f"{path} stopped after step {stopped_at} of an epoch with a window of "
+            f"{manifest['window']}, not {run.windows.length}: resume with its --window"
+        )
+
+
+def _load_gaps(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
+    """The records that filled gaps draw on, after a stop in mid-epoch."""
+    records = checkpoint.load_kept(folder, manifest, _gaps_name(run.links.rank))
+    if run.rounds.fill is None or not records:
+        return
+    first = run.epoch * run.steps_per_epoch
+    windows = run.windows.of_epoch(run.epoch, first)
+    batches = [batch for trained, _ in windows for batch in trained.batches]
+    run.rounds.fill.load_state(records, batches[: run.step - first][::-1])
+
+
+def _load_cuts(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
+    """What the solvers kept at the cuts of this block."""
+    cuts = ["", *run.blocks.cuts, ""][run.links.rank : run.links.rank + 2]
+    before, after = (checkpoint.load_kept(folder, manifest, _cut_name(cut)) for cut in cuts)
+    run.rounds.load_cut_state(before, after)
+    run.rounds.recorded = run.windows.kept
+
+
+def _cut_name(cut: str) -> str:
+    return f"cut before {cut}"
+
+
+def _gaps_name(rank: int) -> str:
+    return f"gaps of block {rank}"

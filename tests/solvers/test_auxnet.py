@@ -1,0 +1,317 @@
+"""AuxNet: its iterates are those of its equations, and nothing is kept per sample."""
+
+from __future__ import annotations
+
+import io
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from problems import Problem, make_problem, recorded
+from torch import Tensor
+
+from hybrid.links import RankLinks
+from solvers import AuxNet, Block, Window
+from solvers.auxnet import auxiliary_network
+
+CUTS = {2: [2], 3: [1, 3]}
+
+
+class Adam:
+    """Kingma and Ba, arXiv 1412.6980, algorithm 1."""
+
+    def __init__(self, parameters: list[Tensor], rate: float) -> None:
+        self.parameters, self.rate, self.t = parameters, rate, 0
+        self.m = [torch.zeros_like(p) for p in parameters]
+        self.v = [torch.zeros_like(p) for p in parameters]
+
+    def step(self, gradients: tuple[Tensor, ...]) -> None:
+        self.t += 1
+        for i, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
+            self.m[i] = 0.9 * self.m[i] + 0.1 * g
+            self.v[i] = 0.999 * self.v[i] + 0.001 * g**2
+            m, v = self.m[i] / (1 - 0.9**self.t), self.v[i] / (1 - 0.999**self.t)
+            p.data -= self.rate * m / (v.sqrt() + 1e-8)
+
+
+class Simulation:
+    """All blocks in one place, stepped by the equations; gradients are of scalar losses."""
+
+    def __init__(self, problem: Problem, solver: AuxNet) -> None:
+        self.solver = solver
+        K = len(problem.blocks)
+        self.f = [deepcopy(problem.blocks.module(k)).train() for k in range(K)]
+        size = (1, 6, 6), (3, 6, 6), solver.width, solver.depth
+        self.a = [None, *(auxiliary_network(*size, seed=k).double() for k in range(1, K))]
+        self.adam = [None, *(Adam(list(a.parameters()), solver.aux_lr) for a in self.a[1:])]
+        self.squares = torch.zeros(K, 2)
+
+    def visit(self, images: Tensor, labels: Tensor, rate: float) -> None:
+        beta, K, N = self.solver.beta, len(self.f), len(images)
+        generated = [images, *(a(images) for a in self.a[1:])]
+        lam = [g.detach().requires_grad_(k > 0) for k, g in enumerate(generated)]
+        x = [f(z) for f, z in zip(self.f, lam, strict=True)]
+        local = [
+            beta * (lam[k + 1].detach() - x[k]).square().sum() / N
+            if k < K - 1
+            else torch.nn.functional.cross_entropy(x[k], labels)
+            for k in range(K)
+        ]
+        for k in range(K):
+            weights = list(self.f[k].parameters())
+            inputs = [] if k == 0 else [lam[k]]
+            gradients = torch.autograd.grad(local[k], weights + inputs)
+            with torch.no_grad():
+                for w, g in zip(weights, gradients, strict=False):
+                    w -= self.solver.local_lr * rate * g
+            if k:
+                self._regress(k, generated[k], x[k - 1].detach(), N * gradients[-1])
+
+    def _regress(self, k: int, generated: Tensor, x: Tensor, p_in: Tensor) -> None:
+        beta = self.solver.beta
+        wanted = x - self.solver.lam_step / (2 * beta) * p_in
+        loss = 0.5 * (generated - wanted).square().sum() / len(x)
+        self.adam[k].step(torch.autograd.grad(loss, list(self.a[k].parameters())))
+        r, s = generated.detach() - x, 2 * beta * (generated.detach() - wanted)
+        self.squares[k] += torch.stack((r.square().sum(), s.square().sum()))
+
+
+@pytest.mark.parametrize("K", CUTS)
+@pytest.mark.parametrize("sweeps", [1, 2])
+def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
+    problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
+    solver = AuxNet(beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02)
+    simulation = Simulation(problem, solver)
+
+    def program(block: Block, links: RankLinks) -> tuple[dict[str, Tensor], Any]:
+        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
+        block.optimisers = {"exact": sgd, "local": sgd}
+        mine = recorded(problem, solver, block, links)
+        stats = mine.train(block, links, problem.window(mine, sweeps))
+        return mine.cut_state(), stats.residual_norms()
+
+    ranks = problem.on_every_block(program)
+    for _ in range(sweeps):
+        simulation.squares.zero_()
+        for batch in problem.batches:
+            simulation.visit(batch.images(), batch.labels(), batch.learning_rate)
+    close = {"rtol": 0, "atol": 1e-9}
+    for k, (state, norms) in enumerate(ranks):
+        expected = dict(simulation.f[k].named_parameters())
+        for name, parameter in problem.blocks.module(k).named_parameters():
+            torch.testing.assert_close(parameter, expected[name], **close)
+        if k == 0:
+            assert state == {}
+            assert norms is None
+            continue
+        for name, value in simulation.a[k].state_dict().items():
+            torch.testing.assert_close(state[f"weights.{name}"], value, **close)
+        for i, (m, v) in enumerate(zip(simulation.adam[k].m, simulation.adam[k].v, strict=True)):
+            torch.testing.assert_close(state[f"adam.{i}.exp_avg"], m, **close)
+            torch.testing.assert_close(state[f"adam.{i}.exp_avg_sq"], v, **close)
+        assert norms == pytest.approx(simulation.squares[k].sqrt().tolist(), rel=1e-6)
+
+
+def test_one_block_alone_is_a_plain_step() -> None:
+    problem = make_problem(seed=1, units=2, cuts=[], batch=4)
+    before = {k: v.clone() for k, v in problem.blocks.model.named_parameters()}
+    gradients = problem.plain_gradients(problem.batches[0])
+
+    def program(block: Block, links: RankLinks) -> None:
+        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
+        block.optimisers = {"exact": sgd, "local": sgd}
+        mine = recorded(problem, AuxNet(local_lr=0.5), block, links)
+        mine.train(block, links, problem.window(mine))
+
+    problem.on_every_block(program)
+    for name, parameter in problem.blocks.model.named_parameters():
+        torch.testing.assert_close(parameter, before[name] - 0.05 * gradients[name])
+
+
+def kept_bytes(solver: AuxNet) -> int:
+    """What all that the solver holds takes when it is written."""
+    buffer = io.BytesIO()
+    torch.save(vars(solver), buffer)
+    return len(buffer.getvalue())
+
+
+def test_what_is_kept_does_not_grow_with_the_window() -> None:
+    def held(batches: int) -> list[int]:
+        problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=batches)
+
+        def program(block: Block, links: RankLinks) -> int:
+            mine = recorded(problem, AuxNet(), block, links)
+            mine.train(block, links, problem.window(mine, sweeps=2))
+            return kept_bytes(mine)
+
+        return problem.on_every_block(program)
+
+    assert held(1) == held(8)
+    assert AuxNet().store_bytes((3, 6, 6), (3, 6, 6), 1000, True) == 0
+
+
+def test_a_mini_batch_sends_lam_down_and_x_up() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
+
+    def program(block: Block, links: RankLinks) -> int:
+        mine = recorded(problem, AuxNet(), block, links)
+        sent = links.traffic.total_bytes
+        mine.train(block, links, problem.window(mine))
+        return links.traffic.total_bytes - sent
+
+    one = problem.samples * 3 * 6 * 6 * 8
+    assert problem.on_every_block(program) == [one, 2 * one, one]
+
+
+def test_blocks_train_and_batch_norm_statistics_stay() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    before = {k: v.clone() for k, v in problem.blocks.model.state_dict().items()}
+
+    def program(block: Block, links: RankLinks) -> None:
+        mine = recorded(problem, AuxNet(), block, links)
+        mine.train(block, links, problem.window(mine))
+
+    problem.on_every_block(program)
+    after = problem.blocks.model.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    statistics = {name for name in before if "running" in name or "tracked" in name}
+    assert statistics
+    assert not moved & statistics
+    assert {
+        name for name, _ in problem.blocks.model.named_parameters() if "weight" in name
+    } <= moved
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "cut"),
+    [
+        ((1, 8, 8), (16, 8, 8)),
+        ((1, 8, 8), (64, 1, 1)),
+        ((3, 32, 32), (32, 16, 16)),
+        ((3, 32, 32), (8, 5, 5)),
+        ((3, 28, 28), (4, 7, 7)),
+        ((2, 12, 8), (4, 6, 4)),
+        ((1, 4, 4), (2, 8, 8)),
+        ((3, 32, 32), (64,)),
+        ((1, 6, 6), (1,)),
+    ],
+)
+def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth) -> None:
+    network = auxiliary_network(image, cut, width=4, depth=depth, seed=0)
+    out = network(torch.randn(2, *image))
+    assert tuple(out.shape) == (2, *cut)
+    convolutions = [m for m in network if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) - 1 >= depth
+    assert bool(out.isfinite().all())
+
+
+def test_its_weights_are_a_function_of_the_seed_alone() -> None:
+    made = []
+    for number, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        made.append(auxiliary_network((1, 8, 8), (4, 4, 4), 4, 2, seed).state_dict())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    weights = [name for name in made[0] if made[0][name].dim() == 4]
+    assert not any(torch.equal(made[0][name], made[2][name]) for name in weights)
+
+
+def test_every_cut_has_weights_of_its_own() -> None:
+    problem = make_problem(seed=1, units=4, cuts=[1, 3], batch=4)
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        mine = recorded(problem, AuxNet(aux_lr=1e-12), block, links)
+        mine.train(block, links, problem.window(mine))
+        return mine.cut_state()
+
+    _, one, other = problem.on_every_block(program)
+    assert not torch.equal(one["weights.0.weight"], other["weights.0.weight"])
+
+
+def test_a_fresh_solver_goes_on_from_what_was_kept() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=4)
+
+    def program(block: Block, links: RankLinks) -> tuple[bool, bool]:
+        def window() -> Window:
+            return Window(problem.batches[2:], sweeps=2)
+
+        def ended(solver: AuxNet) -> list[Tensor]:
+            solver.train(block, links, window())
+            kept = [*block.module.state_dict().values(), *solver.cut_state().values()]
+            return [tensor.clone() for tensor in kept]
+
+        mine = recorded(problem, AuxNet(aux_lr=0.01), block, links)
+        mine.train(block, links, Window(problem.batches[:2], sweeps=2))
+        state = {k: v.clone() for k, v in mine.cut_state().items()}
+        module = deepcopy(block.module.state_dict())
+        momentum = deepcopy(block.optimisers["local"].state_dict())
+        expected = ended(mine)
+
+        block.module.load_state_dict(module)
+        block.optimisers["local"].load_state_dict(momentum)
+        fresh = AuxNet(aux_lr=0.01)
+        fresh.prepare(block, 8, False)
+        fresh.load_cut_state(state, {})
+        untouched = fresh.cut_state()
+        kept = untouched.keys() == state.keys() and all(
+            torch.equal(untouched[name], state[name]) for name in state
+        )
+        found = ended(fresh)
+        return kept, all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    assert problem.on_every_block(program) == [(True, True)] * 3
+
+
+def test_a_network_of_another_size_is_refused_in_one_line() -> None:
+    problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
+
+    def program(block: Block, links: RankLinks) -> str:
+        if block.first:
+            return ""
+        mine = AuxNet(width=4)
+        mine.prepare(block, 4, False)
+        mine.record(slice(0, 4), torch.zeros(4, 3, 6, 6), None, None, None)
+        mine._generate(problem.batches[0].images())
+        other = AuxNet(width=8)
+        other.prepare(block, 4, False)
+        with pytest.raises(ValueError, match=r"^.+$") as caught:
+            other.load_cut_state(mine.cut_state(), {})
+        return str(caught.value)
+
+    _, said = problem.on_every_block(program)
+    assert "solver.width=4" in said
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_networks_come_to_give_what_the_block_before_gives(depth: int) -> None:
+    problem = make_problem(seed=2, units=2, cuts=[1], batch=8, batches=2).frozen()
+    solver = AuxNet(lam_step=0.0, aux_lr=0.02, depth=depth)
+
+    def program(block: Block, links: RankLinks) -> list[float]:
+        mine = recorded(problem, solver, block, links)
+        return [
+            mine.train(block, links, problem.window(mine, sweeps)).residual() for sweeps in (1, 100)
+        ]
+
+    start, end = problem.on_every_block(program)[0]
+    assert end < 0.2 * start
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("beta", 0.0),
+        ("beta", float("nan")),
+        ("local_lr", -1.0),
+        ("aux_lr", 0.0),
+        ("lam_step", -0.1),
+        ("width", 0),
+        ("depth", 0),
+    ],
+)
+def test_impossible_settings_name_the_value(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is {value!r}; it must [^\n]+$"):
+        AuxNet(**{name: value})

@@ -1,0 +1,368 @@
+"""A factorisation layer as a constraint of block-ADMM: its visits, and both sides of its cut."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from problems import Problem, make_problem, recorded
+from torch import Tensor, nn
+
+from hybrid.links import RankLinks
+from hybrid.partition import split
+from solvers import Block, BlockADMM, Window
+from solvers.deepfacto import FactorCut
+from solvers.factorisation import EPSILON, Factorisation
+from solvers.projection import leading
+from solvers.store import Store
+
+RHO, RHO_M, RANK = 0.5, 0.25, 2
+ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def rows_of(z: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N H W, C)."""
+    return z.permute(0, 2, 3, 1).reshape(-1, z.shape[1]) if z.dim() == 4 else z
+
+
+def shaped(rows: Tensor, like: Tensor) -> Tensor:
+    """(N H W, c) -> (N, c, H, W)."""
+    if like.dim() == 2:
+        return rows
+    N, _, H, W = like.shape
+    return rows.reshape(N, H, W, -1).permute(0, 3, 1, 2)
+
+
+class Factors:
+    """M, S, V and the averages of one cut, stepped by the class docstring's formulas."""
+
+    def __init__(self, M: Tensor, S: Tensor, averages: tuple[Tensor, Tensor]) -> None:
+        self.M, self.S, (self.cross, self.gram) = M.clone(), S.clone(), averages
+        self.V = torch.zeros(len(M), S.shape[1], dtype=S.dtype)
+
+    @property
+    def composed(self) -> Tensor:
+        return self.M @ self.S
+
+    def update(self, z: Tensor, memory: float = 0.9) -> None:
+        T, S = (z + self.V).clamp_min(0), self.S
+        M = self.M * (T @ S.T) / (self.M @ S @ S.T + EPSILON)
+        self.cross = memory * self.cross + (1 - memory) * (M.T @ T) / len(T)
+        self.gram = memory * self.gram + (1 - memory) * (M.T @ M) / len(T)
+        self.M, self.S = M, S * self.cross / (self.gram @ S + EPSILON)
+
+    def step(self, anchor: Tensor, p_in: Tensor) -> Tensor:
+        z = (RHO * anchor + RHO_M * (self.composed - self.V) - p_in) / (RHO + RHO_M)
+        self.V = self.V + z - self.composed
+        return z
+
+
+def cut_of(z: Tensor) -> tuple[FactorCut, Store]:
+    torch.manual_seed(0)
+    store = Store(len(z), "float32")
+    cut = FactorCut(Factorisation(z.shape[1], RANK).double(), store)
+    cut.record(slice(0, len(z)), z)
+    return cut, store
+
+
+def factors_of(cut: FactorCut, store: Store, rows: slice) -> Factors:
+    state = cut.state()
+    averages = state["factors.cross"].clone(), state["factors.gram"].clone()
+    return Factors(rows_of(store.get("codes", rows)), cut.layer.dictionary, averages)
+
+
+SHAPES = pytest.mark.parametrize("shape", [(4, 5, 3, 2), (6, 5)], ids=["images", "vectors"])
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@SHAPES
+def test_a_visit_is_that_of_the_formulas(shape: tuple[int, ...]) -> None:
+    z = normal(*shape) + 0.5
+    cut, store = cut_of(z)
+    rows = slice(0, len(z))
+    expected = factors_of(cut, store, rows)
+    for visit in range(3):
+        anchor, p_in = normal(*shape, seed=10 + visit), normal(*shape, seed=20 + visit)
+        cut.update_factors(rows, z)
+        expected.update(rows_of(z))
+        z = cut.step(rows, anchor, p_in, RHO, RHO_M)
+        wanted = expected.step(rows_of(anchor), rows_of(p_in))
+        torch.testing.assert_close(z, shaped(wanted, z), **CLOSE)
+        found = {
+            "codes": rows_of(store.get("codes", rows)),
+            "factor_dual": rows_of(store.get("factor_dual", rows)),
+        }
+        torch.testing.assert_close(found["codes"], expected.M, **CLOSE)
+        torch.testing.assert_close(found["factor_dual"], expected.V, **CLOSE)
+        torch.testing.assert_close(cut.layer.dictionary, expected.S, **CLOSE)
+        torch.testing.assert_close(cut.input(rows), shaped(expected.composed, z), **CLOSE)
+        torch.testing.assert_close(cut.state()["factors.cross"], expected.cross, **CLOSE)
+        torch.testing.assert_close(cut.state()["factors.gram"], expected.gram, **CLOSE)
+
+
+@SHAPES
+@pytest.mark.parametrize(("rho", "rho_m"), [(RHO, RHO_M), (1e-3, 10.0), (10.0, 1e-3)])
+def test_the_new_z_is_the_minimiser_of_its_quadratic(shape, rho, rho_m) -> None:
+    cut, store = cut_of(normal(*shape) + 0.5)
+    rows = slice(0, shape[0])
+    store.put("factor_dual", rows, normal(*shape, seed=2))
+    V, anchor, p_in = store.get("factor_dual", rows).clone(), normal(*shape, seed=3), normal(*shape)
+    z = cut.step(rows, anchor, p_in, rho, rho_m).requires_grad_()
+    composed = cut.input(rows)
+    value = (p_in * z).sum() + rho / 2 * (z - anchor).square().sum()
+    value = value + rho_m / 2 * (z - composed + V).square().sum()
+    (gradient,) = torch.autograd.grad(value, z)
+    assert float(gradient.abs().max()) < 1e-12 * (rho + rho_m + 1) * 10
+
+
+@SHAPES
+def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape) -> None:
+    M, S = normal(shape[0] * 6, RANK).abs(), normal(RANK, shape[1], seed=2).abs()
+    like = torch.empty(shape)
+    z = shaped((M @ S)[: rows_of(like).shape[0]], like)
+    cut, store = cut_of(z)
+    rows = slice(0, shape[0])
+    relative = (cut.input(rows) - z).norm() / z.norm()
+    assert float(relative) < 0.15
+    assert not store.get("factor_dual", rows).any()
+
+
+def test_a_second_record_leaves_the_dictionary_alone() -> None:
+    cut, store = cut_of(normal(8, 5) + 0.5)
+    before, averages = cut.layer.dictionary.clone(), cut.state()["factors.gram"].clone()
+    cut.update_factors(slice(0, 8), normal(8, 5, seed=2))
+    cut.step(slice(0, 8), normal(8, 5), normal(8, 5), RHO, RHO_M)
+    moved = cut.layer.dictionary.clone()
+    assert not torch.equal(before, moved)
+    assert not torch.equal(averages, cut.state()["factors.gram"])
+    cut.record(slice(0, 8), normal(8, 5, seed=3))
+    assert torch.equal(cut.layer.dictionary, moved)
+    assert not store.get("factor_dual", slice(0, 8)).any()
+
+
+def factored(
+    units: int = 2, cut: int = 1, batches: int = 2, extra: tuple[str, ...] = ()
+) -> Problem:
+    """A problem whose block behind `cut` starts with a factorisation layer."""
+    problem = make_problem(seed=3, units=units, cuts=[str(cut)], batch=4, batches=batches)
+    torch.manual_seed(0)
+    children = list(problem.blocks.model)
+    children.insert(cut, Factorisation(3, RANK).double())
+    # as in training: what a checkpoint gives back is laid out like this
+    model = nn.Sequential(*children).to(memory_format=torch.channels_last)
+    return replace(problem, blocks=split(model, cuts=[str(cut), *extra]))
+
+
+def on_every_block(problem: Problem, program: Any) -> list[Any]:
+    def ready(block: Block, links: RankLinks) -> Any:
+        if not block.last:
+            block.cut_after = leading(problem.blocks.module(block.index + 1))
+        return program(block, links)
+
+    return problem.on_every_block(ready)
+
+
+def admm(**settings: Any) -> BlockADMM:
+    return BlockADMM(**({"rho": RHO, "factor_rho": RHO_M} | settings))
+
+
+def kept_window(problem: Problem, solver: BlockADMM, sweeps: int = 1) -> Window:
+    return replace(problem.window(solver, sweeps), kept=True)
+
+
+def started(problem: Problem, solver: BlockADMM, block: Block, links: RankLinks) -> BlockADMM:
+    return recorded(problem, solver, block, links, sweeps=2)
+
+
+@ORDERS
+@pytest.mark.parametrize("kept", [False, True], ids=["windowed", "kept"])
+@pytest.mark.parametrize("extra", [(), ("3",)], ids=["two-blocks", "three-blocks"])
+def test_both_sides_of_the_cut_agree_on_z_and_u(order: str, kept: bool, extra: Any) -> None:
+    problem = factored(units=3, extra=extra)
+    rows = slice(0, problem.samples)
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        mine = started(problem, admm(order=order), block, links)
+        before = {} if block.first else {"was": mine._get("lam", rows).clone()}
+        window = kept_window(problem, mine) if kept else problem.window(mine, 2)
+        mine.train(block, links, window)
+        names = ([] if block.first else ["lam", "kappa_in"]) + (
+            [] if block.last else ["target", "kappa_out"]
+        )
+        return before | {name: mine._get(name, rows).clone() for name in names}
+
+    below, above = on_every_block(problem, program)[:2]
+    assert torch.equal(below["target"], above["lam"])
+    assert torch.equal(below["kappa_out"], above["kappa_in"])
+    assert not torch.equal(above["lam"], above["was"])
+    assert bool((above["lam"] < 0).any()), "Z itself is free: only M S is non-negative"
+
+
+def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
+    problem = factored(batches=1)
+    (batch,) = problem.batches
+    N, rows = len(batch), slice(0, len(batch))
+    blocks = [deepcopy(problem.blocks.module(k)).train() for k in range(2)]
+    solver = admm(local_lr=0.5)
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
+        block.optimisers = {"exact": sgd, "local": sgd}
+        mine = started(problem, solver, block, links)
+        found = {}
+        if block.last:
+            factors, z = factors_of(mine._factors, mine._store, rows), mine._own(rows).clone()
+            found = {"factors": factors, "z": z, "kappa": mine._get("kappa_in", rows).clone()}
+        mine.train(block, links, kept_window(problem, mine))
+        if block.last:
+            found |= {
+                "new_z": mine._own(rows).clone(),
+                "new_kappa": mine._get("kappa_in", rows).clone(),
+                "V": rows_of(mine._store.get("factor_dual", rows)),
+            }
+        return found
+
+    _, got = on_every_block(problem, program)
+    factors, z, U = got["factors"], got["z"], got["kappa"] / RHO
+    factors.update(rows_of(z))
+    x = blocks[0](batch.images())
+    seen = shaped(factors.composed, z).requires_grad_()
+    head = nn.Sequential(*list(blocks[1])[1:])
+    phi = nn.functional.cross_entropy(head(seen), batch.labels())
+    below = RHO / 2 * (z - x + U).square().sum() / N
+    p_in = N * torch.autograd.grad(phi, seen, retain_graph=True)[0]
+    with torch.no_grad():
+        for module, loss in ((blocks[0], below), (head, phi)):
+            weights = list(module.parameters())
+            gradients = torch.autograd.grad(loss, weights, retain_graph=True)
+            for w, g in zip(weights, gradients, strict=True):
+                w -= 0.5 * batch.learning_rate * g
+    new = factors.step(rows_of((x - U).detach()), rows_of(p_in))
+    torch.testing.assert_close(got["new_z"], shaped(new, z), **CLOSE)
+    torch.testing.assert_close(got["V"], factors.V, **CLOSE)
+    dual = RHO * (U + shaped(new, z) - x.detach())
+    torch.testing.assert_close(got["new_kappa"], dual, **CLOSE)
+    torch.testing.assert_close(problem.blocks.module(1)[0].dictionary, factors.S, **CLOSE)
+    for k, module in enumerate(blocks):
+        for ours, theirs in zip(
+            problem.blocks.module(k).parameters(), module.parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@ORDERS
+def test_the_sub_problem_behind_the_cut_sees_the_composed_codes(order: str) -> None:
+    problem = factored(batches=1)
+    rows = slice(0, problem.samples)
+
+    def program(block: Block, links: RankLinks) -> bool:
+        mine = started(problem, admm(order=order), block, links)
+        seen: list[Tensor] = []
+        if block.last:
+            block.module[0].project = lambda z: pytest.fail("the layer was not passed by")
+            block.module[1].register_forward_pre_hook(
+                lambda module, inputs: seen.append(inputs[0].detach().clone())
+            )
+        mine.train(block, links, problem.window(mine, 1))
+        if not block.last:
+            return True
+        del block.module[0].project
+        composed = block.module[0].compose(mine._store.get("codes", rows))
+        assert not torch.equal(composed, mine._own(rows))
+        return len(seen) == 1 and torch.equal(seen[0], composed)
+
+    assert on_every_block(problem, program) == [True, True]
+
+
+@ORDERS
+def test_codes_and_dictionary_stay_non_negative(order: str) -> None:
+    problem = factored(batches=3)
+    layer = problem.blocks.module(1)[0]
+
+    def program(block: Block, links: RankLinks) -> list[Tensor]:
+        mine = started(problem, admm(order=order, rho=1.0, lam_step=0.5), block, links)
+        found = []
+        for _ in range(20):
+            mine.train(block, links, kept_window(problem, mine))
+            if block.last:
+                codes = mine._store.get("codes", slice(0, problem.samples))
+                found += [codes.clone(), layer.dictionary.clone()]
+        return found
+
+    _, found = on_every_block(problem, program)
+    assert all(bool((t >= 0).all()) and bool(t.isfinite().all()) for t in found)
+    assert not torch.equal(found[0], found[-2])
+    assert not torch.equal(found[1], found[-1])
+
+
+def test_the_dictionary_is_no_parameter_and_moves_in_the_sub_problems_only() -> None:
+    problem = factored()
+    layer = problem.blocks.module(1)[0]
+    assert list(layer.parameters()) == []
+    after_record: list[Tensor] = []
+
+    def program(block: Block, links: RankLinks) -> None:
+        mine = started(problem, admm(), block, links)
+        if block.last:
+            after_record.append(layer.dictionary.clone())
+        mine.train(block, links, problem.window(mine))
+
+    on_every_block(problem, program)
+    assert not torch.equal(layer.dictionary, after_record[0])
+
+
+@ORDERS
+def test_a_fresh_solver_goes_on_from_a_checkpoint(order: str) -> None:
+    problem = factored(units=3, batches=2, extra=("3",))
+    solver = admm(order=order)
+
+    def program(block: Block, links: RankLinks) -> bool:
+        mine = started(problem, solver, block, links)
+        mine.train(block, links, kept_window(problem, mine, 2))
+        states = links.all_gather({k: v.clone() for k, v in mine.cut_state().items()})
+        numbers = mine.state()
+        module = deepcopy(block.module.state_dict())
+        momentum = deepcopy(block.optimisers["local"].state_dict())
+
+        def ended(solver: BlockADMM) -> list[Tensor]:
+            solver.train(block, links, kept_window(problem, solver, 2))
+            kept = [*block.module.state_dict().values(), *solver.cut_state().values()]
+            return [tensor.clone() for tensor in kept]
+
+        expected = ended(mine)
+        block.module.load_state_dict(module)
+        block.optimisers["local"].load_state_dict(momentum)
+        fresh = deepcopy(solver)
+        fresh.prepare(block, problem.samples, True)
+        fresh.load_state(numbers)
+        after = {} if block.last else states[block.index + 1]
+        fresh.load_cut_state(dict(states[block.index]), dict(after))
+        found = ended(fresh)
+        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    assert on_every_block(problem, program) == [True] * 3
+
+
+def test_only_the_averages_are_kept_of_a_window() -> None:
+    problem = factored()
+
+    def program(block: Block, links: RankLinks) -> set[str]:
+        mine = started(problem, admm(), block, links)
+        mine.train(block, links, problem.window(mine, 2))
+        return set(mine.cut_state())
+
+    assert on_every_block(problem, program) == [set(), {"factors.cross", "factors.gram"}]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_penalty_of_the_factors_that_cannot_be_is_named(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^factor_rho is {value!r}; it must be positive$"):
+        BlockADMM(factor_rho=value)
