@@ -55,6 +55,8 @@ class AuxNet(Solver):
     """Step of the wanted lam*, in units of 1 / (2 beta)."""
     local_lr: float = 0.3
     """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
+    momentum: float | None = 0.9
+    """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimiser."""
     width: int = 16
     """Channels of the networks a_k."""
     depth: int = 1
@@ -68,11 +70,15 @@ class AuxNet(Solver):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
         if self.lam_step < 0:
             raise ValueError(f"lam_step is {self.lam_step}; it must be 0 or positive")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; it must lie in [0, 1)")
         for name in ("width", "depth"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
+        if self.momentum is not None:
+            block.own_sgd(self.momentum)
         self._index, self._device = block.index, block.device
         self._shape: Shape | None = None
         self._network: nn.Module | None = None

@@ -232,6 +232,17 @@ class Block:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
+    def own_sgd(self, momentum: float) -> None:
+        """Give local steps an SGD of their own, with the exact optimiser's weight decay."""
+        self.optimisers["local"] = torch.optim.SGD(
+            self.parameter_groups(), lr=0.0, momentum=momentum, nesterov=momentum > 0
+        )
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The exact optimiser's parameters and weight decay, for another optimiser."""
+        groups = self.optimisers["exact"].param_groups
+        return [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups]
+
     def gradients(self) -> list[Tensor]:
         """The gradients at hand, in the order of the parameters."""
         return [p.grad for p in self.module.parameters() if p.grad is not None]

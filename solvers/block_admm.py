@@ -88,11 +88,7 @@ class BlockADMM(AugmentedLagrangian):
             self.momentum = 0.0
         super().prepare(block, window_samples, exchanges)
         if self.optimiser == "adam":
-            groups = [
-                {"params": g["params"], "weight_decay": g["weight_decay"]}
-                for g in block.optimisers["exact"].param_groups
-            ]
-            block.optimisers["local"] = torch.optim.AdamW(groups, lr=0.0)
+            block.optimisers["local"] = torch.optim.AdamW(block.parameter_groups(), lr=0.0)
         self._layer = None if block.first else leading(block.module)
         everywhere = projection(self.constraint)
         self._constraint_in = Free() if block.first else self._layer or everywhere

@@ -90,13 +90,7 @@ class Penalty(Solver):
         self._exchange = exchanges
         self._kept = False
         if self.momentum is not None:
-            groups = [
-                {"params": g["params"], "weight_decay": g["weight_decay"]}
-                for g in block.optimisers["exact"].param_groups
-            ]
-            block.optimisers["local"] = torch.optim.SGD(
-                groups, lr=0.0, momentum=self.momentum, nesterov=self.momentum > 0
-            )
+            block.own_sgd(self.momentum)
 
     def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""

@@ -81,7 +81,9 @@ class Simulation:
 @pytest.mark.parametrize("sweeps", [1, 2])
 def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
     problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
-    solver = AuxNet(beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02)
+    solver = AuxNet(
+        momentum=None, beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02
+    )
     simulation = Simulation(problem, solver)
 
     def program(block: Block, links: RankLinks) -> tuple[dict[str, Tensor], Any]:
@@ -121,7 +123,7 @@ def test_one_block_alone_is_a_plain_step() -> None:
     def program(block: Block, links: RankLinks) -> None:
         sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
         block.optimisers = {"exact": sgd, "local": sgd}
-        mine = recorded(problem, AuxNet(local_lr=0.5), block, links)
+        mine = recorded(problem, AuxNet(momentum=None, local_lr=0.5), block, links)
         mine.train(block, links, problem.window(mine))
 
     problem.on_every_block(program)
