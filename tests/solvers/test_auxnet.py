@@ -245,7 +245,7 @@ def test_a_fresh_solver_goes_on_from_what_was_kept() -> None:
             kept = [*block.module.state_dict().values(), *solver.cut_state().values()]
             return [tensor.clone() for tensor in kept]
 
-        mine = recorded(problem, AuxNet(aux_lr=0.01), block, links)
+        mine = recorded(problem, AuxNet(momentum=None, aux_lr=0.01), block, links)
         mine.train(block, links, Window(problem.batches[:2], sweeps=2))
         state = {k: v.clone() for k, v in mine.cut_state().items()}
         module = deepcopy(block.module.state_dict())
@@ -254,7 +254,7 @@ def test_a_fresh_solver_goes_on_from_what_was_kept() -> None:
 
         block.module.load_state_dict(module)
         block.optimisers["local"].load_state_dict(momentum)
-        fresh = AuxNet(aux_lr=0.01)
+        fresh = AuxNet(momentum=None, aux_lr=0.01)
         fresh.prepare(block, 8, False)
         fresh.load_cut_state(state, {})
         untouched = fresh.cut_state()
