@@ -240,6 +240,8 @@ def submit(
     """Hand a training to Slurm: it checkpoints at its time limit, is requeued and goes on."""
     from hybrid import build, slurm
 
+    if launch.launched_rank() > 0:
+        return
     resolved = settings.load(config, dict(settings.parse_override(text) for text in set_ or []))
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1

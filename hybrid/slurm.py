@@ -118,8 +118,9 @@ def submit(request: Request) -> str:
             "cluster, or look at the script with --dry-run"
         ) from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise ValueError(f"sbatch refused {request.file}: {said or f'exit {done.returncode}'}")
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit {done.returncode}"
+        hint = " (--gpus-per-rank 0 asks for no GPU)" if "gres" in said else ""
+        raise ValueError(f"sbatch refused {request.file}: {said}{hint}")
     return done.stdout.strip().partition(";")[0]
 
 

@@ -323,6 +323,14 @@ def test_what_sbatch_says_against_it_is_one_line(submit, cluster, monkeypatch) -
     assert_one_line(submit(), "refused", "sbatch: error: Invalid account")
 
 
+def test_a_cluster_without_gpus_is_met_with_the_flag_to_ask_for_none(
+    submit, cluster, monkeypatch
+) -> None:
+    cluster.program("sbatch", "sys.exit('Invalid generic resource (gres) specification')")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    assert_one_line(submit(), "(gres)", "--gpus-per-rank 0")
+
+
 def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert_one_line(submit(), "no sbatch here", "--dry-run")
