@@ -263,7 +263,7 @@ def test_without_a_command_the_help_is_shown(hybrid) -> None:
     assert out == hybrid("--help")[1]
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "export", "report", "doctor"])
+@pytest.mark.parametrize("command", ["train", "submit", "evaluate", "export", "report", "doctor"])
 def test_every_command_has_help_with_an_example(hybrid, command) -> None:
     status, out, _ = hybrid(command, "--help")
     assert status == 0
