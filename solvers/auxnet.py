@@ -53,7 +53,7 @@ class AuxNet(Solver):
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
     lam_step: float = 0.1
     """Step of the wanted lam*, in units of 1 / (2 beta)."""
-    local_lr: float = 0.3
+    local_lr: float = 0.1
     """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
     momentum: float | None = 0.9
     """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimiser."""
