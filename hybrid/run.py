@@ -264,7 +264,7 @@ class Run:
     def _title(self) -> str:
         names = self.trainer.names
         cuts = f", cut before {' and '.join(self.blocks.cuts)}" if self.blocks.cuts else ""
-        resumed = f"; resumed after epoch {self.epoch}" if self.trainer.resume else ""
+        resumed = f"; resumed after step {self.step}" if self.trainer.resume else ""
         return (
             f"{names['model']} on {names['data']}: {names['solver']}, "
             f"{self.links.size} block{'s' if self.links.size > 1 else ''}{cuts}; "
