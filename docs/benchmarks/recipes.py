@@ -29,7 +29,7 @@ K2 = "--solver backprop --set solver.micro_batches=8"
 SWEEP = "--set correction.micro_batches=4 --set rounds.fill=false"
 BIG = "--model resnet20 --set data.limit=20000"
 SMALL = "--model resnet8 --set data.limit=10000 --blocks 4 --epochs 3"
-DEEP = "--model resnet56 --set data.limit=10000 --lr 0.25 --epochs 3 --solver backprop"
+DEEP = "--model resnet56 --set data.limit=8000 --lr 0.25 --epochs 2 --solver backprop"
 TABLES = {
     "bubbles": {
         "b6": f"{BIG} --lr 0.25 --blocks 1 --epochs 6 --solver backprop",
