@@ -124,13 +124,6 @@ class BlockADMM(AugmentedLagrangian):
             self._adapt(block, links, stats)
         return stats
 
-    def sweep(
-        self, block: Block, links: Links, window: Window, number: int, exchange: bool
-    ) -> PhaseStats:
-        if self.order == "jacobi":
-            return self._jacobi(block, links, window, number, exchange)
-        return self._gauss_seidel(block, links, window, number, exchange)
-
     def gradient(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
     ) -> tuple[Tensor, Tensor | None]:
@@ -139,49 +132,54 @@ class BlockADMM(AugmentedLagrangian):
         with passing_by(self._layer):
             return super().gradient(block, batch, rows, with_input, stats)
 
+    def _visit(
+        self,
+        block: Block,
+        links: Links,
+        batch: Batch,
+        rows: Rows,
+        exchange: bool,
+        stats: PhaseStats,
+    ) -> None:
+        visit = self._jacobi if self.order == "jacobi" else self._gauss_seidel
+        visit(block, links, batch, rows, exchange, stats)
+
     def _jacobi(
-        self, block: Block, links: Links, window: Window, number: int, exchange: bool
-    ) -> PhaseStats:
-        stats = PhaseStats()
-        awaited: Rows | None = None
-        for rows, batch in window.sweep(number):
-            x, p_in = self.gradient(block, batch, rows, exchange, stats)
-            if exchange and not block.last:
-                self._hand_up(links, rows, x)
-            z = None
-            if exchange and not block.first:
-                z = self._z_update(block, links, batch, rows, p_in)
-            self._weight_steps(block, batch, rows)
-            if z is not None:
-                self._settle(links, rows, *z, stats)
-            if exchange and not block.last:
-                if awaited is not None:
-                    self._receive(awaited, links.from_next())
-                awaited = rows
-        if awaited is not None:
-            self._receive(awaited, links.from_next())
-        return stats
+        self,
+        block: Block,
+        links: Links,
+        batch: Batch,
+        rows: Rows,
+        exchange: bool,
+        stats: PhaseStats,
+    ) -> None:
+        x, p_in = self.gradient(block, batch, rows, exchange, stats)
+        if exchange and not block.last:
+            self._hand_up(links, rows, x)
+        z = None
+        if exchange and not block.first:
+            z = self._z_update(block, links, batch, rows, p_in)
+        self._weight_steps(block, batch, rows)
+        if z is not None:
+            self._settle(links, rows, *z, stats)
 
     def _gauss_seidel(
-        self, block: Block, links: Links, window: Window, number: int, exchange: bool
-    ) -> PhaseStats:
-        stats = PhaseStats()
-        awaited: Rows | None = None
-        for rows, batch in window.sweep(number):
-            if exchange and not block.first:
-                self._settle(links, rows, *self._z_update(block, links, batch, rows, None), stats)
-            self.gradient(block, batch, rows, False, stats)
-            self._weight_steps(block, batch, rows)
-            if exchange and not block.last:
-                with torch.no_grad(), passing_by(self._layer):
-                    lam = batch.images() if block.first else self._input(rows)
-                    self._hand_up(links, rows, block.forward(lam))
-                if awaited is not None:
-                    self._receive(awaited, links.from_next())
-                awaited = rows
-        if awaited is not None:
-            self._receive(awaited, links.from_next())
-        return stats
+        self,
+        block: Block,
+        links: Links,
+        batch: Batch,
+        rows: Rows,
+        exchange: bool,
+        stats: PhaseStats,
+    ) -> None:
+        if exchange and not block.first:
+            self._settle(links, rows, *self._z_update(block, links, batch, rows, None), stats)
+        self.gradient(block, batch, rows, False, stats)
+        self._weight_steps(block, batch, rows)
+        if exchange and not block.last:
+            with torch.no_grad(), passing_by(self._layer):
+                lam = batch.images() if block.first else self._input(rows)
+                self._hand_up(links, rows, block.forward(lam))
 
     def _weight_steps(self, block: Block, batch: Batch, rows: Rows) -> None:
         """The gradient at hand is the first step's."""

@@ -190,11 +190,7 @@ class Penalty(Solver):
         stats = PhaseStats()
         awaited: Rows | None = None
         for rows, batch in window.sweep(number):
-            x, p_in = self._local_step(block, batch, rows, exchange, stats)
-            if exchange and not block.last:
-                self._hand_up(links, rows, x)
-            if exchange and p_in is not None:
-                self._update(links, rows, p_in, stats)
+            self._visit(block, links, batch, rows, exchange, stats)
             if exchange and not block.last:
                 # one mini-batch behind, so that nobody waits and nothing piles up
                 if awaited is not None:
@@ -203,6 +199,22 @@ class Penalty(Solver):
         if awaited is not None:
             self._receive(awaited, links.from_next())
         return stats
+
+    def _visit(
+        self,
+        block: Block,
+        links: Links,
+        batch: Batch,
+        rows: Rows,
+        exchange: bool,
+        stats: PhaseStats,
+    ) -> None:
+        """Solve one mini-batch's sub-problem; with an exchange, step lam_k and hand x_k up."""
+        x, p_in = self._local_step(block, batch, rows, exchange, stats)
+        if exchange and not block.last:
+            self._hand_up(links, rows, x)
+        if exchange and p_in is not None:
+            self._update(links, rows, p_in, stats)
 
     def gradient(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
