@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid.links import RankLinks, run_threads
 from hybrid.partition import Blocks, split
-from solvers import Backprop, Batch, Block, Solver, Window
+from solvers import Backprop, Batch, Block, Penalty, Solver, Window
 from solvers.projection import leading
 
 
@@ -112,6 +112,18 @@ def recorded(
     mine = deepcopy(solver)
     mine.prepare(block, problem.samples, sweeps > 1)
     Backprop().observe(block, links, problem.window(mine, sweeps))
+    return mine
+
+
+def kept_window(problem: Problem, solver: Penalty, sweeps: int = 1) -> Window:
+    return Window(problem.batches, sweeps, solver.recorder, kept=True)
+
+
+def started(problem: Problem, solver: Penalty, block: Block, links: RankLinks) -> Any:
+    """A rank's copy of `solver`, its auxiliary variables started by a forward pass."""
+    mine = deepcopy(solver)
+    mine.prepare(block, problem.samples, True)
+    Backprop().propagate(block, links, problem.window(mine))
     return mine
 
 
