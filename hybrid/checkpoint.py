@@ -1,14 +1,13 @@
-"""Checkpoints: one safetensors file a unit and a JSON manifest, written atomically."""
+"""Checkpoints: one safetensors file a unit, and a JSON manifest with their checksums."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import torch
@@ -17,68 +16,48 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.files import sync, write_durably
-from hybrid.links import RankLinks
+from hybrid.files import write_durably
 from hybrid.models import Unit
 
 FORMAT = 2
-T = TypeVar("T")
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 
-def save(
-    root: Path,
-    step: int,
-    links: RankLinks,
-    units: Iterable[Unit],
-    optimisers: Optimisers,
-    manifest: Mapping[str, Any],
-    keep_last: int,
-    kept: Mapping[str, Mapping[str, Tensor]] | None = None,
-) -> Path:
-    """Write `root/STEP`; every rank calls it with its own units. Gives the folder.
+def tensors_of(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
+    """What a unit's file holds: its parameters and buffers, and their optimiser state."""
+    tensors = _model_tensors(unit)
+    for kind, optimiser in _distinct(optimisers).items():
+        for name, parameter in _parameters(unit).items():
+            for slot, value in optimiser.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}:{kind}.{slot}"] = value
+    return tensors
 
-    `kept` holds what a solver keeps beside the weights on this rank, by a name for each file.
 
-    All files are written beside it first; the rename to STEP is the last act, so a folder of that
-    name is whole. Raises AgreedError on all ranks if one cannot write.
-    """
-    partial, final = root / f".{step:08d}.partial", root / f"{step:08d}"
-    with links.agreement():
-        if links.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-    files: dict[str, Any] = {}
-    beside: dict[str, Any] = {}
-    with links.agreement():
-        for unit in units:
-            files[unit.name] = _write(partial, unit.name, _tensors(unit, optimisers))
-        for name, tensors in (kept or {}).items():
-            if tensors:
-                beside[name] = _write(partial, name, tensors)
-    everyone = links.all_gather((files, beside))
-    with links.agreement():
-        if links.rank == 0:
-            body = {
-                **manifest,
-                "format": FORMAT,
-                "step": step,
-                "units": _joined(files for files, _ in everyone),
-                "kept": _joined(beside for _, beside in everyone),
-            }
-            text = json.dumps({**body, "sha256": _digest(body)}, indent=1)
-            write_durably(partial / "manifest.json", text)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(partial, final)
-            sync(root)
-            for old in complete(root)[:-keep_last] if keep_last else []:
-                shutil.rmtree(old)
-    return final
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory that no later step changes; tied weights get one each."""
+    form = torch.contiguous_format
+    return {k: t.detach().to("cpu", copy=True, memory_format=form) for k, t in tensors.items()}
+
+
+def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Write one file; give its entry in the manifest."""
+    content = save_tensors(tensors)
+    file = quote(name, safe="") + ".safetensors"
+    write_durably(folder / file, content)
+    found = hashlib.sha256(content).hexdigest()
+    return {"file": file, "sha256": found, "bytes": len(content)}
 
 
 def complete(root: Path) -> list[Path]:
     """The whole checkpoints below `root`, oldest first."""
     return sorted(p for p in root.glob("[0-9]*") if (p / "manifest.json").is_file())
+
+
+def clear_partial(root: Path) -> None:
+    """Remove what writes that never ended have left below `root`."""
+    for partial in root.glob(".[0-9]*.partial"):
+        shutil.rmtree(partial)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -89,7 +68,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         claimed = body.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError):
         raise ValueError(damaged(path)) from None
-    if claimed != _digest(body):
+    if claimed != digest(body):
         raise ValueError(damaged(path))
     if body["format"] != FORMAT:
         raise ValueError(f"{path} has format {body['format']}; this version reads {FORMAT}")
@@ -172,28 +151,6 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     return f"{path} {how}: {way}"
 
 
-def _write(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    # copies, because safetensors takes no two names for one memory, as tied weights have
-    form = torch.contiguous_format
-    content = save_tensors(
-        {k: t.detach().cpu().clone(memory_format=form) for k, t in tensors.items()}
-    )
-    file = quote(name, safe="") + ".safetensors"
-    write_durably(folder / file, content)
-    digest = hashlib.sha256(content).hexdigest()
-    return {"file": file, "sha256": digest, "bytes": len(content)}
-
-
-def _tensors(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
-    tensors = _model_tensors(unit)
-    for kind, optimiser in _distinct(optimisers).items():
-        for name, parameter in _parameters(unit).items():
-            for slot, value in optimiser.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}:{kind}.{slot}"] = value
-    return tensors
-
-
 def _model_tensors(unit: Unit) -> dict[str, Tensor]:
     return {
         f"{prefix}.{name}": tensor
@@ -223,9 +180,6 @@ def _like(value: Tensor, parameter: Tensor) -> Tensor:
     return made.copy_(value)
 
 
-def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {key: value for part in parts for key, value in part.items()}
-
-
-def _digest(body: Mapping[str, Any]) -> str:
+def digest(body: Mapping[str, Any]) -> str:
+    """Checksum of a manifest without its checksum."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -74,6 +74,8 @@ class TrainSettings(Section):
     """Seed of weights, order and augmentation."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of the forward and backward passes; bfloat16 runs under autocast."""
+    report_every: int = Field(default=16, ge=1)
+    """Mini-batches between reports of the losses, when a run can stop, too; at least a window."""
     evaluate_every: int = Field(default=1, ge=1)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     threads: int = Field(default=0, ge=0, le=1024)
@@ -165,8 +167,12 @@ class CheckpointSettings(Section):
 
     every: int = Field(default=1, ge=1)
     """Epochs between checkpoints."""
+    minutes: float = Field(default=15.0, ge=0)
+    """Write one in mid-epoch, too, when the last one is so old; 0: never."""
     keep_last: int = Field(default=2, ge=0)
     """Checkpoints to keep; 0: all."""
+    rollbacks: int = Field(default=3, ge=0)
+    """How often a run that diverges goes back to a checkpoint, with smaller steps; 0: never."""
 
 
 class Config(Section):

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid import checkpoint
-from hybrid.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from hybrid.run import Run
 
 
-def keep(run: Run, folder: RunFolder) -> None:
-    """Write a checkpoint; every rank calls it."""
-    solver, rank = run.rounds.solver, run.links.rank
+def keep(run: Run) -> None:
+    """Begin a checkpoint; every rank calls it."""
+    rank = run.links.rank
     manifest = {
         **run.trainer.names,
         "epoch": run.epoch,
@@ -27,50 +26,39 @@ def keep(run: Run, folder: RunFolder) -> None:
         "test_accuracy": run.test_accuracy,
         "residual": run.residual,
         "rounds": run.rounds.state(),
-        "solver_state": run.links.all_gather(solver.state() if solver else {}),
+        "rollbacks": run.rollbacks,
         "totals": run.links.all_gather(run.totals),
+    }
+    units = {
+        unit.name: checkpoint.tensors_of(unit, run.block.optimisers) for unit in run.blocks.of(rank)
     }
     kept = {}
     if rank:
         kept[_cut_name(run.blocks.cuts[rank - 1])] = run.rounds.cut_state()
     if run.rounds.fill is not None:
         kept[_gaps_name(rank)] = run.rounds.fill.state()
-    checkpoint.save(
-        folder.checkpoints,
-        run.step,
-        run.links,
-        run.blocks.of(rank),
-        run.block.optimisers,
-        manifest,
-        run.trainer.checkpoint.keep_last,
-        kept,
-    )
+    assert run.writer is not None
+    run.writer.begin(run.step, units, kept, manifest)
 
 
-def take_back(run: Run, folder: RunFolder) -> None:
-    """Go on from the newest checkpoint; ValueError if it is of another run."""
-    newest = folder.newest()
-    assert newest is not None
-    manifest = checkpoint.read_manifest(newest)
-    _check(run, folder.path, manifest)
-    checkpoint.restore(newest, manifest, run.blocks.of(run.links.rank), run.block.optimisers)
+def take_back(run: Run, folder: Path) -> None:
+    """Go on from the checkpoint `folder`; ValueError if it is of another run."""
+    manifest = checkpoint.read_manifest(folder)
+    _check(run, folder.parent.parent, manifest)
+    checkpoint.restore(folder, manifest, run.blocks.of(run.links.rank), run.block.optimisers)
     run.epoch, run.step = manifest["epoch"], manifest["step"]
     run.test_accuracy = manifest["test_accuracy"]
+    run.rollbacks = list(manifest["rollbacks"])
     same_cuts = manifest["cuts"] == run.blocks.cuts
     run.rounds.load_state(manifest["rounds"], same_cuts)
-    if not same_cuts:
-        return
-    run.totals = dict(manifest["totals"][run.links.rank])
-    run.residual = manifest["residual"]
-    if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
-        _load_gaps(run, newest, manifest)
-    if manifest["solver"] == run.trainer.names["solver"]:
-        state = manifest["solver_state"][run.links.rank]
-        if run.rounds.solver is not None and state:
-            run.rounds.solver.load_state(state)
-        # kept otherwise than now, they are of no use: a forward pass makes new ones
-        if manifest["kept_as"] == run.kept_as:
-            _load_cuts(run, newest, manifest)
+    _load_totals(run, manifest, same_cuts)
+    if same_cuts:
+        run.residual = manifest["residual"]
+        if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
+            _load_gaps(run, folder, manifest)
+    # kept otherwise than now, they are of no use: a forward pass makes new ones
+    if manifest["solver"] == run.trainer.names["solver"] and manifest["kept_as"] == run.kept_as:
+        _load_cuts(run, folder, manifest)
 
 
 def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
@@ -100,6 +88,13 @@ def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
         )
 
 
+def _load_totals(run: Run, manifest: dict[str, Any], same_cuts: bool) -> None:
+    """What was counted so far; of other blocks only what all of them count alike."""
+    totals = manifest["totals"][run.links.rank if same_cuts else 0]
+    common = ("images", "serial_seconds", "parallel_seconds")
+    run.totals |= totals if same_cuts else {name: totals[name] for name in common}
+
+
 def _load_gaps(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
     """The records that filled gaps draw on, after a stop in mid-epoch."""
     records = checkpoint.load_kept(folder, manifest, _gaps_name(run.links.rank))
@@ -112,11 +107,12 @@ def _load_gaps(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def _load_cuts(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
-    """What the solvers kept at the cuts of this block."""
+    """What the solvers kept at the cuts of this block; other cuts than before have nothing."""
     cuts = ["", *run.blocks.cuts, ""][run.links.rank : run.links.rank + 2]
     before, after = (checkpoint.load_kept(folder, manifest, _cut_name(cut)) for cut in cuts)
     run.rounds.load_cut_state(before, after)
-    run.rounds.recorded = run.windows.kept
+    everywhere = all(_cut_name(cut) in manifest["kept"] for cut in run.blocks.cuts)
+    run.rounds.recorded = manifest["rounds"]["recorded"] and everywhere
 
 
 def _cut_name(cut: str) -> str:

@@ -69,8 +69,8 @@ class Rounds:
     statistics: bool = False
     """Move BatchNorm's running statistics in rounds over kept records, by a forward pass."""
     return_ratio: float = 0.0
-    stop: Callable[[], str] = str
-    """Why this rank has been asked to stop; empty if it has not."""
+    news: Callable[[], Any] = str
+    """What this rank has to tell the others when they report."""
     trace: Trace = field(default_factory=Trace)
     probe: list[float] = field(default_factory=list)
     """Residuals of the last call with whole windows; empty after a call that stayed serial."""
@@ -81,8 +81,8 @@ class Rounds:
     """Rounds so far."""
     recorded: bool = False
     """Whether kept records have been made."""
-    stopped: str = ""
-    """Why any rank has been asked to stop, as of the last call."""
+    heard: list[Any] = field(default_factory=list)
+    """Every rank's news, as of the last call."""
     returns: int = 0
     """Calls that stayed serial because of the residual."""
 
@@ -114,9 +114,9 @@ class Rounds:
             _add(parallel, fill.stats)
             fill.stats = PhaseStats()
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
-        gathered = self.links.all_gather((mine, self.stop()))
+        gathered = self.links.all_gather((mine, self.news()))
         everyone = [phases for phases, _ in gathered]
-        self.stopped = next((reason for _, reason in gathered if reason), "")
+        self.heard = [news for _, news in gathered]
         reports = [
             _merge(phase, [rank[i] for rank in everyone])
             for i, phase in enumerate(("serial", "parallel"))
@@ -170,6 +170,7 @@ class Rounds:
             "returns": self.returns,
             "count": self.count,
             "length": self.length,
+            "recorded": self.recorded,
         }
 
     def load_state(self, state: dict[str, Any], same_cuts: bool) -> None:
@@ -185,7 +186,10 @@ class Rounds:
         return kept | {_FILL + name: tensor for name, tensor in filling.items()}
 
     def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-        """Take back what `cut_state` gave here (`before`) and on the next block (`after`)."""
+        """Take back what `cut_state` gave here (`before`) and on the next block (`after`).
+
+        Empty for a cut that was not there.
+        """
         sides = (before, after)
         if self.solver is not None:
             own = [{k: v for k, v in side.items() if not k.startswith(_FILL)} for side in sides]

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hybrid import keeping
 from hybrid.assemble import make_block, make_rounds
+from hybrid.checkpoint import complete
 from hybrid.data import Dataset
 from hybrid.evaluation import accuracy
-from hybrid.links import RankLinks
+from hybrid.links import AgreedError, RankLinks
 from hybrid.progress import Progress
+from hybrid.rollback import roll_back, set_rates
 from hybrid.rounds import DivergedError, PhaseReport, as_json
 from hybrid.runfolder import RunFolder
 from hybrid.schedule import Schedule
 from hybrid.stopping import StoppedError, StopRequest
+from hybrid.summary import summary as summarise
+from hybrid.summary import title
 from hybrid.trace import Trace
 from hybrid.windows import Windows
+from hybrid.writer import Share, Writer
 from solvers.base import Shape, Window
 from solvers.pipeline import records_needed
 
 if TYPE_CHECKING:
     from hybrid.trainer import Trainer
 
-_REPORT_STEPS = 16
 _TOTALS = ("images", "serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
+
+
+class News(NamedTuple):
+    """What a rank tells the others at every report."""
+
+    stop: str
+    """The signal it has got, empty without one."""
+    share: Share
+    due: bool
+    """Whether, by its clock, it is time for a checkpoint."""
 
 
 class Run:
@@ -46,7 +62,17 @@ class Run:
         self.stop = stop
         self.trainer, self.links, self.train, self.test = trainer, links, train, test
         self.blocks = trainer.blocks
-        self.folder = RunFolder(trainer.out) if trainer.out is not None else None
+        self.shapes, self.device = shapes, device
+        self.folder: RunFolder | None = None
+        self.writer: Writer | None = None
+        if trainer.out is not None:
+            self.folder = RunFolder(trainer.out)
+            self.writer = Writer(self.folder.checkpoints, links, trainer.checkpoint.keep_last)
+        self.kept_at = monotonic()
+        self.stopped = ""
+        """Why any rank has been asked to stop."""
+        self.rollbacks: list[dict[str, Any]] = []
+        """Of each: the step it came from, the reason, the step it went to, the rates after it."""
         self.trace = Trace(links.rank, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(_TOTALS, 0.0)
@@ -55,13 +81,11 @@ class Run:
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
         with links.agreement():
-            self._build(shapes, device)
+            self.build()
             if self.folder is not None:
                 self.folder.check(trainer.resume)
         if trainer.resume:
-            with links.agreement():
-                assert self.folder is not None
-                keeping.take_back(self, self.folder)
+            self.go_on_from(self.checkpoints()[-1])
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary."""
@@ -71,23 +95,40 @@ class Run:
             if self.folder is not None and self.links.rank == 0:
                 self.folder.open(self.trainer.describe(self.blocks.cuts), self.step)
         self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
-        self.progress.say(self._title())
+        self.progress.say(title(self))
         try:
+            if self.step == 0:
+                self._keep()
             while self.epoch < epochs:
-                self._epoch()
-        except StoppedError:
+                try:
+                    self._epoch()
+                except DivergedError as error:
+                    roll_back(self, error)
+            if self.writer is not None:
+                self.writer.finish()
+        except AgreedError:
             self._close(None)
             raise
-        except DivergedError as error:
-            self._close(None)
-            raise DivergedError(f"{error}; {self._remedy()}") from None
         finally:
             self.progress.close()
-        summary = self._summary()
+        summary = summarise(self)
         self._close(summary)
         return summary
 
-    def _build(self, shapes: list[Shape], device: torch.device) -> None:
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, oldest first, as the first rank sees them."""
+        assert self.folder is not None
+        return list(self.links.all_gather(complete(self.folder.checkpoints))[0])
+
+    def go_on_from(self, folder: Path) -> None:
+        """Go on from a checkpoint; every rank calls it, on a run just built."""
+        with self.links.agreement():
+            keeping.take_back(self, folder)
+        set_rates(self)
+
+    def build(self) -> None:
+        """Make block, rounds and windows, as at the start of a run."""
+        shapes, device = self.shapes, self.device
         trainer, rank = self.trainer, self.links.rank
         batch_size = trainer.train.batch_size
         every = self.steps_per_epoch = len(self.train) // batch_size
@@ -140,7 +181,7 @@ class Run:
             kept,
         )
         self.rounds.observe = self.windows.records_apart
-        self.rounds.stop = self.stop
+        self.rounds.news = self._news
 
     def _check_budget(self, needed: int, window: int) -> None:
         budget = self.trainer.memory_gb * 1e9
@@ -160,33 +201,49 @@ class Run:
             # dropout and the like draw from here, so a resumed run draws what an undisturbed does
             torch.manual_seed(self.trainer.train.seed + 1000003 * self.step + self.links.rank)
             reports = self._rounds(pairs)
-            if self.rounds.stopped and self.step < (self.epoch + 1) * self.steps_per_epoch:
-                self._stop()
+            if self.step < (self.epoch + 1) * self.steps_per_epoch:
+                if self.stopped:
+                    self._stop()
+                if self.rounds.heard[0].due:
+                    self._keep()
         self.rounds.end_epoch()
         self.epoch += 1
         if self._due(self.trainer.train.evaluate_every):
             with self.trace.span("evaluate"):
                 self.test_accuracy = accuracy(self.block, self.links, self.test)
-            self._metric({"phase": "test", "accuracy": self.test_accuracy})
+            self.metric({"phase": "test", "accuracy": self.test_accuracy})
         self.progress.epoch(self.epoch, reports, self.test_accuracy)
-        stopped = self.rounds.stopped and self.epoch < self.trainer.train.epochs
-        if self.folder and not stopped and self._due(self.trainer.checkpoint.every):
-            self._keep(self.folder)
-        if stopped:
+        if self.stopped and self.epoch < self.trainer.train.epochs:
             self._stop()
+        if self._due(self.trainer.checkpoint.every):
+            self._keep()
 
-    def _keep(self, folder: RunFolder) -> None:
-        """A checkpoint, if the weights are worth one."""
+    def _news(self) -> News:
+        minutes = self.trainer.checkpoint.minutes
+        due = bool(minutes) and monotonic() - self.kept_at >= 60 * minutes
+        return News(self.stop(), self.writer.share if self.writer else Share(), due)
+
+    def _hear(self, everyone: list[News]) -> None:
+        self.stopped = next((news.stop for news in everyone if news.stop), "")
+        if self.writer is not None:
+            self.writer.settle([news.share for news in everyone])
+
+    def _keep(self) -> None:
+        """Begin a checkpoint, if there is a run folder and the weights are worth one."""
+        if self.writer is None:
+            return
         self._check_weights()
         with self.trace.span("checkpoint"):
-            keeping.keep(self, folder)
+            keeping.keep(self)
+        self.kept_at = monotonic()
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""
-        why = f"stopped by {self.rounds.stopped} after step {self.step}"
-        if self.folder is None:
+        why = f"stopped by {self.stopped} after step {self.step}"
+        if self.folder is None or self.writer is None:
             raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
-        self._keep(self.folder)
+        self._keep()
+        self.writer.finish()
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
@@ -196,34 +253,33 @@ class Run:
         traffic = self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
         reports = self.rounds.run(pairs, self.step, self.epoch)
+        self._hear(self.rounds.heard)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
         self.totals["images"] += reports[0].samples
         self.step += sum(len(trained.batches) for trained, _ in pairs)
+        learning_rate = self.windows.schedule(self.step - 1) * self.block.rates["exact"]
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            self._metric({**as_json(report), "learning_rate": self.windows.schedule(self.step - 1)})
+            self.metric({**as_json(report), "learning_rate": learning_rate})
         self.progress.step(self.step, reports)
         return reports
 
     def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:
-        """The epoch's windows from this step on, in groups after which the ranks report.
-
-        A run that stopped in mid-epoch did so after such a group.
-        """
-        first = self.epoch * self.steps_per_epoch
-        done = first
+        """The epoch's windows from this step on, in groups after which the ranks report."""
+        done = self.epoch * self.steps_per_epoch
+        end = done + self.steps_per_epoch
         group: list[tuple[Window, Window]] = []
-        for pair in self.windows.of_epoch(self.epoch, first):
-            group.append(pair)
+        for pair in self.windows.of_epoch(self.epoch, done):
             done += len(pair[0].batches)
-            whole = sum(len(trained.batches) for trained, _ in group) >= _REPORT_STEPS
-            if whole or done == first + self.steps_per_epoch:
-                if done > self.step:
-                    yield group
+            if done <= self.step:
+                continue
+            group.append(pair)
+            if done - self.step >= self.trainer.train.report_every or done == end:
+                yield group
                 group = []
 
     def _check_weights(self) -> None:
@@ -233,58 +289,15 @@ class Run:
         if not all(self.links.all_gather(finite)):
             raise DivergedError(f"the weights are not finite after step {self.step}")
 
-    def _metric(self, line: dict[str, Any]) -> None:
+    def metric(self, line: dict[str, Any]) -> None:
         if self.folder is not None and self.links.rank == 0:
             self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
 
-    def _summary(self) -> dict[str, Any]:
-        peak = _peak_memory_bytes(self.block.device)
-        everyone = self.links.all_gather((self.totals, peak))
-        totals = everyone[0][0]
-        seconds = totals["serial_seconds"] + totals["parallel_seconds"]
-        return {
-            **self.trainer.names,
-            "blocks": self.links.size,
-            "cuts": self.blocks.cuts,
-            "replicas": 1,
-            "epochs": self.trainer.train.epochs,
-            "seed": self.trainer.train.seed,
-            "test_accuracy": self.test_accuracy,
-            "train_seconds": seconds,
-            "images_per_second": totals["images"] / seconds if seconds else 0.0,
-            "serial_seconds": totals["serial_seconds"],
-            "parallel_seconds": totals["parallel_seconds"],
-            "idle_share": [t["idle_seconds"] / seconds if seconds else 0.0 for t, _ in everyone],
-            "bytes_sent": [int(t["bytes_sent"]) for t, _ in everyone],
-            "peak_memory_bytes": [p for _, p in everyone],
-            "residual": self.residual,
-            "returns_to_serial": self.rounds.returns,
-        }
-
-    def _title(self) -> str:
-        names = self.trainer.names
-        cuts = f", cut before {' and '.join(self.blocks.cuts)}" if self.blocks.cuts else ""
-        resumed = f"; resumed after step {self.step}" if self.trainer.resume else ""
-        return (
-            f"{names['model']} on {names['data']}: {names['solver']}, "
-            f"{self.links.size} block{'s' if self.links.size > 1 else ''}{cuts}; "
-            f"{torch.get_num_threads()} thread(s) a block on {self.block.device}{resumed}"
-        )
-
-    def _remedy(self) -> str:
-        newest = self.folder.newest() if self.folder is not None else None
-        good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint yet"
-        return f"{good}; lower --lr (now {self.trainer.optimiser.lr:g}) or set correction.clip_norm"
-
     def _close(self, summary: dict[str, Any] | None) -> None:
+        """Write summary and trace; without a summary, after a failure, only if that is possible."""
         if self.folder is None:
             return
         everyone = self.links.all_gather(self.trace.events)
-        if self.links.rank == 0:
-            self.folder.close(summary, [event for rank in everyone for event in rank])
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        with self.links.agreement() if summary else suppress(OSError):
+            if self.links.rank == 0:
+                self.folder.close(summary, [event for rank in everyone for event in rank])

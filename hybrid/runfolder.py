@@ -35,9 +35,19 @@ class RunFolder:
 
     def open(self, config: str, from_step: int) -> None:
         """Make the folder, write the settings, and go on after step `from_step`."""
+        checkpoint.clear_partial(self.checkpoints)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
         (self.path / "summary.json").unlink(missing_ok=True)
+        self._log_from(from_step)
+
+    def rewind(self, to_step: int) -> None:
+        """Forget what was logged after step `to_step`."""
+        self._metrics.close()
+        self._board.close()
+        self._log_from(to_step)
+
+    def _log_from(self, from_step: int) -> None:
         kept = [line for line in self._lines() if json.loads(line)["step"] <= from_step]
         write_atomically(self.path / "metrics.jsonl", "".join(kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)

@@ -46,7 +46,7 @@ class AugmentedLagrangian(Penalty):
         before, after = super().buffers(exchanges)
         return before + (["kappa_in"] if exchanges else []), [*after, "kappa_out"]
 
-    def record(
+    def _record(
         self,
         rows: slice,
         lam: Tensor | None,
@@ -54,7 +54,7 @@ class AugmentedLagrangian(Penalty):
         out: Tensor | None,
         p_out: Tensor | None,
     ) -> None:
-        super().record(rows, lam, p_in, out, p_out)
+        super()._record(rows, lam, p_in, out, p_out)
         if lam is not None and self._exchange:
             self._put("kappa_in", rows, self._start_multiplier(lam, p_in))
         if out is not None:

@@ -16,6 +16,7 @@ from solvers.base import (
     Links,
     PhaseStats,
     Recorder,
+    Rows,
     Shape,
     Solver,
     Window,
@@ -98,6 +99,9 @@ class AuxNet(Solver):
         """Keep nothing but the shape at the cut."""
         if lam is not None:
             self._shape = tuple(lam.shape[1:])
+
+    def carried_input(self, rows: Rows) -> Tensor | None:
+        return None
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Sweep the window; losses, answers and residuals are the last sweep's."""

@@ -100,7 +100,10 @@ class Backprop(Solver):
         return stats
 
     def propagate(self, block: Block, links: Links, window: Window) -> PhaseStats:
-        """Forward only: record activations, without adjoints; BatchNorm's statistics move."""
+        """Forward only: record activations, without adjoints; BatchNorm's statistics move.
+
+        A block with carried auxiliary variables at its input starts from them.
+        """
         stats, wire = PhaseStats(), Wire(self.messages, self.filter)
         with stats.timed(links), torch.no_grad():
             for rows, batch in window.recorded():
@@ -108,6 +111,9 @@ class Backprop(Solver):
                     lam = batch.images()
                 else:
                     lam = wire.receive(links.from_previous, block.dtype)
+                if window.recorder is not None:
+                    carried = window.recorder.carried_input(rows)
+                    lam = lam if carried is None else carried
                 out = block.forward(lam)
                 if block.last:
                     labels = batch.labels()

@@ -96,6 +96,9 @@ class Recorder(Protocol):
         Adjoints are in per-sample scale: the batch size times autograd's for the batch mean.
         """
 
+    def carried_input(self, rows: Rows) -> Tensor | None:
+        """The block's input of `rows` if a checkpoint gave it; None: what arrives is its input."""
+
 
 @dataclass
 class Window:
@@ -198,6 +201,8 @@ class Block:
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     cut_after: Projection | None = None
     """The next block's first layer, if it is a projection: what lam at that cut is held to."""
+    rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
+    """Factors of the learning rate by kind of step."""
 
     @property
     def first(self) -> bool:
@@ -228,7 +233,7 @@ class Block:
         """One optimiser step on the gradients at hand, which it then clears."""
         optimiser = self.optimisers[kind]
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * self.rates[kind]
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
@@ -281,19 +286,15 @@ class Solver(ABC):
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Train on the window."""
 
-    def state(self) -> dict[str, Any]:
-        """JSON-able state between rounds, for a checkpoint."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take back what `state` gave."""
-
     def cut_state(self) -> dict[str, Tensor]:
-        """Tensors kept between rounds of the cut before this block, for a checkpoint."""
+        """What is kept between rounds of the cut before this block, for a checkpoint."""
         return {}
 
     def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:  # noqa: B027
-        """Take back what `cut_state` gave here (`before`) and on the next block (`after`)."""
+        """Take back what `cut_state` gave here (`before`) and on the next block (`after`).
+
+        Empty for a cut that was not there: its auxiliary variables begin with a forward pass.
+        """
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class BlockADMM(AugmentedLagrangian):
         self._rho_in = self._rho_out = self.rho
         self._start_norm: float | None = None
 
-    def record(
+    def _record(
         self,
         rows: slice,
         lam: Tensor | None,
@@ -110,10 +110,11 @@ class BlockADMM(AugmentedLagrangian):
         out: Tensor | None,
         p_out: Tensor | None,
     ) -> None:
-        self._start_norm = None
-        super().record(rows, lam, p_in, out, p_out)
-        if self._factors is not None:
-            self._factors.record(rows, self._own(rows))
+        super()._record(rows, lam, p_in, out, p_out)
+        if lam is not None:
+            self._start_norm = None
+            if self._factors is not None:
+                self._factors.record(rows, self._own(rows))
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Sweep the window, then balance rho and watch the duals, if they moved."""
@@ -263,23 +264,26 @@ class BlockADMM(AugmentedLagrangian):
         return self._store.norm("kappa_in") / self._rho_in if known else 0.0
 
     def cut_state(self) -> dict[str, Tensor]:
-        kept = super().cut_state()
+        numbers = {"rho": self._rho_in, "start": self._start_norm}
+        kept = {
+            k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items() if v is not None
+        }
+        kept |= super().cut_state()
         if self._factors is None:
             return kept
         names = ["codes", "factor_dual"] if self._kept else []
         return {**kept, **self._store.state(names), **self._factors.state()}
 
     def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
-        factors = [before.pop(f"factors.{name}", None) for name in ("cross", "gram")]
-        if self._factors is not None and factors[0] is not None and factors[1] is not None:
-            self._factors.load_state(factors[0], factors[1])
-        super().load_cut_state(before, {k: v for k, v in after.items() if "factor" not in k})
-
-    def state(self) -> dict[str, Any]:
-        return {"rho": [self._rho_in, self._rho_out], "start": self._start_norm}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        (self._rho_in, self._rho_out), self._start_norm = state["rho"], state["start"]
+        if self._factors is not None and "factors.cross" in before:
+            self._factors.load_state(before["factors.cross"], before["factors.gram"])
+        self._rho_in = float(before.get("rho", self._rho_in))
+        self._rho_out = float(after.get("rho", self._rho_out))
+        if "start" in before:
+            self._start_norm = float(before["start"])
+        sampled = ("lam", "kappa_in", "codes", "factor_dual")
+        before = {k: v for k, v in before.items() if k in sampled}
+        super().load_cut_state(before, after)
 
     @property
     def _beta_in(self) -> float:

@@ -137,7 +137,7 @@ class BubbleFill:
         elif self.kind == "added":
             for p, gradient in zip(self._parameters(), local, strict=True):
                 if p.grad is not None and gradient is not None:
-                    p.grad.add_(gradient, alpha=share)
+                    p.grad.add_(gradient, alpha=share * self.block.rates["local"])
             self.block.step("exact", batch.learning_rate)
         else:
             self.block.step("exact", batch.learning_rate)

@@ -89,6 +89,7 @@ class Penalty(Solver):
         self._store = Store(window_samples, self.storage)
         self._exchange = exchanges
         self._kept = False
+        self._carried = (False, False)
         if self.momentum is not None:
             block.own_sgd(self.momentum)
 
@@ -125,8 +126,29 @@ class Penalty(Solver):
     ) -> None:
         """Start the auxiliary variables of `rows` from an exact pass.
 
-        Without adjoints, which a forward pass alone does not give, they are the activations.
+        Without adjoints, which a forward pass alone does not give, they are the activations; and
+        those that a checkpoint gave stay.
         """
+        before, after = self._carried
+        self._record(
+            rows,
+            None if before and p_in is None else lam,
+            p_in,
+            None if after and p_out is None else out,
+            p_out,
+        )
+
+    def carried_input(self, rows: Rows) -> Tensor | None:
+        return self._input(rows) if self._carried[0] else None
+
+    def _record(
+        self,
+        rows: slice,
+        lam: Tensor | None,
+        p_in: Tensor | None,
+        out: Tensor | None,
+        p_out: Tensor | None,
+    ) -> None:
         if lam is not None:
             lam = self._held_in(self._start(lam, p_in))
             self._put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
@@ -150,6 +172,7 @@ class Penalty(Solver):
         before, after = _channels_last(before), _channels_last(after)
         for name, value in before.items():
             self._put(name, everything, value)
+        self._carried = ("lam" in before, "lam" in after)
         if "lam" in after:
             lam = after["lam"]
             whole = self.filter_mode == "coupling"
@@ -165,6 +188,7 @@ class Penalty(Solver):
         total = PhaseStats()
         before: list[float] = []
         self._kept = window.kept
+        self._carried = (False, False)
         with total.timed(links), frozen_statistics(block.module):
             for number in range(window.sweeps):
                 exchange = window.kept or number < window.sweeps - 1

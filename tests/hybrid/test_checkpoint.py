@@ -8,45 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import saved, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid import checkpoint, models, split
-from hybrid.config import OptimiserSettings
-from hybrid.links import AgreedError, RankLinks, run_threads
-from hybrid.optimisers import make
 from hybrid.partition import Blocks
-
-MANIFEST = {"model": "resnet8", "epoch": 1}
-
-
-def trained(blocks: int, seed: int, name: str = "sgd", own: bool = False) -> tuple[Blocks, Any]:
-    """A split model and its optimisers, one set a rank, after two steps on random gradients."""
-    torch.manual_seed(seed)
-    model = models.build("resnet8", 4, 1, 8).to(memory_format=torch.channels_last)
-    cut = split(model, blocks, balance="even")
-    optimisers = []
-    for rank in range(blocks):
-        exact = make(cut.module(rank), OptimiserSettings(name=name))
-        local = make(cut.module(rank), OptimiserSettings(momentum=0.5)) if own else exact
-        optimisers.append({"exact": exact, "local": local})
-        for optimiser in optimisers[-1].values():
-            for _ in range(2):
-                for parameter in cut.module(rank).parameters():
-                    parameter.grad = torch.randn_like(parameter)
-                optimiser.step()
-    return cut, optimisers
-
-
-def saved(root: Path, blocks: int = 2, step: int = 7, **how: Any) -> tuple[Blocks, Any, Path]:
-    cut, optimisers = trained(blocks, 0, **how)
-
-    def program(links: RankLinks) -> Path:
-        mine = cut.of(links.rank)
-        return checkpoint.save(root, step, links, mine, optimisers[links.rank], MANIFEST, 0)
-
-    return cut, optimisers, run_threads(blocks, program)[0]
 
 
 def optimiser_state(cut: Blocks, optimisers: Any) -> dict[str, Tensor]:
@@ -135,7 +103,7 @@ def test_another_format_is_refused_with_both_numbers(tmp_path) -> None:
     body = json.loads((folder / "manifest.json").read_text())
     del body["sha256"]
     body["format"] = 9
-    text = json.dumps({**body, "sha256": checkpoint._digest(body)})
+    text = json.dumps({**body, "sha256": checkpoint.digest(body)})
     (folder / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match="format 9; this version reads 2"):
         checkpoint.read_manifest(folder)
@@ -147,59 +115,3 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
     cut = split(other, 1)
     with pytest.raises(ValueError, match=r"fc\.weight of shape \(5, 64\): it is of another model"):
         checkpoint.restore(folder, checkpoint.read_manifest(folder), cut.of(0), {})
-
-
-def test_a_half_written_checkpoint_does_not_count(tmp_path) -> None:
-    saved(tmp_path, step=7)
-    (tmp_path / ".00000008.partial").mkdir()
-    (tmp_path / "00000009").mkdir()
-    assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["00000007"]
-
-
-@pytest.mark.parametrize(("keep_last", "kept"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3])])
-def test_the_newest_checkpoints_are_kept(tmp_path, keep_last: int, kept: list[int]) -> None:
-    cut, optimisers = trained(1, 0)
-    for step in (1, 2, 3):
-        run_threads(
-            1,
-            lambda links, step=step: checkpoint.save(
-                tmp_path, step, links, cut.of(0), optimisers[0], MANIFEST, keep_last
-            ),
-        )
-    assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == kept
-
-
-def test_one_rank_that_cannot_write_stops_all_and_leaves_no_checkpoint(
-    tmp_path, monkeypatch
-) -> None:
-    write = checkpoint.write_durably
-
-    def full(path: Path, content: bytes | str) -> None:
-        if path.name == "head.safetensors":
-            raise OSError(28, "No space left on device", str(path))
-        write(path, content)
-
-    monkeypatch.setattr(checkpoint, "write_durably", full)
-    cut, optimisers = trained(2, 0)
-
-    def program(links: RankLinks) -> str:
-        units = cut.of(links.rank)
-        try:
-            checkpoint.save(tmp_path, 7, links, units, optimisers[links.rank], MANIFEST, 0)
-        except AgreedError as error:
-            return str(error)
-        return "written"
-
-    said = run_threads(2, program)
-    assert said[0] == said[1]
-    assert "head.safetensors: No space left on device" in said[0]
-    assert checkpoint.complete(tmp_path) == []
-
-
-def test_a_later_save_replaces_what_a_failed_one_left(tmp_path) -> None:
-    partial = tmp_path / ".00000007.partial"
-    partial.mkdir()
-    (partial / "stem.safetensors").write_bytes(b"half")
-    _, _, folder = saved(tmp_path)
-    assert not partial.exists()
-    checkpoint.load_model(folder, checkpoint.read_manifest(folder))

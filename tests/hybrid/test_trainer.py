@@ -127,8 +127,8 @@ def test_the_same_run_twice_gives_the_same_bits(digits) -> None:
 
 
 def interrupted(run: Path, after: int) -> None:
-    """Leave what a run killed after its checkpoint number `after` leaves."""
-    for folder in checkpoint.complete(run / "checkpoints")[after:]:
+    """Leave what a run killed after its checkpoint number `after` leaves; 0 is from its start."""
+    for folder in checkpoint.complete(run / "checkpoints")[after + 1 :]:
         shutil.rmtree(folder)
     (run / "summary.json").unlink()
 

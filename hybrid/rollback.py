@@ -1,0 +1,58 @@
+"""What a run does when it diverges: back to a checkpoint, and on from it with smaller steps."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from hybrid.rounds import DivergedError
+
+if TYPE_CHECKING:
+    from hybrid.run import Run
+
+
+def roll_back(run: Run, error: DivergedError) -> None:
+    """Go back to the newest checkpoint, or raise `error` with its remedy; every rank calls it.
+
+    To the one before it, if the newest one led to a divergence already. The first roll-back halves
+    local steps, if there are any; each later one halves all steps.
+    """
+    before, step = run.rollbacks, run.step
+    if run.folder is None or run.writer is None or len(before) >= run.trainer.checkpoint.rollbacks:
+        raise DivergedError(f"{error}; {_remedy(run)}") from None
+    run.writer.finish()
+    found = run.checkpoints()
+    if len(found) > 1 and before and int(found[-1].name) <= before[-1]["to"]:
+        useless = found.pop()
+        with run.links.agreement():
+            if run.links.rank == 0:
+                shutil.rmtree(useless)
+    run.build()
+    run.go_on_from(found[-1])
+    run.rollbacks = [*before, {"step": step, "reason": str(error), "to": run.step}]
+    set_rates(run)
+    rates = run.rollbacks[-1]["rates"] = dict(run.block.rates)
+    with run.links.agreement():
+        if run.links.rank == 0:
+            run.folder.rewind(run.step)
+    run.metric({"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]})
+    run.progress.say(
+        f"{error}; going on from the checkpoint of step {run.step} with exact steps "
+        f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
+    )
+
+
+def set_rates(run: Run) -> None:
+    """Step sizes after the roll-backs there have been."""
+    number, local = len(run.rollbacks), bool(run.rounds.solver or run.rounds.fill)
+    run.block.rates = {"local": 0.5**number, "exact": 0.5 ** max(number - local, 0)}
+
+
+def _remedy(run: Run) -> str:
+    lower = f"lower --lr (now {run.trainer.optimiser.lr:g}) or set correction.clip_norm"
+    if run.folder is None:
+        return lower
+    newest = run.folder.newest()
+    good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
+    tried = f"{len(run.rollbacks)} roll-backs did not help; " if run.rollbacks else ""
+    return f"{tried}{good}; {lower}"

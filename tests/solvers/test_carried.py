@@ -1,0 +1,134 @@
+"""Auxiliary variables and multipliers carried over to other cuts of the same network."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem, kept_window, make_problem, started
+from torch import Tensor, nn
+
+from hybrid.links import RankLinks
+from hybrid.partition import split
+from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Penalty, PhaseStats
+
+CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
+CASES = settings(max_examples=25, deadline=None)
+SOLVERS = [
+    Penalty(beta=0.1, lam_start="feasible"),
+    AugmentedLagrangian(beta=0.1),
+    BlockADMM(rho=0.3, balance_ratio=1.5),
+]
+
+
+def cut_anew(problem: Problem, cuts: list[int]) -> Problem:
+    return Problem(split(problem.blocks.model, cuts=[str(c) for c in cuts]), problem.batches)
+
+
+def swept(problem: Problem, solver: Penalty) -> list[dict[str, Tensor]]:
+    """What each rank's solver keeps after three sweeps."""
+
+    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+        mine = started(problem, solver, block, links)
+        mine.train(block, links, kept_window(problem, mine, 3))
+        return {name: value.clone() for name, value in mine.cut_state().items()}
+
+    return problem.on_every_block(program)
+
+
+def carried(problem: Problem, solver: Penalty, kept: dict[str, dict[str, Tensor]]) -> list[Any]:
+    """Ranks' solvers that have taken back what was kept at the cuts that still are."""
+    named = ["", *problem.blocks.cuts, ""]
+
+    def program(block: Block, links: RankLinks) -> tuple[Block, Penalty]:
+        mine = deepcopy(solver)
+        mine.prepare(block, problem.samples, True)
+        before, after = named[block.index : block.index + 2]
+        mine.load_cut_state(dict(kept.get(before, {})), dict(kept.get(after, {})))
+        Backprop().propagate(block, links, problem.window(mine))
+        return block, mine
+
+    return problem.on_every_block(program)
+
+
+def value(problem: Problem, ranks: list[tuple[Block, Penalty]]) -> float:
+    """The (augmented) Lagrangian: the sum of all local losses."""
+    total = 0.0
+    for block, mine in ranks:
+        for rows, batch in problem.window().recorded():
+            stats = PhaseStats()
+            mine.gradient(block, batch, rows, False, stats)
+            total += float(stats.losses[0]) * len(batch)
+            block.module.zero_grad()
+    return total
+
+
+def stored(ranks: list[Any], name: str, rank: int) -> Tensor:
+    _, mine = ranks[rank]
+    found: Tensor = mine._get(name, slice(0, mine._store.samples))
+    return found
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
+@CASES
+@given(before=CUTS, after=CUTS, seed=st.integers(0, 999))
+def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
+    solver: Penalty, before: list[int], after: list[int], seed: int
+) -> None:
+    problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
+    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
+    again = cut_anew(problem, after)
+    ranks = carried(again, solver, kept)
+    for k, cut in enumerate(again.blocks.cuts):
+        multiplied = type(solver) is not Penalty
+        if cut in kept:
+            assert torch.equal(stored(ranks, "lam", k + 1), kept[cut]["lam"])
+            assert torch.equal(stored(ranks, "target", k), kept[cut]["lam"])
+            if multiplied:
+                assert torch.equal(stored(ranks, "kappa_in", k + 1), kept[cut]["kappa_in"])
+                assert torch.equal(stored(ranks, "kappa_out", k), kept[cut]["kappa_in"])
+        else:
+            assert torch.equal(stored(ranks, "target", k), stored(ranks, "lam", k + 1))
+            if multiplied:
+                assert not stored(ranks, "kappa_in", k + 1).any()
+                assert not stored(ranks, "kappa_out", k).any()
+            block, mine = ranks[k]
+            for rows, batch in problem.window().recorded():
+                lam = batch.images() if block.first else mine._input(rows)
+                assert torch.equal(block.forward(lam), mine._get("target", rows))
+
+
+@pytest.mark.parametrize("solver", SOLVERS[:2], ids=lambda solver: solver.name)
+@CASES
+@given(before=CUTS, more=CUTS, seed=st.integers(0, 999))
+def test_more_cuts_leave_the_lagrangian_as_it_was(
+    solver: Penalty, before: list[int], more: list[int], seed: int
+) -> None:
+    problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
+    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
+    norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    was = value(problem, carried(problem, solver, kept))
+    finer = cut_anew(problem, sorted({*before, *more}))
+    assert len(norms) == 5
+    assert value(finer, carried(finer, solver, kept)) == pytest.approx(was, rel=1e-12)
+
+
+def test_an_exact_pass_replaces_what_was_carried() -> None:
+    problem = make_problem(1, units=3, cuts=[2], batch=3)
+    solver = AugmentedLagrangian(beta=0.1)
+    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
+
+    def program(block: Block, links: RankLinks) -> tuple[Block, Penalty]:
+        mine = deepcopy(solver)
+        mine.prepare(block, problem.samples, True)
+        mine.load_cut_state(*({}, kept["2"]) if block.first else (kept["2"], {}))
+        Backprop().observe(block, links, problem.window(mine))
+        return block, mine
+
+    ranks = problem.on_every_block(program)
+    assert not torch.equal(stored(ranks, "lam", 1), kept["2"]["lam"])
+    assert torch.equal(stored(ranks, "lam", 1), stored(ranks, "target", 0))

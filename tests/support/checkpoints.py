@@ -1,0 +1,57 @@
+"""Checkpoints of small split models, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid import checkpoint, models, split
+from hybrid.config import OptimiserSettings
+from hybrid.links import RankLinks, run_threads
+from hybrid.optimisers import make
+from hybrid.partition import Blocks
+from hybrid.writer import Writer
+
+MANIFEST = {"model": "resnet8", "epoch": 1}
+
+
+def trained(blocks: int, seed: int, name: str = "sgd", own: bool = False) -> tuple[Blocks, Any]:
+    """A split model and its optimisers, one set a rank, after two steps on random gradients."""
+    torch.manual_seed(seed)
+    model = models.build("resnet8", 4, 1, 8).to(memory_format=torch.channels_last)
+    cut = split(model, blocks, balance="even")
+    optimisers = []
+    for rank in range(blocks):
+        exact = make(cut.module(rank), OptimiserSettings(name=name))
+        local = make(cut.module(rank), OptimiserSettings(momentum=0.5)) if own else exact
+        optimisers.append({"exact": exact, "local": local})
+        for optimiser in optimisers[-1].values():
+            for _ in range(2):
+                for parameter in cut.module(rank).parameters():
+                    parameter.grad = torch.randn_like(parameter)
+                optimiser.step()
+    return cut, optimisers
+
+
+def saved(root: Path, blocks: int = 2, step: int = 7, **how: Any) -> tuple[Blocks, Any, Path]:
+    """A checkpoint of `trained` blocks, written by as many threads."""
+    cut, optimisers = trained(blocks, 0, **how)
+    run_threads(blocks, lambda links: save(root, step, links, cut, optimisers))
+    return cut, optimisers, root / f"{step:08d}"
+
+
+def save(
+    root: Path, step: int, links: RankLinks, cut: Blocks, optimisers: Any, keep_last: int = 0
+) -> None:
+    """Write a checkpoint and wait for it."""
+    writer = Writer(root, links, keep_last)
+    writer.begin(step, units_of(links.rank, cut, optimisers), {}, MANIFEST)
+    writer.finish()
+
+
+def units_of(rank: int, cut: Blocks, optimisers: Any) -> dict[str, dict[str, Tensor]]:
+    """The tensors of one rank's unit files."""
+    return {u.name: checkpoint.tensors_of(u, optimisers[rank]) for u in cut.of(rank)}
