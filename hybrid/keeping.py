@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid import checkpoint
+from hybrid.errors import one_line
+from hybrid.manifest import Progress, check
 from hybrid.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -52,7 +56,13 @@ def take_back(run: Run, folder: RunFolder) -> None:
     newest = folder.newest()
     assert newest is not None
     manifest = checkpoint.read_manifest(newest)
+    check(Progress, manifest, newest / "manifest.json")
     _check(run, folder.path, manifest)
+    with _fitting(newest):
+        _restore(run, newest, manifest)
+
+
+def _restore(run: Run, newest: Path, manifest: dict[str, Any]) -> None:
     checkpoint.restore(newest, manifest, run.blocks.of(run.links.rank), run.block.optimisers)
     run.epoch, run.step = manifest["epoch"], manifest["step"]
     run.test_accuracy = manifest["test_accuracy"]
@@ -60,7 +70,7 @@ def take_back(run: Run, folder: RunFolder) -> None:
     run.rounds.load_state(manifest["rounds"], same_cuts)
     if not same_cuts:
         return
-    run.totals = dict(manifest["totals"][run.links.rank])
+    run.totals |= manifest["totals"][run.links.rank]
     run.residual = manifest["residual"]
     if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
         _load_gaps(run, newest, manifest)
@@ -71,6 +81,18 @@ def take_back(run: Run, folder: RunFolder) -> None:
         # kept otherwise than now, they are of no use: a forward pass makes new ones
         if manifest["kept_as"] == run.kept_as:
             _load_cuts(run, newest, manifest)
+
+
+@contextmanager
+def _fitting(newest: Path) -> Iterator[None]:
+    """What a solver has kept is its own affair: a fault in taking it back is the checkpoint's."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{newest} holds what this run cannot go on with ({type(error).__name__}: "
+            f"{one_line(error)}): resume with the settings it was made with"
+        ) from error
 
 
 def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
