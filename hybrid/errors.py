@@ -21,7 +21,10 @@ def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
-        text = f"{error.filename}: {error.strerror}"
+        # of a name that is blank, or has a line break, nothing or another name would be seen
+        name = str(error.filename)
+        shown = name if name.isprintable() and name == name.strip() else ascii(name)
+        text = f"{shown}: {error.strerror}"
     return printable(text) or type(error).__name__
 
 
