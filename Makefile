@@ -8,7 +8,7 @@ BIN := .venv/bin
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-.PHONY: train test test-slow bench clean
+.PHONY: train test test-slow audit bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -18,9 +18,13 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/python .ci/audit.py
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow
+
+audit: .venv/ready
+	$(BIN)/python .ci/audit.py
 
 bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py

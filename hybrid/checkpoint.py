@@ -16,10 +16,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.files import write_durably
+from hybrid.files import read_whole, write_durably
+from hybrid.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
+from hybrid.optimisers import SLOTS
 
-FORMAT = 2
+FORMAT = 3
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 
@@ -51,7 +53,8 @@ def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 
 def complete(root: Path) -> list[Path]:
     """The whole checkpoints below `root`, oldest first."""
-    return sorted(p for p in root.glob("[0-9]*") if (p / "manifest.json").is_file())
+    named = (p for p in root.glob("[0-9]*") if p.name.isdigit() and not p.is_symlink())
+    return sorted(p for p in named if (p / "manifest.json").is_file())
 
 
 def clear_partial(root: Path) -> None:
@@ -63,15 +66,18 @@ def clear_partial(root: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; ValueError if it is damaged or of another format."""
     path = folder / "manifest.json"
+    content = read_whole(path, MOST_BYTES)
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(content)
         claimed = body.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError):
+        format_number = body["format"]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(damaged(path)) from None
     if claimed != digest(body):
         raise ValueError(damaged(path))
-    if body["format"] != FORMAT:
-        raise ValueError(f"{path} has format {body['format']}; this version reads {FORMAT}")
+    if format_number != FORMAT:
+        raise ValueError(f"{path} has format {format_number}; this version reads {FORMAT}")
+    check(Files, body, path)
     return dict(body)
 
 
@@ -89,7 +95,7 @@ def load_kept(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
 def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / entry["file"]
     try:
-        content = path.read_bytes()
+        content = read_whole(path, entry["bytes"])
     except FileNotFoundError:
         raise ValueError(damaged(path, "is missing")) from None
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
@@ -118,12 +124,7 @@ def restore(
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
         loaded = load_unit(folder, manifest, unit.name)
         for name, tensor in _model_tensors(unit).items():
-            if name not in loaded or loaded[name].shape != tensor.shape:
-                found = tuple(loaded[name].shape) if name in loaded else "nothing"
-                raise ValueError(
-                    f"{folder} holds {found} where the model has {name} of shape "
-                    f"{tuple(tensor.shape)}: it is of another model"
-                )
+            _check_like(folder, name, loaded.get(name), tensor)
             with torch.no_grad():
                 tensor.copy_(loaded[name])
         for kind, optimiser in _distinct(optimisers).items():
@@ -134,11 +135,46 @@ def restore(
                     if key.startswith(f"{name}:{kind}.")
                 }
                 if slots:
+                    _check_slots(folder, name, optimiser, slots, parameter)
                     on_device = {
                         slot: value if value.ndim == 0 else _like(value, parameter)
                         for slot, value in slots.items()
                     }
                     optimiser.state[parameter] = on_device
+
+
+def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
+    if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+        what = "nothing" if found is None else f"{tuple(found.shape)}"
+        if found is not None and found.dtype != tensor.dtype:
+            what = f"{what} of {found.dtype}"
+        raise ValueError(
+            f"{folder} holds {what} where the model has {name} of shape "
+            f"{tuple(tensor.shape)}: it is of another model"
+        )
+
+
+def _check_slots(
+    folder: Path,
+    name: str,
+    optimiser: torch.optim.Optimizer,
+    slots: Mapping[str, Tensor],
+    parameter: Tensor,
+) -> None:
+    """ValueError unless they are what the optimiser keeps of a parameter."""
+    wanted = SLOTS.get(type(optimiser), set(slots))
+    if set(slots) != wanted:
+        raise ValueError(
+            f"{folder} holds {', '.join(sorted(slots))} of {name}, but "
+            f"{type(optimiser).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
+            "optimiser of the run"
+        )
+    for slot, value in slots.items():
+        if value.ndim and value.shape != parameter.shape:
+            raise ValueError(
+                f"{folder} holds {slot} {tuple(value.shape)} of {name}, which has shape "
+                f"{tuple(parameter.shape)}: it is of another model"
+            )
 
 
 def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:

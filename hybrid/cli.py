@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ def train(
             "train.epochs": epochs,
             "train.batch_size": batch_size,
             "optimiser.lr": lr,
-            "rounds.window": int(window) if window and window.lstrip("-").isdigit() else window,
+            "rounds.window": _window(window),
             "rounds.sweeps": sweeps,
             "split.blocks": blocks,
             "train.seed": seed,
@@ -321,10 +322,16 @@ def doctor() -> None:
     checks.report(typer.echo)
 
 
+def _window(text: str | None) -> int | str | None:
+    """What --window gives: a number, or a word for the settings to judge."""
+    number = text is not None and re.fullmatch(r"-?[0-9]{1,18}", text)
+    return int(text) if text is not None and number else text
+
+
 def _numbers(name: str, text: str) -> list[int]:
     """A list of positive integers, "4,8"."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) and int(part) > 0 for part in parts):
         raise ValueError(f"{name} is {text!r}; write positive integers with commas, such as 4,8")
     return [int(part) for part in parts]
 

@@ -27,6 +27,8 @@ else:
     import tomli as tomllib
 
 
+MOST_BYTES, MOST_DOTS = 1 << 16, 2000
+"""Of a file of settings; a resolved one has 5 kB."""
 FILLING = ("penalty", "augmented-lagrangian")
 """Solvers that fill gaps unless told otherwise."""
 
@@ -234,8 +236,13 @@ def _name(tree: Mapping[str, Any], default: object = None) -> object:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
     try:
-        return tomllib.loads(path.read_text())
+        # the parser's time is quadratic in the parts of a dotted key
+        if len(raw) > MOST_BYTES or max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
+            raise ValueError(f"more than {MOST_BYTES} bytes, or {MOST_DOTS} dots in a line")
+        return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None
 
@@ -250,6 +257,10 @@ def resolve(tree: Mapping[str, Any]) -> Config:
             raise ValueError(_unknown(str(name), REGISTRY, "solver"))
         known = known_settings(name)
         for section, table in tree.items():
+            if section not in Config.model_fields:
+                inside = next(iter(table), "") if isinstance(table, dict) else ""
+                dotted = f"{section}.{inside}" if inside else section
+                raise ValueError(_unknown(dotted, known))
             for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
                 if dotted not in known:
                     raise ValueError(_unknown(dotted, known))

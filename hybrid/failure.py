@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid import launch
-from hybrid.errors import reason
+from hybrid.errors import printable, reason
 from hybrid.links import AgreedError
 from hybrid.stopping import StoppedError
 
@@ -65,5 +65,5 @@ def _fail(comm: Any, error: BaseException) -> int:
 def _say(error: object, status: int) -> int:
     if launch.launched_rank() == 0:
         kind = "" if status == STOPPED else "error: "
-        print(f"hybrid: {kind}{error}", file=sys.stderr, flush=True)
+        print(f"hybrid: {kind}{printable(str(error))}", file=sys.stderr, flush=True)
     return status

@@ -1,14 +1,19 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and where they say they are."""
 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content`; a failure leaves what was there."""
+    """Replace `path` by `content`; a failure leaves what was there.
+
+    Raises ValueError if `path` is a link, a folder or a device.
+    """
+    check_file(path)
     partial = path.with_name(f".{path.name}.partial")
     try:
         write_durably(partial, content)
@@ -21,11 +26,55 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_durably(path: Path, content: bytes | str) -> None:
-    """Write, and wait until the disk has it."""
-    with path.open("wb") as file:
+    """Write a new file in place of any old one, and wait until the disk has it."""
+    path.unlink(missing_ok=True)
+    # exclusive: a link that somebody puts there meanwhile is not followed
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_whole(path: Path, most: int) -> bytes:
+    """The content of a regular file; ValueError for a link, a device or more than `most` bytes.
+
+    A folder that one was given may hold a pipe, which would be waited for without end, or a link to
+    anywhere.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        if found.st_size > most:
+            raise ValueError(f"{path} has {found.st_size} bytes, more than the {most} it may have")
+        return file.read(most)
+
+
+def check_file(path: Path) -> None:
+    """ValueError unless a file can be written at `path` itself."""
+    check_link(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file and is not replaced: choose another name")
+
+
+def check_folder(path: Path) -> None:
+    """ValueError unless `path` itself is a folder, or can become one."""
+    check_link(path)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file where a folder must be: remove it, or choose another")
+
+
+def check_link(path: Path) -> None:
+    """ValueError if `path` is a link."""
+    if path.is_symlink():
+        raise ValueError(
+            f"{path} is a link to {os.readlink(path)}, and nothing is written through a link: "
+            "remove it, or name the place itself"
+        )
 
 
 def sync(folder: Path) -> None:

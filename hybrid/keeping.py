@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid import checkpoint
+from hybrid.errors import one_line
+from hybrid.manifest import Progress, check
 
 if TYPE_CHECKING:
     from hybrid.run import Run
@@ -44,7 +48,13 @@ def keep(run: Run) -> None:
 def take_back(run: Run, folder: Path) -> None:
     """Go on from the checkpoint `folder`; ValueError if it is of another run."""
     manifest = checkpoint.read_manifest(folder)
+    check(Progress, manifest, folder / "manifest.json")
     _check(run, folder.parent.parent, manifest)
+    with _fitting(folder):
+        _restore(run, folder, manifest)
+
+
+def _restore(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
     checkpoint.restore(folder, manifest, run.blocks.of(run.links.rank), run.block.optimisers)
     run.epoch, run.step = manifest["epoch"], manifest["step"]
     run.test_accuracy = manifest["test_accuracy"]
@@ -59,6 +69,18 @@ def take_back(run: Run, folder: Path) -> None:
     # kept otherwise than now, they are of no use: a forward pass makes new ones
     if manifest["solver"] == run.trainer.names["solver"] and manifest["kept_as"] == run.kept_as:
         _load_cuts(run, folder, manifest)
+
+
+@contextmanager
+def _fitting(folder: Path) -> Iterator[None]:
+    """What a solver has kept is its own affair: a fault in taking it back is the checkpoint's."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{folder} holds what this run cannot go on with ({type(error).__name__}: "
+            f"{one_line(error)}): resume with the settings it was made with"
+        ) from error
 
 
 def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:

@@ -7,6 +7,12 @@ from torch import nn
 
 from hybrid.config import OptimiserSettings
 
+SLOTS: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.SGD: {"momentum_buffer"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+}
+"""What an optimiser keeps of each parameter."""
+
 
 def make(module: nn.Module, settings: OptimiserSettings) -> torch.optim.Optimizer:
     """SGD or AdamW over a block; biases and BatchNorm parameters decay only if asked to."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hybrid import checkpoint
-from hybrid.files import write_atomically
+from hybrid.files import check_file, check_folder, check_link, write_atomically
+
+_FILES = ("config.toml", "metrics.jsonl", "summary.json", "trace.json")
 
 
 class RunFolder:
@@ -17,6 +19,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self.events = path / "events"
         self._metrics: Any = None
         self._board: Any = None
 
@@ -26,12 +29,25 @@ class RunFolder:
         return found[-1] if found else None
 
     def check(self, resume: bool) -> None:
-        """ValueError if there is a run where a new one shall start, or none to resume."""
+        """ValueError if there is a run where a new one shall start, or none to resume.
+
+        So it is for a link within the folder where the run would write: it may lead to anywhere.
+        The folder itself may be one, to a scratch disk for instance.
+        """
+        self._check_places()
         if resume and self.newest() is None:
             raise ValueError(f"{self.path} has no checkpoint to resume from: start a new --out")
         if not resume and (self.path / "metrics.jsonl").exists():
             way = "add --resume to go on with it" if self.newest() else "remove it (no checkpoint)"
             raise ValueError(f"{self.path} already holds a run: {way}; or choose another --out")
+
+    def _check_places(self) -> None:
+        for name in _FILES:
+            check_file(self.path / name)
+        for folder in (self.checkpoints, self.events):
+            check_folder(folder)
+            for inside in folder.iterdir() if folder.exists() else ():
+                check_link(inside)
 
     def open(self, config: str, from_step: int) -> None:
         """Make the folder, write the settings, and go on after step `from_step`."""
@@ -54,7 +70,7 @@ class RunFolder:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = from_step + 1 if from_step else None
-        self._board = SummaryWriter(str(self.path / "events"), purge_step=purge)
+        self._board = SummaryWriter(str(self.events), purge_step=purge)
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""

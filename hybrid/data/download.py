@@ -6,10 +6,15 @@ import os
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hybrid.errors import one_line
+
+MOST_BYTES = 1 << 29
+"""What an archive may unpack to; CIFAR's have 190 MB."""
 
 
 @dataclass(frozen=True)
@@ -52,27 +57,56 @@ def retrieve(url: str, md5: str, directory: Path) -> Path:
 
 
 def extract(archive: Path, members: Sequence[str], directory: Path) -> None:
-    """Write the regular files of a tar archive named in `members` into `directory`.
+    """Write the regular files of a tar.gz archive named in `members` into `directory`.
 
     A member is known by the last part of its name and nothing else is written, so no path of the
-    archive reaches the disk. Raises ValueError if the archive is damaged or lacks a member.
+    archive reaches the disk. Raises ValueError if the archive is damaged, lacks a member or unpacks
+    to more than MOST_BYTES.
     """
     missing = set(members)
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(archive) as tar:
-            for entry in tar:
-                name = PurePosixPath(entry.name).name
-                if name in missing and entry.isfile():
-                    _write(tar, entry, directory / name)
-                    missing.remove(name)
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{archive} is damaged ({error}): delete it and try again") from error
+        # a stream: no entry can send the reader back to bytes it has had
+        with gzip.open(archive) as unzipped:
+            bounded: Any = _Bounded(unzipped)
+            with tarfile.open(fileobj=bounded, mode="r|") as tar:
+                for entry in tar:
+                    name = PurePosixPath(entry.name).name
+                    if name in missing and entry.isfile():
+                        _write(tar, entry, directory / name)
+                        missing.remove(name)
+    except OSError as error:
+        if isinstance(error, gzip.BadGzipFile):
+            raise _damaged(archive, error) from error
+        raise
+    except Exception as error:  # a damaged header can raise more than tarfile's own errors
+        raise _damaged(archive, error) from error
     if missing:
         raise ValueError(f"{archive} holds no {', '.join(sorted(missing))}: delete it")
 
 
+def _damaged(archive: Path, error: Exception) -> ValueError:
+    return ValueError(f"{archive} is damaged ({one_line(error)}): delete it and try again")
+
+
+class _Bounded:
+    """A stream that is an error once it has given MOST_BYTES: what a small archive unpacks to."""
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self.stream, self.given = stream, 0
+
+    def read(self, size: int) -> bytes:
+        piece = self.stream.read(size)
+        self.given += len(piece)
+        if self.given > MOST_BYTES:
+            raise ValueError(f"it unpacks to more than {MOST_BYTES} bytes")
+        return piece
+
+
 def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
+    # a sparse file is mostly holes, of any size, which are in no archive
+    if entry.issparse() or not 0 <= entry.size <= MOST_BYTES:
+        raise ValueError(f"its {path.name} claims {entry.size} bytes")
     source = tar.extractfile(entry)
     assert source is not None
     # no half-written file ever has the real name

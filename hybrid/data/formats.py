@@ -10,31 +10,37 @@ from typing import BinaryIO, cast
 import torch
 from torch import Tensor
 
-from hybrid.data.unpickle import PickledArray, unpickle
+from hybrid.data.unpickle import MOST_BYTES, PickledArray, unpickle
 
 _PIXELS = 3 * 32 * 32
 _UNSIGNED_BYTE = 0x08
 _CHUNK_BYTES = 1 << 20
+_DIMENSIONS = 8
 
 
-def read_idx(path: Path) -> Tensor:
+def read_idx(path: Path, shape: tuple[int, ...] | None = None) -> Tensor:
     """The uint8 tensor in an IDX file, plain or gzip, in the shape its header states.
 
-    Raises ValueError if the file is not IDX, or longer or shorter than its header says.
+    Raises ValueError if the file is not IDX, longer or shorter than its header says, of another
+    shape than `shape` (None: any) or of more than MOST_BYTES.
     """
     with path.open("rb") as plain:
         zipped = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if zipped else plain
         try:
-            return _read_idx(path, stream)
+            return _read_idx(path, stream, shape)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged ({error}): download it again") from error
 
 
-def _read_idx(path: Path, stream: BinaryIO) -> Tensor:
+def _read_idx(path: Path, stream: BinaryIO, wanted: tuple[int, ...] | None) -> Tensor:
     magic = stream.read(4)
-    if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or magic[3] == 0:
+    if (
+        len(magic) < 4
+        or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE))
+        or not 1 <= magic[3] <= _DIMENSIONS
+    ):
         raise ValueError(
             f"{path} is not an IDX file of bytes: it starts with {magic.hex() or 'nothing'}, "
             f"not 000008 and the number of dimensions; download it again"
@@ -42,11 +48,16 @@ def _read_idx(path: Path, stream: BinaryIO) -> Tensor:
     sizes = stream.read(4 * magic[3])
     shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
     header, expected = 4 + 4 * magic[3], math.prod(shape)
+    whole = len(sizes) == 4 * magic[3]
+    if whole and wanted is not None and tuple(shape) != wanted:
+        raise ValueError(
+            f"{path} holds an array of shape {tuple(shape)}, expected {wanted}: download it again"
+        )
     # one byte more than there should be shows a file that is too long, whatever its length
-    data = _read_at_most(stream, expected + 1)
+    data = _read_at_most(stream, min(expected, MOST_BYTES) + 1)
     found = len(magic) + len(sizes) + len(data)
-    if len(sizes) < 4 * magic[3] or not data or len(data) != expected:
-        more = " or more" if len(data) > expected else ""
+    if not whole or not data or len(data) != expected:
+        more = " or more" if len(data) > min(expected, MOST_BYTES) else ""
         raise ValueError(
             f"{path} has {found}{more} bytes, expected {header + expected} "
             f"for the shape {tuple(shape)} in its header: download it again"

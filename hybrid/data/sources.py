@@ -15,6 +15,7 @@ from hybrid.data.dataset import Dataset
 from hybrid.data.download import Download
 from hybrid.data.formats import check_labels, read_cifar_binary, read_cifar_python, read_idx
 from hybrid.data.generated import digits, synthetic
+from hybrid.errors import one_line
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
 
@@ -52,10 +53,11 @@ def fetch(name: str, directory: Path | None = None) -> None:
         for download in source.downloads:
             download.into(directory)
     except OSError as error:
+        # the text of a network error is no sentence
+        why = one_line(error) if error.strerror else type(error).__name__
         raise FileNotFoundError(
-            f"{name} lacks {', '.join(missing)} in {directory} and cannot be downloaded "
-            f"({error.strerror or type(error).__name__}): put the files there, "
-            f"or name their folder with --data-dir"
+            f"{name} lacks {', '.join(missing)} in {directory} and cannot be downloaded ({why}): "
+            f"put the files there, or name their folder with --data-dir"
         ) from error
 
 
@@ -146,14 +148,7 @@ def _read_python(paths: Sequence[Path], records: int, classes: int) -> tuple[Ten
 
 
 def _read_mnist(paths: Sequence[Path], records: int) -> tuple[Tensor, Tensor]:
-    shapes = ((records, 28, 28), (records,))
-    images, labels = (read_idx(path) for path in paths)
-    for path, tensor, shape in zip(paths, (images, labels), shapes, strict=True):
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{path} holds an array of shape {tuple(tensor.shape)}, expected {shape}: "
-                f"download it again"
-            )
+    images, labels = read_idx(paths[0], (records, 28, 28)), read_idx(paths[1], (records,))
     check_labels(paths[1], labels.tolist(), 10)
     return images.unsqueeze(1), labels.long()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 
 from hybrid.models.chain import Chain
@@ -14,6 +15,8 @@ NAME = re.compile(
     r"(?P<family>resnet|cifar-resnet|preact-resnet)(?P<depth>[0-9]{1,4})"
     r"|wrn-(?P<wide_depth>[0-9]{1,4})-(?P<width>[0-9]{1,3})"
 )
+DEEPEST = 2000
+"""Beyond ResNet-1202; ten thousand layers take minutes to build and to cut."""
 EXAMPLES = (
     *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *BLOCKS_PER_STAGE)),
     *("cifar-resnet50", "preact-resnet20", "preact-resnet110"),
@@ -44,8 +47,11 @@ def build(
             "(families: resnetN, cifar-resnetN, preact-resnetN, wrn-N-W)"
         )
     family, depth = match["family"], int(match["depth"] or match["wide_depth"])
+    if depth > DEEPEST:
+        raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
     if family is None:
         _only_projection(name, shortcut)
+        _check_memory(name, depth, int(match["width"]))
         return wide_resnet(depth, int(match["width"]), classes, channels, image_size)
     if family == "resnet" and depth in BLOCKS_PER_STAGE:
         _only_projection(name, shortcut)
@@ -59,6 +65,17 @@ def build(
 def _only_projection(name: str, shortcut: str | None) -> None:
     if shortcut not in (None, "projection"):
         raise ValueError(f"{name} has no shortcut {shortcut!r}: choose projection, or leave it out")
+
+
+def _check_memory(name: str, depth: int, width: int) -> None:
+    # two 3 x 3 convolutions a block, (depth - 4) / 6 blocks of 16, 32 and 64 times the width
+    weights_bytes = 4 * 3 * (depth - 4) * (16**2 + 32**2 + 64**2) * width**2
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights_bytes > memory_bytes:
+        raise ValueError(
+            f"{name} has {weights_bytes / 1e9:,.0f} GB of weights, this machine has "
+            f"{memory_bytes / 1e9:,.0f} GB of memory: take a smaller width"
+        )
 
 
 def _check_depth(depth: int) -> None:

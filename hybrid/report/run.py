@@ -10,7 +10,7 @@ from torch import nn
 from hybrid import build, checkpoint, launch
 from hybrid.data import Dataset
 from hybrid.errors import one_line
-from hybrid.files import write_atomically
+from hybrid.files import check_folder, write_atomically
 from hybrid.report import tables
 from hybrid.report.curves import curves
 from hybrid.report.factors import kept_dictionary, layers, responses
@@ -29,6 +29,7 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     record = read(run)
     content = page(_title(record), [*_overview(record), *_factors(record, data_dir)])
     file = run / "report" / "index.html"
+    check_folder(file.parent)
     try:
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, content)

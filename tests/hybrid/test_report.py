@@ -212,7 +212,7 @@ def test_curves_are_drawn_of_what_the_lines_hold() -> None:
         ("summary.json", b"\xff\xfe\xff", ("summary.json", "not a JSON object")),
         ("config.toml", "[model", ("config.toml", "TOML")),
         ("config.toml", "[model]\nnam = 1", ("config.toml", "model.nam", "model.name")),
-        ("report", "a file", ("report", "index.html", "permissions")),
+        ("report", "a file", ("report", "where a folder must be", "remove it")),
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, parts) -> None:

@@ -133,7 +133,7 @@ def test_a_cifar_label_of_no_class_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("encode", [str, str.encode])
 @pytest.mark.parametrize("name", ["labels", "fine_labels"])
 def test_a_pickled_batch_is_read_whatever_its_protocol_and_keys(tmp_path, protocol, encode, name):

@@ -1,0 +1,50 @@
+"""The audit of dependencies fails for a vulnerability, and says so where nothing was audited."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_FILE = Path(__file__).parents[1] / ".ci" / "audit.py"
+_SPEC = importlib.util.spec_from_file_location("audit", _FILE)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+audit = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(audit)
+
+CLEAN = {"name": "numpy", "version": "2.4.6", "vulns": []}
+UNKNOWN = {"name": "torch", "skip_reason": "Dependency not found on PyPI"}
+FLAWED = {
+    "name": "rich",
+    "version": "15.0.0",
+    "vulns": [{"id": "PYSEC-2026-1", "fix_versions": ["15.0.1"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "said"),
+    [
+        ([CLEAN], 0, "audit: 1 packages, no known vulnerability"),
+        ([CLEAN, UNKNOWN], 0, "audit: 1 packages, no known vulnerability; not audited: torch"),
+        ([UNKNOWN], 0, "audit: NOT AUDITED, the database knows none of 1 packages here"),
+        ([CLEAN, FLAWED], 1, "audit: rich 15.0.0 has PYSEC-2026-1 (mended in 15.0.1)"),
+        ([FLAWED, UNKNOWN], 1, "audit: rich 15.0.0 has PYSEC-2026-1 (mended in 15.0.1)"),
+    ],
+)
+def test_only_a_known_vulnerability_fails_and_is_named(packages, status, said) -> None:
+    assert audit.verdict({"dependencies": packages}) == (status, said)
+
+
+def test_without_the_database_one_line_says_that_nothing_was_audited() -> None:
+    status, said = audit.verdict("Connection refused")
+    assert (status, said.count("\n")) == (0, 0)
+    assert "NOT AUDITED" in said
+    assert "Connection refused" in said
+
+
+def test_what_is_installed_is_asked_about_without_local_versions() -> None:
+    pins = audit.installed()
+    assert any(pin.startswith("torch==") for pin in pins)
+    assert not any("+" in pin for pin in pins)
