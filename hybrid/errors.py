@@ -6,6 +6,10 @@ import tempfile
 import traceback
 
 
+class AgreedError(ValueError):
+    """An error that every rank knows of and raises together: to be told once, by the first."""
+
+
 def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
     if isinstance(error, OSError) and error.strerror and error.filename:
