@@ -45,7 +45,9 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         elif number == signal.SIGTERM:
-            _say_once(b"hybrid: SIGTERM: stopping after the next report; once more ends at once\n")
+            _say_once(
+                b"hybrid: SIGTERM: stopping at the next report; if killed before, --resume goes on\n"
+            )
         self.signal = self.signal or signal.Signals(number)
 
 
@@ -80,7 +82,15 @@ def _say_once(line: bytes) -> None:
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))
     if rank == "0":
         with suppress(OSError):
-            os.write(2, line)
+            os.write(_stderr(), line)
+
+
+def _stderr() -> int:
+    """Open MPI's launcher, once it ends its ranks, passes nothing on: its own stderr, if here."""
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        with suppress(OSError):
+            return os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
+    return 2
 
 
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:

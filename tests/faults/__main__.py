@@ -32,7 +32,7 @@ def main() -> int:
             print(
                 f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, "
                 f"{outcome.way}] {outcome.detail}: status {outcome.status}, "
-                f"{outcome.seconds:.1f} s, {outcome.resumes} resumes"
+                f"{outcome.seconds} s, {outcome.resumes} resumes {outcome.said}"
                 + "".join(f"\n     {problem}" for problem in outcome.problems),
                 flush=True,
             )

@@ -58,8 +58,8 @@ class Outcome:
     way: str
     detail: str = ""
     status: int | None = None
-    seconds: float = 0.0
-    """From the fault to the end of every process."""
+    seconds: float | None = None
+    """From the fault to the end of every process, where the run was struck at a known moment."""
     said: list[str] = field(default_factory=list)
     resumes: int = 0
     problems: list[str] = field(default_factory=list)
@@ -108,15 +108,15 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     fresh = scene.random.random() < 0.25
     before = whole(scene.out)
     job = Job(words, log, scene.training.ranks, scene.training.launcher, armed, fresh)
-    if armed or fault.resumes:
-        _await_start(scene, job)
     fault.strike(scene, job)
     before |= whole(scene.out)
-    ended = job.wait(PATIENCE if fault.survived or armed else LIMIT)
-    outcome.seconds = round(monotonic() - scene.struck, 2)
+    limit = PATIENCE if fault.survived or fault.waits else LIMIT
+    ended = job.wait(limit)
+    if not (fault.survived or fault.waits):
+        outcome.seconds = round(monotonic() - scene.struck, 2)
     outcome.detail, outcome.status = scene.detail, job.status()
     if outcome.status is None:
-        outcome.problems.append(f"hang: not ended {LIMIT:.0f} s after the fault")
+        outcome.problems.append(f"hang: not ended {limit:.0f} s after the fault")
     elif not ended:
         outcome.problems.append("orphan: ranks outlive their launcher")
     job.kill()
@@ -129,12 +129,6 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     lost = [s for s in before if after.get(s) != before[s] and s not in fault.damaged(scene)]
     if lost:
         outcome.problems.append(f"lost: checkpoint {', '.join(lost)}")
-
-
-def _await_start(scene: Scene, job: Job) -> None:
-    """A fault that waits inside the program does so from when its ranks are there."""
-    job.await_ranks(PATIENCE)
-    scene.struck = monotonic()
 
 
 def reasons(text: str) -> list[str]:

@@ -53,6 +53,8 @@ class Fault:
     """Whether nobody is left to say a word."""
     resumes = False
     """Whether the run that is struck is itself a resumed one."""
+    waits = False
+    """Whether the fault is there from the start, and the run meets it when it gets to it."""
 
     same_metrics = True
     """Whether metrics.jsonl must be that of an undisturbed run in the end."""
@@ -245,6 +247,7 @@ class Poison(Fault):
     """Weights that are no numbers: fails with a word, or rolls back and ends well."""
 
     name = "NaN in the weights"
+    waits = True
     statuses = staticmethod(lambda status: True)
 
     def prepare(self, scene: Scene) -> dict[str, Any]:
@@ -259,6 +262,7 @@ class AbsurdRate(Fault):
     """A run is resumed with a learning rate that makes the loss infinite."""
 
     name = "NaN by the learning rate"
+    waits = True
     statuses = staticmethod(lambda status: True)
     resumes = True
 

@@ -63,6 +63,7 @@ class FileLimit(Fault):
     """RLIMIT_FSIZE: a file system that takes no large files."""
 
     name = "no large files"
+    waits = True
 
     def prepare(self, scene: Scene) -> dict[str, Any]:
         allowed = scene.random.randrange(0, 100_000)
@@ -102,6 +103,7 @@ class ReadOnlyResume(Fault):
     """The whole run folder is read-only when the run is resumed."""
 
     name = "resumed in a read-only folder"
+    waits = True
     resumes = True
 
     def prepare(self, scene: Scene) -> None:
@@ -126,6 +128,7 @@ class FileForFolder(Fault):
     """A file where the run folder, its parent or its checkpoints belong."""
 
     name = "a file where a folder belongs"
+    waits = True
 
     def prepare(self, scene: Scene) -> None:
         chosen = ("parent", "run", "checkpoints", "events")
@@ -148,6 +151,7 @@ class Damage(Fault):
     """A file of the newest checkpoint is not what was written when the run is resumed."""
 
     name = "a damaged checkpoint"
+    waits = True
     resumes = True
     statuses = staticmethod(lambda status: True)
 
@@ -186,6 +190,7 @@ class Foreign(Fault):
     """The newest checkpoint is another run's, whole and sound."""
 
     name = "another run's checkpoint"
+    waits = True
     resumes = True
     statuses = staticmethod(lambda status: status == 1)
 
@@ -211,6 +216,7 @@ class CutMetrics(Fault):
     """`metrics.jsonl` has lost its end, or all of it, when the run is resumed."""
 
     name = "metrics cut off"
+    waits = True
     resumes = True
     survived = True
     statuses = staticmethod(lambda status: status == 0)

@@ -56,7 +56,7 @@ def render(outcomes: Sequence[Outcome], about: Mapping[str, Any] | None = None) 
 def _row(name: str, mine: Sequence[Outcome]) -> str:
     statuses = sorted({outcome.status for outcome in mine}, key=str)
     ends = ", ".join(f"{s}: {sum(o.status == s for o in mine)}" for s in statuses)
-    seconds = [o.seconds for o in mine if o.status != 0 and not _has(o, "hang", "orphan")]
+    seconds = [o.seconds for o in mine if o.seconds is not None and not _has(o, "hang", "orphan")]
     times = f"{median(seconds):.1f} ({max(seconds):.1f})" if seconds else ""
     counts = [sum(_has(o, kind) for o in mine) for kind in ("hang", "orphan", "traceback")]
     counts += [sum(_has(o, "reason", "status") for o in mine)]
