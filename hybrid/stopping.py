@@ -46,7 +46,7 @@ class StopRequest:
             signal.raise_signal(number)
         elif number == signal.SIGTERM:
             _say_once(
-                b"hybrid: SIGTERM: stopping at the next report; if killed before, --resume goes on\n"
+                b"hybrid: SIGTERM: stopping at the next report; if killed before, use --resume\n"
             )
         self.signal = self.signal or signal.Signals(number)
 

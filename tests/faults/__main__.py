@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.campaign import outcomes
+from tests.faults.campaign import Outcome, outcomes
 from tests.faults.table import facts, render
 
 
@@ -25,24 +25,27 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds with this word in their names")
     parser.add_argument("--out", type=Path, help="JSON; the table goes beside it as Markdown")
     options = parser.parse_args()
+    about = facts(f"python -m tests.faults --runs {options.runs} --seed {options.seed}")
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
         for outcome in outcomes(options.runs, options.seed, Path(root), options.only):
             done.append(outcome)
-            print(
-                f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, "
-                f"{outcome.way}] {outcome.detail}: status {outcome.status}, "
-                f"{outcome.seconds} s, {outcome.resumes} resumes {outcome.said}"
-                + "".join(f"\n     {problem}" for problem in outcome.problems),
-                flush=True,
-            )
+            print(_line(outcome), flush=True)
+            if options.out is not None:
+                body = {**about, "runs": [asdict(outcome) for outcome in done]}
+                options.out.write_text(json.dumps(body, indent=1) + "\n")
+                options.out.with_suffix(".md").write_text(render(done, about))
     print(render(done))
-    if options.out is not None:
-        command = f"python -m tests.faults --runs {options.runs} --seed {options.seed}"
-        body = {**facts(command), "runs": [asdict(outcome) for outcome in done]}
-        options.out.write_text(json.dumps(body, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(render(done, facts(command)))
     return int(any(outcome.problems for outcome in done))
+
+
+def _line(outcome: Outcome) -> str:
+    return (
+        f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, {outcome.way}] "
+        f"{outcome.detail}: status {outcome.status}, {outcome.seconds} s, "
+        f"{outcome.resumes} resumes; {' | '.join(outcome.said)}"
+        + "".join(f"\n     {problem}" for problem in outcome.problems)
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 from tests.faults.processes import Job, send
 from tests.faults.training import References, Training
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds a run may take to get to where it is struck."""
 
 
@@ -155,6 +155,10 @@ class StopSignal(Fault):
     numbers: tuple[signal.Signals, ...] = (signal.SIGUSR1, signal.SIGUSR2)
     statuses = staticmethod(lambda status: status in (0, 75))
 
+    def before_python_listens(self, status: int | None) -> bool:
+        """Whether the signal ended the process, as it does while Python itself starts."""
+        return status is not None and {-status, status - 128} & set(self.numbers) != set()
+
     def strike(self, scene: Scene, job: Job) -> None:
         when = moment(scene, job)
         number = scene.random.choice(self.numbers)
@@ -168,7 +172,7 @@ class StopSignal(Fault):
 
 
 class Terminate(StopSignal):
-    """To mpirun it ends the ranks a second later; to a rank, or alone, it is a request to stop."""
+    """To mpirun it ends the ranks half a second later; to a rank, or alone, it is a request."""
 
     name = "TERM"
     numbers = (signal.SIGTERM,)

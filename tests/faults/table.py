@@ -13,8 +13,6 @@ from typing import Any
 from tests.faults.campaign import KINDS, Outcome
 from tests.faults.storage import can_mount
 
-BROKEN = ("hang", "orphan", "traceback", "reason", "status", "lost", "bits")
-
 
 def facts(command: str) -> dict[str, Any]:
     """What the figures depend on."""
@@ -32,9 +30,9 @@ def facts(command: str) -> dict[str, Any]:
 def render(outcomes: Sequence[Outcome], about: Mapping[str, Any] | None = None) -> str:
     """A row a kind: runs, how they ended, seconds from the fault to the end, broken promises."""
     rows = [
-        "| fault | runs | status: runs | seconds to the end, median (max) | "
+        "| fault | runs | status: runs | seconds to the end, median (max) | over 10 s | "
         "hangs | orphans | tracebacks | no reason, or twice | lost | other bits |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in [*(kind.name for kind in KINDS), ""]:
         mine = [outcome for outcome in outcomes if name in ("", outcome.kind)]
@@ -58,7 +56,7 @@ def _row(name: str, mine: Sequence[Outcome]) -> str:
     ends = ", ".join(f"{s}: {sum(o.status == s for o in mine)}" for s in statuses)
     seconds = [o.seconds for o in mine if o.seconds is not None and not _has(o, "hang", "orphan")]
     times = f"{median(seconds):.1f} ({max(seconds):.1f})" if seconds else ""
-    counts = [sum(_has(o, kind) for o in mine) for kind in ("hang", "orphan", "traceback")]
+    counts = [sum(_has(o, kind) for o in mine) for kind in ("late", "hang", "orphan", "traceback")]
     counts += [sum(_has(o, "reason", "status") for o in mine)]
     counts += [sum(_has(o, kind) for o in mine) for kind in ("lost", "bits")]
     return f"| {name} | {len(mine)} | {ends} | {times} | {' | '.join(map(str, counts))} |"
