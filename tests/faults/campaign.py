@@ -144,10 +144,10 @@ def reasons(text: str) -> list[str]:
 
 
 def _words(fault: Fault, text: str, outcome: Outcome) -> list[str]:
-    found = []
-    if isinstance(fault, kinds.StopSignal) and "(start)" in outcome.detail:
-        if fault.before_python_listens(outcome.status):
-            return []
+    found: list[str] = []
+    early = isinstance(fault, kinds.StopSignal) and "(start)" in outcome.detail
+    if early and fault.before_python_listens(outcome.status):
+        return []
     if "Traceback" in text or re.search(r"^\S*Error: ", text, re.MULTILINE):
         found.append(f"traceback: {text.strip().splitlines()[-1][:200]}")
     launcher = len(_LAUNCHER_SAYS.findall(text))
