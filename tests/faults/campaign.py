@@ -113,15 +113,17 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     job = Job(words, log, scene.training.ranks, scene.training.launcher, armed, fresh)
     fault.strike(scene, job)
     before |= whole(scene.out)
-    ended = job.wait(PATIENCE)
-    outcome.load = round(os.getloadavg()[0] / len(os.sched_getaffinity(0)), 2)
+    outcome.load = round(load(), 2)
+    ended = job.wait(PATIENCE * max(1.0, outcome.load))
     if not (fault.survived or fault.waits):
         outcome.seconds = round(monotonic() - scene.struck, 2)
         if outcome.seconds > LIMIT:
             outcome.problems.append(f"late: {outcome.seconds} s, at {outcome.load} times the cores")
     outcome.detail, outcome.status = scene.detail, job.status()
     if outcome.status is None:
-        outcome.problems.append(f"hang: not ended {PATIENCE:.0f} s after the fault")
+        where = f"after {kinds.lines_of(scene.out)} lines of metrics"
+        waited = monotonic() - scene.struck
+        outcome.problems.append(f"hang: {waited:.0f} s after the fault not ended, {where}")
     elif not ended:
         outcome.problems.append("orphan: ranks outlive their launcher")
     job.kill()
@@ -134,6 +136,11 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     lost = [s for s in before if after.get(s) != before[s] and s not in fault.damaged(scene)]
     if lost:
         outcome.problems.append(f"lost: checkpoint {', '.join(lost)}")
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute, over the cores there are."""
+    return os.getloadavg()[0] / len(os.sched_getaffinity(0))
 
 
 def reasons(text: str) -> list[str]:
@@ -177,7 +184,7 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
                 words += ["--blocks", str(scene.training.ranks)]
         log = folder / f"resume-{outcome.resumes}.err"
         job = Job(words, log, scene.training.ranks, launcher)
-        if not job.wait(PATIENCE):
+        if not job.wait(PATIENCE * max(1.0, load())):
             job.kill()
             yield "hang: a resumed run does not end"
             return

@@ -18,8 +18,8 @@ from typing import Any
 from tests.faults.processes import Job, send
 from tests.faults.training import References, Training
 
-PATIENCE = 120.0
-"""Seconds a run may take to get to where it is struck."""
+PATIENCE = 60.0
+"""Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ def moment(scene: Scene, job: Job, among: tuple[str, ...] = ("start", "train", "
     """Wait for a moment of the run, by the seed; gives its name."""
     which = scene.random.choice(among)
     checkpoints = scene.out / "checkpoints"
-    end = monotonic() + PATIENCE
+    end = monotonic() + 5 * PATIENCE
 
     def until(reached: Callable[[], bool], pause: float) -> None:
         while not reached() and job.status() is None and monotonic() < end:

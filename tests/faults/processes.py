@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -45,7 +46,7 @@ class Job:
         self.launcher, self._out, self._err = launcher, log.with_suffix(".out"), log
         self.started = monotonic()
         self._seen: dict[int, str] = {}
-        environment = ENVIRONMENT | {"HYBRID_FAULT": _json(fault)}
+        environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {})}
         if launcher == "threads" and not fresh:
             self._process: Any = _FORKING.Process(
                 target=_main, args=(list(words), str(self._out), str(self._err), environment)
@@ -56,6 +57,8 @@ class Job:
             command = [sys.executable, "-m", PROGRAM if fault else "hybrid", *words]
             if launcher == "mpirun":
                 command = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *command]
+            # a shell's background job ignores Ctrl-C, and so would all that it starts
+            command = ["env", "--default-signal=INT", *command]
             with self._out.open("w") as out, self._err.open("w") as err:
                 self._process = subprocess.Popen(
                     command, env=os.environ | environment, stdout=out, stderr=err
@@ -126,16 +129,11 @@ def _main(words: list[str], out: str, err: str, environment: dict[str, str]) -> 
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["hybrid", *words]
     from tests.faults.program import main
 
     main()
-
-
-def _json(fault: Mapping[str, Any] | None) -> str:
-    import json
-
-    return json.dumps(fault or {})
 
 
 def _born(pid: int) -> str:

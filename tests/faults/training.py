@@ -98,7 +98,7 @@ class References:
         name = f"{alone.way}-{alone.ranks}-{alone.model}-{alone.seed}".replace(" ", "-")
         out = self.root / name
         job = Job(alone.words(out), self.root / f"{name}.err", alone.ranks, "threads")
-        ended = job.wait(120)
+        ended = job.wait(600)
         if not ended or job.status() != 0:
             job.kill()
             raise RuntimeError(f"the undisturbed {alone} failed: {job.output()}")
