@@ -8,7 +8,7 @@ BIN := .venv/bin
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-.PHONY: train test test-slow bench clean
+.PHONY: train test test-slow faults bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -21,6 +21,9 @@ test: .venv/ready
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow
+
+faults: .venv/ready
+	$(BIN)/python -m tests.faults --runs 200 --seed 0 --out docs/benchmarks/faults.json
 
 bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py
