@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -80,10 +80,14 @@ def outcomes(runs: int, seed: int, root: Path, only: str = "") -> Iterator[Outco
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def one(seed: int, fault: Fault, folder: Path, references: References) -> Outcome:
-    """Strike one run, and bring it to its end."""
+def one(
+    seed: int, fault: Fault, folder: Path, references: References, launchers: Sequence[str] = ()
+) -> Outcome:
+    """Strike one run, by one of these launchers, and bring it to its end."""
     random = Random(seed)
-    training = _training(random, fault)
+    launcher = random.choice(launchers or fault.launchers)
+    ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
+    training = Training(random.choice(list(WAYS)), launcher, ranks)
     outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
@@ -94,12 +98,6 @@ def one(seed: int, fault: Fault, folder: Path, references: References) -> Outcom
     finally:
         fault.clean(scene)
     return outcome
-
-
-def _training(random: Random, fault: Fault) -> Training:
-    launcher = random.choice(fault.launchers)
-    ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
-    return Training(random.choice(list(WAYS)), launcher, ranks)
 
 
 def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:

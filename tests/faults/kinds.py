@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from tests.faults.processes import Job, send
-from tests.faults.training import References, Training
+from tests.faults.training import LR, References, Training
 
 PATIENCE = 60.0
 """Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
@@ -276,8 +276,6 @@ class AbsurdRate(Fault):
         scene.now(" ".join(scene.resumed_with))
 
     def mend(self, scene: Scene) -> None:
-        from tests.faults.training import LR
-
         scene.resumed_with = ["--lr", LR]
 
 
