@@ -8,7 +8,7 @@ BIN := .venv/bin
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-.PHONY: train test test-slow audit bench clean
+.PHONY: train test test-slow faults audit bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -25,6 +25,9 @@ test-slow: .venv/ready
 
 audit: .venv/ready
 	$(BIN)/python .ci/audit.py
+
+faults: .venv/ready
+	$(BIN)/python -m tests.faults --runs 200 --seed 0 --out docs/benchmarks/faults.json
 
 bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py

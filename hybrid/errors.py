@@ -17,6 +17,10 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     return safe if len(safe) <= most else f"{safe[: most * 3 // 4]} ... {safe[-most // 5 :]}"
 
 
+class AgreedError(ValueError):
+    """An error that every rank knows of and raises together: to be told once, by the first."""
+
+
 def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
     text = str(error)

@@ -31,6 +31,8 @@ def run_command(command: Callable[[], Any]) -> int:
         return _say(error, FAILED)
     try:
         result = command()
+        if result == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _say("interrupted; go on with --resume", INTERRUPTED)

@@ -1,17 +1,24 @@
-"""A request to stop: a signal after which a run keeps a checkpoint and ends."""
+"""A request to stop: a signal after which a run keeps a checkpoint and ends.
+
+Imports nothing heavy: the command listens before it imports what takes seconds.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from hybrid.links import AgreedError
+from hybrid.errors import AgreedError
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What mpirun forwards to its ranks, and batch systems send before a time limit."""
+if TYPE_CHECKING:
+    from hybrid.links import RankLinks
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+"""What mpirun passes to its ranks, and batch systems and supervisors send before they kill."""
 
 
 class StoppedError(AgreedError):
@@ -29,19 +36,68 @@ class StopRequest:
         return self.signal.name if self.signal is not None else ""
 
     def _take(self, number: int, frame: Any) -> None:
-        self.signal = signal.Signals(number)
+        """Note the first signal; a SIGTERM after it ends the process at once.
+
+        Of SIGTERM it tells at once: who sends it may not wait for what the run has to say.
+        """
+        if number == signal.SIGTERM and self.signal is not None:
+            _say_once(b"hybrid: ended by a second signal; go on with --resume\n")
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif number == signal.SIGTERM:
+            _say_once(
+                b"hybrid: SIGTERM: stopping at the next report; if killed before, use --resume\n"
+            )
+        self.signal = self.signal or signal.Signals(number)
+
+
+_current: StopRequest | None = None
 
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """A request that signals set within the body; outside the main thread none ever does."""
-    request = StopRequest()
+    """A request that signals set within the body; outside the main thread none ever does.
+
+    Within another body it is that one's, with what it has heard so far.
+    """
+    global _current
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield StopRequest()
         return
+    if _current is not None:
+        yield _current
+        return
+    request = _current = StopRequest()
     before = {number: signal.signal(number, request._take) for number in SIGNALS}
     try:
         yield request
     finally:
+        _current = None
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_once(line: bytes) -> None:
+    """From a signal handler, by the first of many ranks."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))
+    if rank == "0":
+        with suppress(OSError):
+            os.write(_stderr(), line)
+
+
+def _stderr() -> int:
+    """Open MPI's launcher, once it ends its ranks, passes nothing on: its own stderr, if here."""
+    if "OMPI_COMM_WORLD_RANK" in os.environ:
+        with suppress(OSError):
+            return os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
+    return 2
+
+
+def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
+    """Raise StoppedError on all ranks if any was asked to stop before training begins."""
+    reasons = links.all_gather(request())
+    first = next((reason for reason in reasons if reason), None)
+    if first:
+        raise StoppedError(
+            f"stopped by {first} before training began; nothing has been done or changed"
+        )

@@ -22,7 +22,7 @@ from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtu
 from hybrid.links.base import Program
 from hybrid.partition import SAMPLES, Blocks
 from hybrid.run import Run
-from hybrid.stopping import listening
+from hybrid.stopping import leave_if_asked, listening
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
 from solvers.bubble import FillStep
 from solvers.pipeline import Gaps, fit
@@ -97,7 +97,9 @@ class Trainer:
             with links.agreement():
                 if problem is not None:
                     raise problem
-            return Run(self, links, train, test, shapes, device, request).fit()
+            run = Run(self, links, train, test, shapes, device, request)
+            leave_if_asked(links, request)
+            return run.fit()
 
         with listening() as request:
             return self._start(comm, program, None if problem else device, problem)

@@ -11,14 +11,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from hybrid.errors import one_line
+from hybrid.errors import AgreedError, one_line
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
-
-
-class AgreedError(ValueError):
-    """An error that every rank knows of and raises together: to be told once, by the first."""
 
 
 class PeerError(RuntimeError):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid.errors import reason
-from hybrid.links.base import AgreedError, Program, RankLinks
+from hybrid.errors import AgreedError, reason
+from hybrid.links.base import Program, RankLinks
 
 T = TypeVar("T")
 _DTYPES = (

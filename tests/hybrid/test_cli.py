@@ -135,6 +135,18 @@ def test_a_loss_that_diverges_later_names_the_last_good_checkpoint(hybrid, run_f
     assert_one_line(answer, "epoch 3", f"the last good checkpoint is {run_folder}", "00000010")
 
 
+def test_an_interrupted_command_says_so(capfd) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    own = typer.Typer()
+    own.command()(interrupted)
+    command = typer.main.get_command(own)
+    status = run_command(lambda: command.main(args=[], standalone_mode=False))
+    assert status == 130
+    assert "hybrid: error: interrupted; go on with --resume\n" in capfd.readouterr().err
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(hybrid, run_folder) -> None:
     before = (run_folder / "metrics.jsonl").read_bytes()
     assert_one_line(hybrid("train", "--out", run_folder), "already holds a run", "--resume")

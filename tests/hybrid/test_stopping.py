@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from time import monotonic, sleep
@@ -58,14 +59,17 @@ def train(way: str, out: Path, digits: Any, resume: bool = False) -> dict[str, t
 
 
 def ask_at(monkeypatch: pytest.MonkeyPatch, report: int) -> None:
-    """Some rank is asked to stop before the `report`-th report of all ranks."""
+    """Some rank is asked to stop before the `report`-th report of all ranks.
+
+    The ranks look once before they begin, and then at every report.
+    """
     calls, lock = 0, threading.Lock()
 
     def asked(self: StopRequest) -> str:
         nonlocal calls
         with lock:
             calls += 1
-            return "SIGUSR1" if calls == BLOCKS * (report - 1) + 1 else ""
+            return "SIGUSR1" if calls == BLOCKS * report + 1 else ""
 
     monkeypatch.setattr(StopRequest, "__call__", asked)
 
@@ -120,6 +124,55 @@ def test_signals_are_heard_while_listening_only() -> None:
         signal.raise_signal(signal.SIGUSR2)
         assert request() == "SIGUSR2"
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_an_inner_listener_has_what_the_outer_has_heard() -> None:
+    with listening() as outer:
+        signal.raise_signal(signal.SIGUSR1)
+        with listening() as inner:
+            assert inner is outer
+        signal.raise_signal(signal.SIGUSR2)
+        assert outer() == "SIGUSR1"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "said"),
+    [
+        (["SIGTERM"], 0, "hybrid: SIGTERM: stopping"),
+        (["SIGTERM", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
+        (["SIGUSR1", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
+        (["SIGTERM", "SIGUSR1"], 0, "hybrid: SIGTERM: stopping"),
+    ],
+)
+def test_a_second_sigterm_ends_the_process_at_once(numbers, status, said) -> None:
+    program = (
+        "import signal\nfrom hybrid.stopping import listening\n"
+        "with listening():\n"
+        f"    for name in {numbers}:\n"
+        "        signal.raise_signal(signal.Signals[name])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == status
+    assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_the_command_listens_before_it_imports_torch() -> None:
+    program = (
+        "import sys\nfrom hybrid.__main__ import listening\n"
+        "with listening():\n    assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
+
+
+def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
+    digits, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(StopRequest, "__call__", lambda self: "SIGTERM")
+    with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
+        train("gaps filled", tmp_path / "run", digits)
+    assert not (tmp_path / "run").exists()
 
 
 def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(

@@ -1,0 +1,20 @@
+"""The `hybrid` command, listening to signals before the imports that take seconds."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+
+from hybrid.stopping import listening
+
+
+def main() -> None:
+    """Run the command; a training hears a request to stop even while Python still imports."""
+    with listening() if sys.argv[1:2] == ["train"] else nullcontext():
+        from hybrid import cli
+
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""N seeded faults, and a table of what came of them.
+
+    python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--out docs/benchmarks/faults.json]
+
+Exit status 1 if any fault broke a promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults.campaign import Outcome, outcomes
+from tests.faults.table import facts, render
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds with this word in their names")
+    parser.add_argument("--out", type=Path, help="JSON; the table goes beside it as Markdown")
+    options = parser.parse_args()
+    about = facts(f"python -m tests.faults --runs {options.runs} --seed {options.seed}")
+    done = []
+    with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
+        for outcome in outcomes(options.runs, options.seed, Path(root), options.only):
+            done.append(outcome)
+            print(_line(outcome), flush=True)
+            if options.out is not None:
+                body = {**about, "runs": [asdict(outcome) for outcome in done]}
+                options.out.write_text(json.dumps(body, indent=1) + "\n")
+                options.out.with_suffix(".md").write_text(render(done, about))
+    print(render(done))
+    return int(any(outcome.problems for outcome in done))
+
+
+def _line(outcome: Outcome) -> str:
+    return (
+        f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, {outcome.way}] "
+        f"{outcome.detail}: status {outcome.status}, {outcome.seconds} s, "
+        f"{outcome.resumes} resumes; {' | '.join(outcome.said)}"
+        + "".join(f"\n     {problem}" for problem in outcome.problems)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

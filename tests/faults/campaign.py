@@ -1,0 +1,224 @@
+"""One fault after another: strike, look at what is left, resume, compare."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from tests.faults import kinds, storage
+from tests.faults.kinds import PATIENCE, Fault, Scene
+from tests.faults.processes import Job
+from tests.faults.training import WAYS, References, Training, result, whole
+
+LIMIT = 10.0
+"""Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
+KINDS: tuple[type[Fault], ...] = (
+    kinds.KillRank,
+    kinds.KillLauncher,
+    kinds.KillAll,
+    kinds.StopSignal,
+    kinds.Terminate,
+    kinds.TerminateTwice,
+    kinds.Interrupt,
+    kinds.SlowRank,
+    kinds.LateRank,
+    kinds.ClockJump,
+    kinds.Poison,
+    kinds.AbsurdRate,
+    storage.DiskFull,
+    storage.FileLimit,
+    storage.ReadOnly,
+    storage.ReadOnlyResume,
+    storage.FileForFolder,
+    storage.Damage,
+    storage.Foreign,
+    storage.CutMetrics,
+)
+_NOTICE = "hybrid: SIGTERM: "
+_LAUNCHER_SAYS = re.compile(
+    r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
+)
+_REMEDY = re.compile(r"remove (\S+) to resume from")
+_ANEW = ("no checkpoint to resume from", "start again with a new --out")
+
+
+@dataclass
+class Outcome:
+    """What came of one fault."""
+
+    seed: int
+    kind: str
+    launcher: str
+    ranks: int
+    way: str
+    detail: str = ""
+    status: int | None = None
+    seconds: float | None = None
+    """From the fault to the end of every process, where the run was struck at a known moment."""
+    said: list[str] = field(default_factory=list)
+    resumes: int = 0
+    problems: list[str] = field(default_factory=list)
+    """late, hang, orphan, traceback, reason, status, lost, bits: each with a word on it."""
+    load: float = 0.0
+    """Processes that wanted a core in the last minute, over the cores: above 1 they waited."""
+
+
+def outcomes(runs: int, seed: int, root: Path, only: str = "") -> Iterator[Outcome]:
+    """Run so many faults; the kinds take turns, the rest is up to the seed."""
+    references = References(root)
+    chosen = [kind for kind in KINDS if only in kind.name]
+    for number in range(seed, seed + runs):
+        folder = root / f"fault-{number}"
+        folder.mkdir()
+        yield one(number, chosen[number % len(chosen)](), folder, references)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def one(
+    seed: int, fault: Fault, folder: Path, references: References, launchers: Sequence[str] = ()
+) -> Outcome:
+    """Strike one run, by one of these launchers, and bring it to its end."""
+    random = Random(seed)
+    launcher = random.choice(launchers or fault.launchers)
+    ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
+    training = Training(random.choice(list(WAYS)), launcher, ranks)
+    outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
+    references.result(training)
+    scene = Scene(random, training, folder / "run", references)
+    try:
+        _struck(fault, scene, outcome, folder / "struck.err")
+        for problem in _resumed(fault, scene, outcome, folder):
+            outcome.problems.append(problem)
+    finally:
+        fault.clean(scene)
+    return outcome
+
+
+def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
+    """The run that the fault hits: how it ends, and what it leaves."""
+    armed = fault.prepare(scene)
+    words = scene.training.words(scene.out)
+    if fault.resumes:
+        words = ["train", "--resume", "--out", str(scene.out), *scene.resumed_with]
+    fresh = scene.random.random() < 0.25
+    before = whole(scene.out)
+    job = Job(words, log, scene.training.ranks, scene.training.launcher, armed, fresh)
+    fault.strike(scene, job)
+    before |= whole(scene.out)
+    outcome.load = round(load(), 2)
+    ended = job.wait(PATIENCE * max(1.0, outcome.load))
+    if not (fault.survived or fault.waits):
+        outcome.seconds = round(monotonic() - scene.struck, 2)
+        if outcome.seconds > LIMIT:
+            outcome.problems.append(f"late: {outcome.seconds} s, at {outcome.load} times the cores")
+    outcome.detail, outcome.status = scene.detail, job.status()
+    if outcome.status is None:
+        where = f"after {kinds.lines_of(scene.out)} lines of metrics"
+        waited = monotonic() - scene.struck
+        outcome.problems.append(f"hang: {waited:.0f} s after the fault not ended, {where}")
+    elif not ended:
+        outcome.problems.append("orphan: ranks outlive their launcher")
+    job.kill()
+    job.wait(LIMIT)
+    fault.mend(scene)
+    text = job.output()
+    outcome.said = reasons(text)
+    outcome.problems += _words(fault, text, outcome)
+    after = whole(scene.out)
+    lost = [s for s in before if after.get(s) != before[s] and s not in fault.damaged(scene)]
+    if lost:
+        outcome.problems.append(f"lost: checkpoint {', '.join(lost)}")
+
+
+def load() -> float:
+    """Processes that wanted a core in the last minute, over the cores there are."""
+    return os.getloadavg()[0] / len(os.sched_getaffinity(0))
+
+
+def reasons(text: str) -> list[str]:
+    """The lines with which the command says why it ended; a first word on SIGTERM counts alone."""
+    lines = [line for line in text.splitlines() if line.startswith("hybrid: ")]
+    final = [line for line in lines if not line.startswith(_NOTICE)]
+    return final or lines
+
+
+def _words(fault: Fault, text: str, outcome: Outcome) -> list[str]:
+    found: list[str] = []
+    early = isinstance(fault, kinds.StopSignal) and "(start)" in outcome.detail
+    if early and fault.before_python_listens(outcome.status):
+        return []
+    if "Traceback" in text or re.search(r"^\S*Error: ", text, re.MULTILINE):
+        found.append(f"traceback: {text.strip().splitlines()[-1][:200]}")
+    launcher = len(_LAUNCHER_SAYS.findall(text))
+    ended_well = outcome.status == 0
+    if len(outcome.said) > 1:
+        found.append(f"reason: said {len(outcome.said)} times")
+    if not ended_well and not fault.silent and not outcome.said and not launcher:
+        found.append(f"reason: none, with status {outcome.status}")
+    if outcome.status is not None and not fault.statuses(outcome.status):
+        found.append(f"status: {outcome.status}: {text.strip()[-200:]}")
+    return found
+
+
+def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iterator[str]:
+    """Resume until the run has ended, doing what its one line says, and compare."""
+    out, status = scene.out, outcome.status
+    launcher = scene.training.launcher if scene.random.random() < 0.25 else "threads"
+    while status != 0:
+        outcome.resumes += 1
+        if outcome.resumes > 4:
+            yield f"bits: not ended after {outcome.resumes - 1} resumes"
+            return
+        words = ["train", "--resume", "--out", str(out), *scene.resumed_with]
+        if out != scene.out:
+            words = scene.training.words(out)
+            if launcher == "threads":
+                words += ["--blocks", str(scene.training.ranks)]
+        log = folder / f"resume-{outcome.resumes}.err"
+        job = Job(words, log, scene.training.ranks, launcher)
+        if not job.wait(PATIENCE * max(1.0, load())):
+            job.kill()
+            yield "hang: a resumed run does not end"
+            return
+        status, text = job.status(), job.output()
+        if status == 0:
+            break
+        said = reasons(text)
+        if len(said) != 1 or "Traceback" in text:
+            yield f"reason: a resume that fails says {said or text[-200:]!r}"
+            return
+        if remedy := _REMEDY.search(said[0]):
+            shutil.rmtree(remedy.group(1))
+        elif any(words in said[0] for words in _ANEW) and not _kept(fault, scene):
+            out = folder / "anew"
+        else:
+            yield f"bits: cannot be resumed: {said[0]}"
+            return
+    yield from _compared(fault, scene, out)
+
+
+def _kept(fault: Fault, scene: Scene) -> bool:
+    return bool(set(whole(scene.out)) - fault.damaged(scene))
+
+
+def _compared(fault: Fault, scene: Scene, out: Path) -> Iterator[str]:
+    if "NaN" in fault.name and kinds.rollbacks(out):
+        return
+    try:
+        mine, wanted = result(out), scene.references.result(scene.training)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        yield f"bits: the result cannot be read: {error}"
+        return
+    other = [name for name in wanted.units if mine.units.get(name) != wanted.units[name]]
+    if other:
+        yield f"bits: other values in {', '.join(other)}"
+    elif mine.test_accuracy != wanted.test_accuracy:
+        yield f"bits: test accuracy {mine.test_accuracy}, not {wanted.test_accuracy}"
+    elif fault.same_metrics and mine.metrics != wanted.metrics:
+        yield "bits: other lines in metrics.jsonl"

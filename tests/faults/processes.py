@@ -1,0 +1,152 @@
+"""Processes under test: started with or without mpirun, watched through /proc."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMP_NUM_THREADS": "1",
+    "CI": "1",
+}
+PROGRAM = "tests.faults.program"
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(
+    ["torch._dynamo", "sklearn.datasets", "hybrid.build", "hybrid.cli", "torch.utils.tensorboard"]
+)
+
+
+class Job:
+    """One `hybrid train`, its output in files beside `log`.
+
+    Under mpirun on `ranks` ranks; else in one process, forked from a server that has imported
+    Python's packages already, or `fresh`.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        ranks: int,
+        launcher: str,
+        fault: Mapping[str, Any] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        self.launcher, self._out, self._err = launcher, log.with_suffix(".out"), log
+        self.started = monotonic()
+        self._seen: dict[int, str] = {}
+        environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {})}
+        if launcher == "threads" and not fresh:
+            self._process: Any = _FORKING.Process(
+                target=_main, args=(list(words), str(self._out), str(self._err), environment)
+            )
+            self._process.start()
+            self.pid = int(self._process.pid)
+        else:
+            command = [sys.executable, "-m", PROGRAM if fault else "hybrid", *words]
+            if launcher == "mpirun":
+                command = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *command]
+            # a shell's background job ignores Ctrl-C, and so would all that it starts
+            command = ["env", "--default-signal=INT", *command]
+            with self._out.open("w") as out, self._err.open("w") as err:
+                self._process = subprocess.Popen(
+                    command, env=os.environ | environment, stdout=out, stderr=err
+                )
+            self.pid = self._process.pid
+        self._size = ranks
+
+    def status(self) -> int | None:
+        """The exit status; None while it runs, minus the signal's number if one ended it."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll()
+        self._process.join(0)
+        return self._process.exitcode
+
+    def ranks(self) -> list[int]:
+        """The living ranks under mpirun; alone, the process itself."""
+        if self.launcher == "threads":
+            self._seen[self.pid] = _born(self.pid)
+        else:
+            for pid in _children(self.pid):
+                self._seen.setdefault(pid, _born(pid))
+        return [pid for pid, born in self._seen.items() if born and _born(pid) == born]
+
+    def await_ranks(self, limit: float) -> list[int]:
+        """All ranks, once they are there."""
+        end = monotonic() + limit
+        while len(self.ranks()) < (self._size if self.launcher == "mpirun" else 1):
+            if monotonic() > end or self.status() is not None:
+                break
+            sleep(0.01)
+        return self.ranks()
+
+    def wait(self, limit: float) -> bool:
+        """Wait for the end of launcher and ranks; False if some still run after `limit` seconds."""
+        end = monotonic() + limit
+        while monotonic() < end:
+            alive = self.ranks()
+            if self.status() is not None and not alive:
+                return True
+            sleep(0.01)
+        return False
+
+    def kill(self) -> list[int]:
+        """End what is left of the job; gives the ranks that had outlived their launcher."""
+        orphans = self.ranks() if self.status() is not None else []
+        for pid in [*self.ranks(), *([] if self.status() is not None else [self.pid])]:
+            send(pid, signal.SIGKILL)
+        return orphans
+
+    def output(self) -> str:
+        """Its stderr."""
+        return self._err.read_text(errors="replace") if self._err.exists() else ""
+
+
+def send(pid: int, number: int) -> None:
+    """Signal a process that may have ended."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _main(words: list[str], out: str, err: str, environment: dict[str, str]) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(file, descriptor)
+        os.close(file)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["hybrid", *words]
+    from tests.faults.program import main
+
+    main()
+
+
+def _born(pid: int) -> str:
+    """When the process began, empty if it has ended: tells a pid from its next owner."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,79 @@
+"""Twenty seeded faults, one of each kind, and a harness that notices what it is there to notice."""
+
+from __future__ import annotations
+
+import signal
+from time import sleep
+
+import pytest
+
+from tests.faults import kinds, storage
+from tests.faults.campaign import KINDS, LIMIT, load, one, reasons
+from tests.faults.kinds import Fault
+from tests.faults.processes import Job, send
+from tests.faults.training import References, Training, whole
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(tmp_path_factory.mktemp("undisturbed"))
+
+
+ON_RANKS = (kinds.StopSignal, kinds.Terminate, storage.DiskFull, storage.Damage)
+"""Kinds that both threads and ranks may meet, and that ranks meet here."""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
+    kind: type[Fault], references, tmp_path
+) -> None:
+    launcher = "mpirun" if kind in ON_RANKS else kind.launchers[0]
+    outcome = one(KINDS.index(kind), kind(), tmp_path, references, [launcher])
+    busy = outcome.load > 1.5  # others take the cores: ten seconds are not ten
+    broken = [word for word in outcome.problems if not (busy and word.startswith("late"))]
+    assert not broken, outcome
+
+
+def test_a_damaged_checkpoint_does_not_count_as_kept(references, tmp_path) -> None:
+    training = Training("serial", "threads", 2)
+    references.stopped(training, tmp_path / "run", 2)
+    steps = sorted(whole(tmp_path / "run"))
+    unit = next((tmp_path / "run" / "checkpoints" / steps[-1]).glob("*.safetensors"))
+    content = bytearray(unit.read_bytes())
+    content[-1] ^= 1
+    unit.write_bytes(content)
+    assert sorted(whole(tmp_path / "run")) == steps[:-1]
+
+
+class Nothing(Fault):
+    """A run that nothing strikes, and that is expected to be struck."""
+
+    launchers = ("threads",)
+
+
+def test_an_end_of_the_wrong_kind_is_noticed(references, tmp_path) -> None:
+    outcome = one(0, Nothing(), tmp_path, references)
+    assert [problem.split(":")[0] for problem in outcome.problems] == ["status"]
+
+
+def test_the_last_word_counts_once_and_a_traceback_not_at_all() -> None:
+    first = "hybrid: SIGTERM: stopping at the next report"
+    assert reasons(f"{first}\nnoise\n") == [first]
+    assert reasons(f"{first}\nhybrid: stopped by SIGTERM\n") == ["hybrid: stopped by SIGTERM"]
+    assert len(reasons("hybrid: error: a\nhybrid: error: a\n")) == 2
+
+
+@pytest.mark.parametrize("launcher", ["threads", "mpirun"])
+def test_a_signal_before_training_begins_is_a_request_to_stop(launcher: str, tmp_path) -> None:
+    training = Training("serial", launcher, 2)
+    job = Job(training.words(tmp_path / "run"), tmp_path / "err", 2, launcher, fresh=True)
+    job.await_ranks(20)
+    sleep(0.5)
+    send(job.pid, signal.SIGUSR1)
+    assert job.wait(3 * LIMIT * max(1.0, load()))
+    assert job.status() == 75
+    said = reasons(job.output())
+    assert said == [
+        "hybrid: stopped by SIGUSR1 before training began; nothing has been done or changed"
+    ]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,114 @@
+"""The small trainings that faults strike, and what an undisturbed one leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hybrid import checkpoint
+from tests.faults.processes import Job
+
+WAYS = {
+    "serial": ("--solver", "backprop"),
+    "gaps filled": (),
+    "windows": ("--window", "4", "--sweeps", "2"),
+    "kept windows": (
+        *("--solver", "block-admm", "--window", "all"),
+        *("--set", "rounds.correct_every=0"),
+    ),
+}
+LR = "0.1"
+_SIZE = (
+    *("--epochs", "3", "--batch-size", "8", "--lr", LR, "--set", "data.limit=192"),
+    *("--set", "train.threads=1", "--set", "train.evaluate_every=9"),
+    *("--set", "checkpoint.keep_last=0"),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a run is started."""
+
+    way: str
+    launcher: str
+    """threads | mpirun"""
+    ranks: int
+    model: str = "resnet8"
+    seed: int = 0
+
+    def words(self, out: Path) -> list[str]:
+        """The command's words for a new run."""
+        named = ("--model", self.model, "--seed", str(self.seed))
+        blocks = () if self.launcher == "mpirun" else ("--blocks", str(self.ranks))
+        return ["train", *_SIZE, *WAYS[self.way], *named, *blocks, "--out", str(out)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What must be the same, bit for bit, however often a run was disturbed."""
+
+    units: dict[str, str]
+    """SHA-256 of every unit's model and optimiser state at the end."""
+    test_accuracy: float
+    metrics: list[str]
+
+
+def result(out: Path) -> Result:
+    """The result of a run that has ended well."""
+    newest = checkpoint.complete(out / "checkpoints")[-1]
+    manifest = checkpoint.read_manifest(newest)
+    units = {name: entry["sha256"] for name, entry in manifest["units"].items()}
+    accuracy = json.loads((out / "summary.json").read_text())["test_accuracy"]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return Result(units, accuracy, [line.split('"seconds"')[0] for line in lines])
+
+
+def whole(out: Path) -> dict[str, dict[str, Any]]:
+    """The readable checkpoints of a run folder, by step."""
+    found = {}
+    for folder in checkpoint.complete(out / "checkpoints"):
+        try:
+            manifest = checkpoint.read_manifest(folder)
+            for name in manifest["units"]:
+                checkpoint.load_unit(folder, manifest, name)
+            for name in manifest["kept"]:
+                checkpoint.load_kept(folder, manifest, name)
+        except (ValueError, OSError):
+            continue
+        found[folder.name] = manifest
+    return found
+
+
+class References:
+    """Undisturbed runs, each computed once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = cache(self._folder)
+        self.result = cache(lambda training: result(self.folder(training)))
+
+    def _folder(self, training: Training) -> Path:
+        alone = Training(training.way, "threads", training.ranks, training.model, training.seed)
+        if alone != training:
+            return self.folder(alone)
+        name = f"{alone.way}-{alone.ranks}-{alone.model}-{alone.seed}".replace(" ", "-")
+        out = self.root / name
+        job = Job(alone.words(out), self.root / f"{name}.err", alone.ranks, "threads")
+        ended = job.wait(600)
+        if not ended or job.status() != 0:
+            job.kill()
+            raise RuntimeError(f"the undisturbed {alone} failed: {job.output()}")
+        return out
+
+    def stopped(self, training: Training, out: Path, checkpoints: int) -> list[Path]:
+        """A copy of the run as if it had ended after so many checkpoints."""
+        shutil.copytree(self.folder(training), out)
+        (out / "summary.json").unlink()
+        found = checkpoint.complete(out / "checkpoints")
+        for late in found[checkpoints:]:
+            shutil.rmtree(late)
+        return found[:checkpoints]
