@@ -1,0 +1,100 @@
+"""Trainings under a real Slurm: whatever interrupts a job, the model has the same bits in the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm_cluster import Slurm
+
+from hybrid.failure import STOPPED
+
+NODES, EPOCHS, STEPS_PER_EPOCH = 4, 8, 44
+SETTINGS = f"""\
+[model]
+name = "resnet8"
+[train]
+epochs = {EPOCHS}
+batch_size = 32
+device = "cpu"
+threads = 1
+[split]
+balance = "operations"
+"""
+LAUNCHERS = ("mpirun", "srun")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Settings of a small training with filled gaps, which keeps records across a stop."""
+    file = tmp_path / "first.toml"
+    file.write_text(SETTINGS)
+    return file
+
+
+@pytest.fixture(scope="session")
+def undisturbed(slurm: Slurm, digests, tmp_path_factory) -> dict[str, str]:
+    """The last checkpoint of the same training that nothing interrupts, on threads."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "first.toml").write_text(SETTINGS)
+    blocks = ("--blocks", NODES)
+    slurm("hybrid", "train", folder / "first.toml", *blocks, "--out", folder / "run", seconds=170)
+    return digests(folder / "run")
+
+
+def last_step(run: Path) -> int:
+    """The step of the newest line of metrics; 0 where there is none."""
+    try:
+        return int(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
+    except (OSError, IndexError):
+        return 0
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 60) -> None:
+    limit = time.monotonic() + seconds
+    while last_step(run) < step:
+        assert time.monotonic() < limit, f"step {last_step(run)} of {step}"
+        time.sleep(0.05)
+
+
+def interrupted_at(log: str) -> list[int]:
+    """The steps after which the job was stopped, as its log tells."""
+    words = log.split()
+    return [int(words[i + 2].rstrip(";")) for i, word in enumerate(words) if word == "after"]
+
+
+def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
+    slurm: Slurm, submit, config, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    short = ("--launcher", "srun", "--set", "train.epochs=1", "--out", run)
+    slurm.wait_for(submit(config, 2, *short), "COMPLETED")
+    assert json.loads((run / "summary.json").read_text())["blocks"] == 2
+
+
+def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_training(
+    slurm: Slurm, submit, config, digests, undisturbed, record_property, tmp_path
+) -> None:
+    run, seconds = tmp_path / "run", []
+    job = submit(config, NODES, "--out", run)
+    for restarts in range(3):
+        step = last_step(run)
+        wait_for_step(run, step + 20)
+        slurm("scancel", "--signal=USR1", "--batch", job)
+        began = time.monotonic()
+        slurm.wait_until_ended("hybrid")
+        seconds.append(round(time.monotonic() - began, 1))
+        slurm.wait_for(job, "PENDING")
+        assert slurm.wait_for(job, "RUNNING")["Restarts"] == f"{restarts + 1}"
+    slurm.wait_for(job, "COMPLETED")
+    log = (tmp_path / f"run-{job}.out").read_text()
+    steps = interrupted_at(log)
+    record_property("seconds from the signal to the end of the ranks", seconds)
+    record_property("stopped after steps", steps)
+    assert len(steps) == 3, log
+    assert any(step % STEPS_PER_EPOCH for step in steps), "none in mid-epoch"
+    assert digests(run) == undisturbed
