@@ -1,4 +1,4 @@
-"""What the batch scripts do in a real Slurm, with a stand-in for `hybrid train` that needs no time."""
+"""What the batch scripts do in a real Slurm, with a stand-in for `hybrid train`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,16 @@
-"""Trainings under a real Slurm: whatever interrupts a job, the model has the same bits in the end."""
+"""Trainings under a real Slurm: whatever interrupts a job, its model has the same bits."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slurm_cluster import Slurm
 
-from hybrid.failure import STOPPED
-
-NODES, EPOCHS, STEPS_PER_EPOCH = 4, 8, 44
+NODES, EPOCHS, STEPS_PER_EPOCH = 4, 3, 44
 SETTINGS = f"""\
 [model]
 name = "resnet8"
@@ -25,7 +22,7 @@ threads = 1
 [split]
 balance = "operations"
 """
-LAUNCHERS = ("mpirun", "srun")
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -54,17 +51,16 @@ def last_step(run: Path) -> int:
         return 0
 
 
-def wait_for_step(run: Path, step: int, seconds: float = 60) -> None:
+def wait_for_step(run: Path, step: int, seconds: float = 120) -> None:
     limit = time.monotonic() + seconds
     while last_step(run) < step:
         assert time.monotonic() < limit, f"step {last_step(run)} of {step}"
         time.sleep(0.05)
 
 
-def interrupted_at(log: str) -> list[int]:
+def stopped_after(log: str) -> list[int]:
     """The steps after which the job was stopped, as its log tells."""
-    words = log.split()
-    return [int(words[i + 2].rstrip(";")) for i, word in enumerate(words) if word == "after"]
+    return [int(step) for step in re.findall(r"stopped by SIG\w+ after step (\d+)", log)]
 
 
 def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
@@ -83,7 +79,7 @@ def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_traini
     job = submit(config, NODES, "--out", run)
     for restarts in range(3):
         step = last_step(run)
-        wait_for_step(run, step + 20)
+        wait_for_step(run, step + 1)
         slurm("scancel", "--signal=USR1", "--batch", job)
         began = time.monotonic()
         slurm.wait_until_ended("hybrid")
@@ -92,7 +88,7 @@ def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_traini
         assert slurm.wait_for(job, "RUNNING")["Restarts"] == f"{restarts + 1}"
     slurm.wait_for(job, "COMPLETED")
     log = (tmp_path / f"run-{job}.out").read_text()
-    steps = interrupted_at(log)
+    steps = stopped_after(log)
     record_property("seconds from the signal to the end of the ranks", seconds)
     record_property("stopped after steps", steps)
     assert len(steps) == 3, log

@@ -1,7 +1,7 @@
-"""A real Slurm of four nodes on this machine: Debian's daemons on loopback ports, with their own munge.
+"""A real Slurm of four nodes on this machine: Debian's daemons on loopback ports.
 
-Everything lives in one folder and on ports of its own, so clusters do not know of each other, and
-the daemons die with the process that started them.
+Everything lives in one folder and on ports of its own, so clusters do not know of each other; the
+daemons die with the process that started them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=5,bf_interval=5
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=1,batch_sched_delay=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobRequeue=1
@@ -129,7 +129,7 @@ class Slurm:
         names = {process: _name(process) for process in self.processes()}
         os.kill(max(process for process, name in names.items() if name == program), signal.SIGKILL)
 
-    def wait_until_ended(self, program: str, seconds: float = 60) -> None:
+    def wait_until_ended(self, program: str, seconds: float = 120) -> None:
         """Wait until none of the cluster's processes has this name."""
 
         def gone() -> bool:
@@ -165,7 +165,7 @@ class Slurm:
         said = self("scontrol", "show", "job", number)
         return dict(re.findall(r"(\w+)=(\S*)", said))
 
-    def wait_for(self, number: str, *states: str, seconds: float = 60) -> dict[str, str]:
+    def wait_for(self, number: str, *states: str, seconds: float = 120) -> dict[str, str]:
         """Wait until the job is in one of the states; a requeued one is held for 2 s, not 120.
 
         Nodes refuse a job that starts again in the second in which it ended.
@@ -175,10 +175,10 @@ class Slurm:
 
         def there() -> bool:
             found = self.job(number)
-            if found["JobState"] == "PENDING" and found["Reason"] == "BeginTime":
-                if found["Restarts"] not in shortened:
-                    self("scontrol", "update", f"JobId={number}", "StartTime=now+2")
-                    shortened.add(found["Restarts"])
+            held = found["JobState"] == "PENDING" and found["Reason"] == "BeginTime"
+            if held and found["Restarts"] not in shortened:
+                self("scontrol", "update", f"JobId={number}", "StartTime=now+2")
+                shortened.add(found["Restarts"])
             return found["JobState"] in states
 
         self._until(f"job {number} is {' or '.join(states)}", there, seconds)
@@ -225,7 +225,7 @@ def why_not() -> str:
 
 
 PACKAGES = ("slurm-wlm", "munge", "libpmix-dev")
-"""The last for srun --mpi=pmix: Slurm's plug-in loads libpmix.so by the name of development files."""
+"""The last for srun --mpi=pmix: Slurm's plug-in loads the libpmix.so of the development files."""
 
 
 def missing(programs: Iterable[str]) -> list[str]:
@@ -242,7 +242,6 @@ def _free_ports(number: int) -> list[int]:
     finally:
         for one in held:
             one.close()
-
 
 
 def _name(process: int) -> str:
