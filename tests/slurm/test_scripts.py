@@ -54,7 +54,7 @@ def begin(slurm: Slurm, jobs: list[str], stand_in: Path, tmp_path: Path) -> Call
 
 def wait_for_ranks(run: Path, number: int, restarts: int = 0) -> list[str]:
     """The GPUs each rank saw, once so many have started since the job's last start."""
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while time.monotonic() < limit:
         file = run / f"started-{restarts}"
         lines = file.read_text().splitlines() if file.exists() else []

@@ -22,7 +22,6 @@ threads = 1
 [split]
 balance = "operations"
 """
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -94,3 +93,60 @@ def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_traini
     assert len(steps) == 3, log
     assert any(step % STEPS_PER_EPOCH for step in steps), "none in mid-epoch"
     assert digests(run) == undisturbed
+
+
+def preempt(slurm: Slurm, job: str) -> None:
+    """By a job that needs all nodes: SIGTERM to the steps, then 60 s."""
+    urgent = ("--partition=urgent", f"--nodes={NODES}", "--exclusive", "--output=/dev/null")
+    slurm("sbatch", *urgent, "--wrap=true")
+
+
+def fail_node(slurm: Slurm, job: str) -> None:
+    """A node goes down and comes back."""
+    slurm("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test")
+    slurm.wait_for(job, "PENDING")
+    slurm("scontrol", "update", "NodeName=n3", "State=RESUME")
+
+
+def lose_daemon(slurm: Slurm, job: str) -> None:
+    """What starts mpirun's ranks on a node is killed: mpirun ends with status 0."""
+    slurm.kill("prted")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "interrupt"),
+    [
+        ("mpirun", preempt),
+        ("srun", preempt),
+        ("mpirun", fail_node),
+        ("srun", fail_node),
+        ("mpirun", lose_daemon),
+    ],
+)
+def test_a_training_that_is_interrupted_goes_on_to_the_same_bits(
+    slurm: Slurm, submit, config, digests, undisturbed, tmp_path, launcher, interrupt
+) -> None:
+    run = tmp_path / "run"
+    job = submit(config, NODES, "--out", run, "--launcher", launcher)
+    wait_for_step(run, STEPS_PER_EPOCH + 1)
+    interrupt(slurm, job)
+    slurm.wait_for(job, "PENDING")
+    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
+    assert digests(run) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_training_goes_on_after_its_time_limit(
+    slurm: Slurm, submit, config, digests, tmp_path
+) -> None:
+    longer = ("--set", "train.epochs=80")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    slurm("hybrid", "train", config, "--blocks", 2, "--out", whole, *longer, seconds=500)
+    job = submit(config, 2, "--out", run, "--time", 3, *longer)
+    ended = slurm.wait_for(job, "COMPLETED", seconds=600)
+    assert int(ended["Restarts"]) >= 1
+    stops = stopped_after((tmp_path / f"run-{job}.out").read_text())
+    assert len(stops) == int(ended["Restarts"])
+    assert digests(run) == digests(whole)
