@@ -23,7 +23,7 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
             "hybrid submit needs it: run on a login node, and ask the site if that does not help"
         )
         return [Finding("Slurm", f"{version}, whose controller does not answer", remedy)]
-    settings = dict(re.findall(r"^(\w+)\s*=\s*(.*?)\s*$", configuration, re.MULTILINE))
+    settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
     return [
         Finding("Slurm", version),
         requeue(settings),

@@ -135,7 +135,7 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
 
 def start_time(seconds: float) -> list[Finding]:
     """How long Python took to begin, on the slowest rank."""
-    remedy = "modules come slowly from a network file system: a container, or Python on scratch"
+    remedy = "modules come slowly; from a network file system? A container, or Python on scratch"
     slow = remedy if seconds > SLOW_START_SECONDS else ""
     return [Finding("start", f"{seconds:.1f} s until all modules were imported", slow)]
 

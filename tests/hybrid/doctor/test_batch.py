@@ -11,7 +11,10 @@ import pytest
 from hybrid.doctor import batch, finding
 from hybrid.doctor.finding import Finding
 
-CONFIG = "echo 'JobRequeue              = 1'; echo 'PreemptType = preempt/none'"
+CONFIG = """echo 'JobRequeue              = 1
+PreemptParameters       =
+PreemptMode             = REQUEUE
+PreemptType             = preempt/none'"""
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n"
 Commands = Callable[..., None]
 
@@ -57,7 +60,7 @@ def test_a_controller_that_does_not_answer_is_said_soon(commands, monkeypatch) -
 
 
 def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands) -> None:
-    no = "echo 'JobRequeue = 0'"
+    no = "echo 'PluginDir =\nJobRequeue = 0'"
     commands(sbatch="echo slurm 22.05.8", scontrol=no, srun="echo none; echo pmi2")
     found = look()
     assert "jobs/chain.sh" in found["requeue"].remedy
