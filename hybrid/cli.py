@@ -314,12 +314,15 @@ def report(
             typer.echo(f"wrote {reports.write(run, data_dir)}")
 
 
-@app.command(epilog="Example: mpirun -n 2 hybrid doctor")
-def doctor() -> None:
-    """Check this machine: versions, MPI, cores, threads and GPUs, and what to do about each."""
+@app.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
+def doctor(
+    out: Annotated[Path, typer.Option(help="Folder for runs, to look at.")] = Path("."),
+    data_dir: Annotated[Path | None, _flag("--data-dir", "data.dir")] = None,
+) -> None:
+    """Check this machine, the ranks on it, its files and its Slurm, and say what to mend."""
     from hybrid import doctor as checks
 
-    checks.report(typer.echo)
+    checks.report(typer.echo, out, data_dir)
 
 
 def _window(text: str | None) -> int | str | None:

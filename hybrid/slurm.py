@@ -232,6 +232,8 @@ elif [[ -e $run ]]; then
     mv -- "$run" "$run.without-checkpoint-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
 fi
 
+written() { stat --format=%i,%z -- "$run/summary.json" 2>/dev/null || true; }
+before_start=$(written)
 status=75
 if ((signals == 0)); then
     "${launch[@]}" hybrid "${train[@]}" --out "$run" &
@@ -243,8 +245,14 @@ if ((signals == 0)); then
     done
 fi
 
-# 75: stopped by the signal, with a checkpoint; 138: before hybrid could take the signal
-if ((status == 75 || (status == 138 && signals > 0))); then
+# mpirun gives 0 as well where a node's daemon is lost or gets TERM, as preemption sends it
+if ((status == 0)) && [[ $(written) == "$before_start" ]]; then
+    echo "the launcher ended before the training: a lost node, or preemption" >&2
+    status=75
+fi
+
+# 75: not ended, go on from the checkpoint; 138, 143: USR1, TERM before hybrid could take them
+if ((status == 75 || status == 143 || (status == 138 && signals > 0))); then
     requeued=${SLURM_RESTART_COUNT:-0}
     if ((requeued >= max_requeues)); then
         echo "not ended after $requeued requeues, as many as allowed; sbatch again to go on" >&2

@@ -55,7 +55,13 @@ signal.signal(signal.SIGUSR1, stop)
 open({ready!r}, "w").close()
 if os.environ["RANKS"] == "wait":
     time.sleep(30)
-sys.exit(int(os.environ["RANKS"]))
+if os.environ["RANKS"] == "0":  # as a training that ends
+    run = sys.argv[sys.argv.index("--out") + 1]
+    os.makedirs(run, exist_ok=True)
+    with open(run + "/summary.partial", "w") as summary:
+        summary.write("{{}}")
+    os.replace(run + "/summary.partial", run + "/summary.json")
+sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 """
 
 
@@ -177,6 +183,24 @@ def test_a_site_that_forbids_requeueing_gets_75(cluster, request_here) -> None:
 
 
 @needs_bash
+def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
+    cluster, request_here
+) -> None:
+    assert cluster.run(request_here)[0] == 0
+    (request_here.out / "checkpoints" / "00000010").mkdir(parents=True)
+    (request_here.out / "checkpoints" / "00000010" / "manifest.json").touch()
+    status, err = cluster.run(request_here, "0 lost")
+    assert (status, "before the training" in err) == (0, True)
+    assert [name for name, *_ in cluster.calls()] == ["mpirun", "mpirun", "scontrol"]
+
+
+@needs_bash
+def test_ranks_ended_by_term_before_they_could_take_it_are_requeued(cluster, request_here) -> None:
+    assert cluster.run(request_here, "143")[0] == 0
+    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
+
+
+@needs_bash
 @pytest.mark.parametrize("status", [0, 1, 137, 138])
 def test_any_other_status_is_passed_on(cluster, request_here, status) -> None:
     assert cluster.run(request_here, str(status))[0] == status
@@ -207,7 +231,7 @@ def test_a_run_without_a_whole_checkpoint_is_set_aside_each_time(cluster, reques
         assert "--resume" not in cluster.calls()[-1]
         aside = request_here.out.with_name(f"first.without-checkpoint-17-{count}")
         assert (aside / "metrics.jsonl").read_text() == count
-    assert not request_here.out.exists()
+        assert [file.name for file in request_here.out.iterdir()] == ["summary.json"]
 
 
 @needs_bash

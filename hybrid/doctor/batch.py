@@ -1,0 +1,94 @@
+"""Slurm: what this cluster allows, and what the job around this process has asked for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+
+from hybrid.doctor.finding import Finding, said
+from hybrid.slurm import SIGNAL_SECONDS
+
+
+def slurm(environment: Mapping[str, str]) -> list[Finding]:
+    """The cluster's side, and inside a job the job's."""
+    if shutil.which("sbatch") is None or shutil.which("scontrol") is None:
+        inside = "SLURM_JOB_ID" in environment
+        remedy = "a job cannot requeue itself so: put Slurm's commands on PATH" if inside else ""
+        return [Finding("Slurm", "no sbatch and scontrol here", remedy)]
+    version = (said("sbatch", "--version") or "says nothing").strip()
+    configuration = said("scontrol", "show", "config")
+    if configuration is None:
+        remedy = (
+            "hybrid submit needs it: run on a login node, and ask the site if that does not help"
+        )
+        return [Finding("Slurm", f"{version}, whose controller does not answer", remedy)]
+    settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
+    return [
+        Finding("Slurm", version),
+        requeue(settings),
+        preemption(settings),
+        pmix(said("srun", "--mpi=list") or ""),
+        *job(environment),
+    ]
+
+
+def requeue(settings: Mapping[str, str]) -> Finding:
+    """Whether jobs may go back to the queue; the scripts ask for it in any case."""
+    if settings.get("JobRequeue", "1") == "1":
+        return Finding("requeue", "allowed")
+    remedy = "if jobs with --requeue are not requeued either: jobs/chain.sh, --max-requeues 0"
+    return Finding("requeue", "not the default here (JobRequeue=0); scripts ask for it", remedy)
+
+
+def preemption(settings: Mapping[str, str]) -> Finding:
+    """What a job is told before an urgent one takes its nodes."""
+    mode = settings.get("PreemptMode", "OFF")
+    if "preempt/none" in settings.get("PreemptType", "preempt/none") or mode == "OFF":
+        return Finding("preemption", "none")
+    if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
+        return Finding("preemption", f"{mode}, after the signal that the job asks for")
+    remedy = (
+        "SIGTERM ends mpirun's daemons at once and the last checkpoint counts: --launcher srun, or "
+        "ask the site for SlurmctldParameters=preempt_send_user_signal"
+    )
+    return Finding("preemption", f"{mode}, announced by SIGTERM if at all", remedy)
+
+
+def pmix(listed: str) -> Finding:
+    """Whether srun can start MPI ranks, by `srun --mpi=list`."""
+    kinds = sorted(set(re.findall(r"\bpmix(?:_v\d+)?\b", listed)) - {"pmix"}) or (
+        ["pmix"] if re.search(r"^\s*pmix\b", listed, re.MULTILINE) else []
+    )
+    if kinds:
+        text = f"{', '.join(kinds)} listed; srun --mpi=pmix -n 2 hybrid doctor shows if it works"
+        return Finding("PMIx", text)
+    return Finding("PMIx", "srun has none: start ranks by mpirun, the default of hybrid submit")
+
+
+def job(environment: Mapping[str, str]) -> list[Finding]:
+    """Time left, the signal before the end and the right to be requeued, inside a job."""
+    number = environment.get("SLURM_JOB_ID")
+    if not number:
+        return []
+    left = (said("squeue", "--noheader", "--jobs", number, "--format=%L") or "unknown").strip()
+    found = [Finding("time left", f"{left} of job {number}")]
+    batch = said("scontrol", "write", "batch_script", number, "-")
+    if batch is None or "#!" not in batch:
+        return [*found, Finding("signal", "no batch script: a job by hand ends without a word")]
+    found.append(signal(batch))
+    shown = said("scontrol", "show", "job", number) or ""
+    if "Requeue=0" in shown:
+        remedy = "#SBATCH --requeue in the job script"
+        found.append(Finding("requeue", f"job {number} forbids it", remedy))
+    return found
+
+
+def signal(script: str) -> Finding:
+    """The signal that the batch script asks for."""
+    asked = re.search(r"^#SBATCH\s+(?:--signal[= ]|-s\s*)(\S+)", script, re.MULTILINE)
+    remedy = f"#SBATCH --signal=B:USR1@{SIGNAL_SECONDS} and a trap, as in jobs/train.sbatch"
+    if asked is None:
+        return Finding("signal", "none asked for: the time limit ends the job unsaved", remedy)
+    known = re.fullmatch(r"(?:[BR]*:)?(?:SIG)?(?:USR1|USR2|10|12)(?:@\d+)?", asked[1])
+    return Finding("signal", f"{asked[1]} before the time limit", "" if known else remedy)

