@@ -130,9 +130,11 @@ def _abort_on_exceptions(comm: Any) -> None:
     show = sys.excepthook
 
     def hook(*exception: Any) -> None:
-        show(*exception)
-        sys.stderr.flush()
-        comm.Abort(1)
+        try:
+            show(*exception)
+            sys.stderr.flush()
+        finally:  # nobody may be left to read it
+            comm.Abort(1)
 
     sys.excepthook = hook
 
