@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hybrid import launch
+from hybrid.heartbeat import TIMEOUT_VARIABLE
 
 
 class Finding(NamedTuple):
@@ -25,7 +26,7 @@ class Finding(NamedTuple):
 
 def report(say: Callable[[str], None]) -> None:
     """Say every finding, and what to do about it. All ranks call it."""
-    found = [*_versions(), *_mpi(), *_cores(), *_gpus()]
+    found = [*_versions(), *_mpi(), *_hosts(), *_cores(), *_gpus()]
     comm = launch.communicator()
     if comm is not None:
         lines = comm.gather(_rank_line(comm.rank))
@@ -74,6 +75,24 @@ def _mpi() -> list[Finding]:
     text = "asked for by the environment" if aware else "not asked for"
     found.append(Finding("GPU-aware", f"{text}; tensors go through host memory either way"))
     return found
+
+
+def _hosts() -> list[Finding]:
+    """Whether the failure of another host would be noticed."""
+    here = launch.ranks()
+    heartbeat = here.heartbeat if here is not None else None
+    if heartbeat is None or heartbeat.num_hosts == 1:
+        return []
+    text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
+    if heartbeat.timeout and not heartbeat.unwatched:
+        return [Finding("hosts", text)]
+    if not heartbeat.timeout:
+        return [
+            Finding("hosts", "none is watched", f"unset {TIMEOUT_VARIABLE} to notice a failure")
+        ]
+    names = ", ".join(heartbeat.unwatched)
+    remedy = "let the firewall pass TCP between the nodes, or a job waits where one of them fails"
+    return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
 
 
 def _cores() -> list[Finding]:
