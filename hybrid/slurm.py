@@ -243,6 +243,12 @@ if ((signals == 0)); then
     done
 fi
 
+# mpirun returns 0 when its daemon on another node is killed
+if ((status == 0)) && [[ ! -e $run/summary.json ]]; then
+    echo "the training has not ended; sbatch again to go on" >&2
+    status=1
+fi
+
 # 75: stopped by the signal, with a checkpoint; 138: before hybrid could take the signal
 if ((status == 75 || (status == 138 && signals > 0))); then
     requeued=${SLURM_RESTART_COUNT:-0}

@@ -55,7 +55,11 @@ signal.signal(signal.SIGUSR1, stop)
 open({ready!r}, "w").close()
 if os.environ["RANKS"] == "wait":
     time.sleep(30)
-sys.exit(int(os.environ["RANKS"]))
+if os.environ["RANKS"] == "0":
+    out = sys.argv[sys.argv.index("--out") + 1]
+    os.makedirs(out, exist_ok=True)
+    open(out + "/summary.json", "w").close()
+sys.exit(int(os.environ["RANKS"].replace("killed", "0")))
 """
 
 
@@ -184,6 +188,14 @@ def test_any_other_status_is_passed_on(cluster, request_here, status) -> None:
 
 
 @needs_bash
+def test_a_launcher_that_returns_0_before_the_training_has_ended_is_not_believed(
+    cluster, request_here
+) -> None:
+    status, err = cluster.run(request_here, "killed")
+    assert (status, err) == (1, "the training has not ended; sbatch again to go on\n")
+
+
+@needs_bash
 def test_a_setup_that_fails_ends_the_job_before_it_trains(cluster, request_here) -> None:
     assert cluster.run(replace(request_here, setup="false"))[0] == 1
     assert not cluster.log.exists()
@@ -203,7 +215,7 @@ def test_a_run_without_a_whole_checkpoint_is_set_aside_each_time(cluster, reques
     for count in ("0", "1"):
         (request_here.out / "checkpoints" / "00000010").mkdir(parents=True)
         (request_here.out / "metrics.jsonl").write_text(count)
-        assert cluster.run(request_here, SLURM_RESTART_COUNT=count)[0] == 0
+        assert cluster.run(request_here, "1", SLURM_RESTART_COUNT=count)[0] == 1
         assert "--resume" not in cluster.calls()[-1]
         aside = request_here.out.with_name(f"first.without-checkpoint-17-{count}")
         assert (aside / "metrics.jsonl").read_text() == count
