@@ -102,12 +102,11 @@ class Heartbeat:
         return f"the ranks of host {name} have ended"
 
     def _end(self, reason: str, speaks: bool) -> None:
-        """End this rank and, as its host's lead, the others there and a launcher that lives on."""
+        """End this rank; the one that speaks for its host ends its mates and launcher, too."""
         if self._stopped:
             return
         if speaks:
             self._launcher.say(f"hybrid: error: {reason}; go on with --resume\n")
-        if self._lead:
             for mate in self._mates:
                 with suppress(OSError):
                     signal.pidfd_send_signal(mate, signal.SIGTERM)

@@ -48,6 +48,8 @@ class TwoHosts:
             "eth0",
         )
         near = ("--prtemca", "plm_ssh_agent", self._agent)
+        # bound, the ranks of both hosts would share the machine's first cores
+        place += ("--bind-to", "none")
         arguments = (mpirun, *near, *place, *tcp, *command)
         return subprocess.Popen(
             [str(part) for part in (*_on(self.names[0]), *arguments)],
