@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hybrid.errors import one_line
+from hybrid.heartbeat import Heartbeat
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
@@ -42,6 +44,7 @@ class Ranks(NamedTuple):
     local_size: int
     sharing: int
     """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
+    heartbeat: Heartbeat | None = None
 
 
 @cache
@@ -73,7 +76,9 @@ def ranks() -> Ranks | None:
     host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     mine = sorted(os.sched_getaffinity(0))
     sharing = host.allgather(mine).count(mine)
-    return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing)
+    heartbeat = Heartbeat(MPI.COMM_WORLD.Dup(), host)
+    atexit.register(heartbeat.stop)
+    return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing, heartbeat)
 
 
 def communicator() -> Any:
@@ -125,9 +130,11 @@ def _abort_on_exceptions(comm: Any) -> None:
     show = sys.excepthook
 
     def hook(*exception: Any) -> None:
-        show(*exception)
-        sys.stderr.flush()
-        comm.Abort(1)
+        try:
+            show(*exception)
+            sys.stderr.flush()
+        finally:  # nobody may be left to read it
+            comm.Abort(1)
 
     sys.excepthook = hook
 

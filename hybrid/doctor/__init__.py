@@ -38,12 +38,14 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
     named = data is not None or bool(os.environ.get("HYBRID_DATA"))
     data = data or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
     comm = launch.communicator()
+    here = launch.ranks()
     ranks = _everyone(comm, data)
     hosts = len({rank.place.host for rank in ranks})
     checks: list[Callable[[], list[Finding]]] = [
         lambda: versions.versions(ranks[0].installed),
         mpi.mpirun,
         mpi.library,
+        lambda: mpi.hosts(here.heartbeat if here else None),
         lambda: mpi.gpu_aware(os.environ),
         lambda: mpi.container(os.environ),
         cores.cores,

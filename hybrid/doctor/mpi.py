@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hybrid import launch
 from hybrid.doctor.finding import Finding, said
+from hybrid.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
 _CONTAINERS = {"APPTAINER_CONTAINER": "Apptainer", "SINGULARITY_CONTAINER": "Singularity"}
 _MARKS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
@@ -64,6 +65,21 @@ def ranks_found(started: int, found: int) -> Finding:
     return Finding(
         "ranks", f"{started} started, {found} in MPI", "" if started == found else remedy
     )
+
+
+def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
+    """Whether the failure of another host would be noticed."""
+    if heartbeat is None or heartbeat.num_hosts == 1:
+        return []
+    text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
+    if not heartbeat.timeout:
+        remedy = f"unset {TIMEOUT_VARIABLE} to notice a failure"
+        return [Finding("hosts", "none is watched", remedy)]
+    if not heartbeat.unwatched:
+        return [Finding("hosts", text)]
+    names = ", ".join(heartbeat.unwatched)
+    remedy = "let the firewall pass TCP between the nodes, or a job waits where one of them fails"
+    return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
 
 
 def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:

@@ -133,8 +133,10 @@ def abort(comm: Any, error: BaseException) -> None:
     """Say why, once, and end every rank of the job."""
     # where all ranks fail at the same point, the first to speak ends the others
     sleep(min(0.2 * comm.rank, 2.0))
-    print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
-    comm.Abort(1)
+    try:
+        print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
+    finally:  # nobody may be left to read it
+        comm.Abort(1)
 
 
 def _is_dense(tensor: Tensor) -> bool:
