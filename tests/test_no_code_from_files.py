@@ -23,7 +23,6 @@ MODULES = {
         "code",
         "codeop",
         "imp",
-        "importlib",
         "zipimport",
         "xmlrpc",
         "multiprocessing",

@@ -25,7 +25,7 @@ from hybrid.failure import run_command
 
 COMMAND = typer.main.get_command(app)
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
 MANY = settings(max_examples=3000, deadline=None, suppress_health_check=CHECKS, database=None)
 FILES = ("metrics.jsonl", "summary.json", "config.toml", "manifest.json")
 READERS = ("report", "evaluate", "export", "resume")
