@@ -27,7 +27,7 @@ from solvers.pipeline import Cost
 COMMAND = typer.main.get_command(app)
 SECONDS = 10
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
-FEW = settings(max_examples=150, deadline=None, suppress_health_check=CHECKS)
+FEW = settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
 MANY = settings(max_examples=5000, deadline=None, suppress_health_check=CHECKS, database=None)
 
 

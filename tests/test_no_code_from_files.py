@@ -1,0 +1,113 @@
+"""No file of data, settings or tensors is ever code: not in the sources, not at run time."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+GUARDED = ROOT / "tests" / "support" / "guarded_load.py"
+SOURCES = sorted(p for room in ("hybrid", "solvers") for p in (ROOT / room).rglob("*.py"))
+MODULES = {
+    *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "dbm"),
+    *(
+        "yaml",
+        "runpy",
+        "code",
+        "codeop",
+        "imp",
+        "zipimport",
+        "xmlrpc",
+        "multiprocessing",
+    ),
+}
+BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint"}
+CALLS = {
+    *("torch.load", "torch.save", "torch.hub", "torch.jit.load", "torch.package"),
+    *("numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap", "np.load", "np.fromfile"),
+    *("os.system", "os.popen", "os.execv", "os.spawnl", "importlib.import_module"),
+}
+
+
+def faults(tree: ast.AST) -> list[str]:
+    """What a source does that could make a file's content run."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.partition(".")[0] in MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name for name in names if name in CALLS]
+            found += [n for n in names[:1] if n.partition(".")[0] in MODULES and not node.level]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in CALLS:
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            found += [name] if name in BUILTINS else []
+            options = [k.arg for k in node.keywords if ast.unparse(k.value) == "True"]
+            found += [f"{name}({option}=True)" for option in options if option in UNSAFE]
+    return found
+
+
+UNSAFE = {"shell", "allow_pickle"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_can_run_what_a_file_holds(path) -> None:
+    assert faults(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("import pickle", "from pickle import loads", "import joblib", "from torch import load"),
+        *("torch.load(f, weights_only=False)", "np.load(f, allow_pickle=True)", "eval('1')"),
+        *(
+            "x.load(f, allow_pickle=True)",
+            "run('x', shell=True)",
+            "os.system('x')",
+            "import marshal",
+        ),
+        "def f():\n    from multiprocessing import Pool",
+    ],
+)
+def test_the_search_finds(line) -> None:
+    assert faults(ast.parse(line)) != []
+
+
+def guarded(kind: str, *files: Path) -> list[dict[str, object]]:
+    command = [sys.executable, str(GUARDED), kind, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        import os
+
+        return os.system, ("touch ran",)
+
+
+@pytest.mark.parametrize("kind", ["idx", "settings", "run"])
+def test_a_pickle_in_place_of_another_file_is_one_line_and_runs_nothing(tmp_path, kind) -> None:
+    files = []
+    for number, content in enumerate((pickle.dumps(Payload()), pickle.dumps(Payload(), 0))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in ("metrics.jsonl", "config.toml", "summary.json", "x"):
+            (folder / name).write_bytes(content + b"\n")
+        files.append(folder if kind == "run" else folder / "x")
+    torch.save({"x": Payload()}, tmp_path / "x.pt")
+    rows = guarded(kind, *files, *([] if kind == "run" else [tmp_path / "x.pt"]))
+    for row in rows:
+        assert str(row["error"]).startswith("ValueError: ")
+        assert str(row["error"]).isprintable()
+        assert row["seen"] == []
