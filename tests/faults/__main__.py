@@ -1,6 +1,7 @@
 """N seeded faults, and a table of what came of them.
 
-    python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--out docs/benchmarks/faults.json]
+    python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--launcher threads]
+        [--out docs/benchmarks/faults.json]
 
 Exit status 1 if any fault broke a promise.
 """
@@ -24,11 +25,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds with this word in their names")
     parser.add_argument("--out", type=Path, help="JSON; the table goes beside it as Markdown")
+    parser.add_argument("--launcher", choices=("threads", "mpirun"), help="of every run")
     options = parser.parse_args()
-    about = facts(f"python -m tests.faults --runs {options.runs} --seed {options.seed}")
+    launchers = [options.launcher] if options.launcher else []
+    about = facts("python -m tests.faults " + " ".join(sys.argv[1:]))
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
-        for outcome in outcomes(options.runs, options.seed, Path(root), options.only):
+        for outcome in outcomes(options.runs, options.seed, Path(root), options.only, launchers):
             done.append(outcome)
             print(_line(outcome), flush=True)
             if options.out is not None:

@@ -69,14 +69,19 @@ class Outcome:
     """Processes that wanted a core in the last minute, over the cores: above 1 they waited."""
 
 
-def outcomes(runs: int, seed: int, root: Path, only: str = "") -> Iterator[Outcome]:
-    """Run so many faults; the kinds take turns, the rest is up to the seed."""
+def outcomes(
+    runs: int, seed: int, root: Path, only: str = "", launchers: Sequence[str] = ()
+) -> Iterator[Outcome]:
+    """Run so many faults; the kinds take turns, the rest is up to the seed.
+
+    `only` kinds with this word in their names, and those that all these launchers may meet.
+    """
     references = References(root)
-    chosen = [kind for kind in KINDS if only in kind.name]
+    chosen = [k for k in KINDS if only in k.name and set(launchers) <= set(k.launchers)]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
-        yield one(number, chosen[number % len(chosen)](), folder, references)
+        yield one(number, chosen[number % len(chosen)](), folder, references, launchers)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "CI": "1",
 }
 PROGRAM = "tests.faults.program"
+_ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
     ["torch._dynamo", "sklearn.datasets", "hybrid.build", "hybrid.cli", "torch.utils.tensorboard"]
@@ -46,7 +47,8 @@ class Job:
         self.launcher, self._out, self._err = launcher, log.with_suffix(".out"), log
         self.started = monotonic()
         self._seen: dict[int, str] = {}
-        environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {})}
+        path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path}
         if launcher == "threads" and not fresh:
             self._process: Any = _FORKING.Process(
                 target=_main, args=(list(words), str(self._out), str(self._err), environment)

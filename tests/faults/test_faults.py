@@ -13,6 +13,8 @@ from tests.faults.kinds import Fault
 from tests.faults.processes import Job, send
 from tests.faults.training import References, Training, whole
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> References:
@@ -49,6 +51,7 @@ class Nothing(Fault):
     """A run that nothing strikes, and that is expected to be struck."""
 
     launchers = ("threads",)
+    waits = True
 
 
 def test_an_end_of_the_wrong_kind_is_noticed(references, tmp_path) -> None:
