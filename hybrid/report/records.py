@@ -28,6 +28,15 @@ class Line(BaseModel):
     dual: list[float] = []
 
 
+class Rollback(BaseModel):
+    """A return to a checkpoint, after a divergence."""
+
+    step: int
+    reason: str
+    to: int
+    rates: dict[str, float]
+
+
 class Summary(BaseModel):
     """summary.json, or as much of it as is known of a run that has not ended."""
 
@@ -49,6 +58,8 @@ class Summary(BaseModel):
     peak_memory_bytes: list[int] = []
     residual: list[float] = []
     returns_to_serial: int | None = None
+    rollbacks: list[Rollback] = []
+    checkpoint_seconds: list[float] = []
 
 
 @dataclass

@@ -64,7 +64,7 @@ def _overview(record: Record) -> list[Html]:
                 f"got: step {last.step}, after {last.epoch}{asked} epochs."
             )
         )
-    made = tables.ranks(record.summary), tables.cuts(record.summary)
+    made = [part(record.summary) for part in (tables.ranks, tables.cuts, tables.rollbacks)]
     parts.append(row([tables.facts(record.summary, record.ended), *filter(None, made)]))
     parts.append(heading(2, "Curves"))
     parts.append(row(picture(p, title, title) for title, p in curves(record.lines).items()))

@@ -26,6 +26,10 @@ def facts(summary: Summary, ended: bool) -> Html:
         ("of it, parallel phases", _with(summary.parallel_seconds, "{:.1f} s")),
         ("images a second", _with(summary.images_per_second, "{:,.1f}")),
         ("returns to serial training", summary.returns_to_serial),
+        (
+            "waited for checkpoints",
+            _with(max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
+        ),
     ]
     shown = [(name, str(value)) for name, value in rows if value is not None]
     return table("Run" if ended else "Run so far", (), shown)
@@ -45,6 +49,27 @@ def ranks(summary: Summary) -> Html | None:
     ]
     header = ("rank", "idle share", "sent", "peak memory")
     return table("Ranks", header, rows) if rows else None
+
+
+def rollbacks(summary: Summary) -> Html | None:
+    """A row a return to a checkpoint; None if there was none."""
+    rows = [
+        (
+            str(back.step),
+            back.reason,
+            str(back.to),
+            *(_with(back.rates.get(kind), "{:g}") or UNKNOWN for kind in ("exact", "local")),
+        )
+        for back in summary.rollbacks
+    ]
+    header = (
+        "diverged at step",
+        "reason",
+        "back to step",
+        "exact steps times",
+        "local steps times",
+    )
+    return table("Roll-backs", header, rows) if rows else None
 
 
 def cuts(summary: Summary) -> Html | None:

@@ -151,11 +151,29 @@ def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run
     assert page.rows["1"][1] == f"{json.loads(lines[1])['residual'][0]:.3g}"
 
 
+def test_a_roll_back_is_a_row_with_its_reason(run_folder) -> None:
+    path = run_folder / "summary.json"
+    told = {
+        "step": 640,
+        "reason": "the loss <is> not finite",
+        "to": 512,
+        "rates": {"exact": 1.0, "local": 0.5},
+    }
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, "rollbacks": [told], "checkpoint_seconds": [0.1, 1.25]}))
+    page = Page(write(run_folder))
+    assert page.rows["640"] == ["the loss <is> not finite", "512", "1", "0.5"]
+    assert page.rows["waited for checkpoints"] == ["1.25 s"]
+
+
 def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_folder) -> None:
     ended = read(run_folder).summary
     (run_folder / "summary.json").unlink()
     so_far = read(run_folder).summary
-    unknown = {"idle_share", "bytes_sent", "peak_memory_bytes", "replicas", "returns_to_serial"}
+    unknown = {
+        *("idle_share", "bytes_sent", "peak_memory_bytes", "replicas"),
+        *("returns_to_serial", "checkpoint_seconds"),
+    }
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
 
