@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -22,10 +23,21 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 def write_durably(path: Path, content: bytes | str) -> None:
     """Write, and wait until the disk has it."""
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing name the file, as those of opening it do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync(folder: Path) -> None:
