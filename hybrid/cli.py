@@ -361,9 +361,14 @@ def _options(
 
 def main() -> None:
     """Run the command; every failure is one line, said once, and a non-zero exit."""
-    from hybrid.failure import run_command
+    from hybrid.failure import INTERRUPTED, run_command
 
-    sys.exit(run_command(lambda: typer.main.get_command(app).main(standalone_mode=False)))
+    status = run_command(lambda: typer.main.get_command(app).main(standalone_mode=False))
+    if status == INTERRUPTED:
+        # blocks may be at work on their threads: libraries abort when Python ends under them
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,7 +31,7 @@ def write_durably(path: Path, content: bytes | str) -> None:
     path.unlink(missing_ok=True)
     # exclusive: a link that somebody puts there meanwhile is not followed
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+    with naming(path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
@@ -75,6 +76,17 @@ def check_link(path: Path) -> None:
             f"{path} is a link to {os.readlink(path)}, and nothing is written through a link: "
             "remove it, or name the place itself"
         )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing name the file, as those of opening it do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid import checkpoint
-from hybrid.files import check_file, check_folder, check_link, write_atomically
+from hybrid.files import check_file, check_folder, check_link, naming, write_atomically
 
 _FILES = ("config.toml", "metrics.jsonl", "summary.json", "trace.json")
 
@@ -74,7 +74,8 @@ class RunFolder:
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
-        self._metrics.write(json.dumps(line) + "\n")
+        with naming(self.path / "metrics.jsonl"):
+            self._metrics.write(json.dumps(line) + "\n")
         for key, value in line.items():
             if key in ("step", "epoch", "phase"):
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ KINDS: tuple[type[Fault], ...] = (
     storage.Foreign,
     storage.CutMetrics,
 )
+CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
     r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
@@ -166,6 +168,8 @@ def _words(fault: Fault, text: str, outcome: Outcome) -> list[str]:
         found.append(f"reason: said {len(outcome.said)} times")
     if not ended_well and not fault.silent and not outcome.said and not launcher:
         found.append(f"reason: none, with status {outcome.status}")
+    if outcome.status in CRASHES:
+        found.append(f"status: {outcome.status}, a crash of its own")
     if outcome.status is not None and not fault.statuses(outcome.status):
         found.append(f"status: {outcome.status}: {text.strip()[-200:]}")
     return found
