@@ -64,7 +64,12 @@ class RunFolder:
         self._log_from(to_step)
 
     def _log_from(self, from_step: int) -> None:
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= from_step]
+        kept = []
+        for line in self._lines():
+            told = json.loads(line)
+            # a return to this step has yet to happen again
+            if told["step"] < from_step + (told["phase"] != "rollback"):
+                kept.append(line)
         write_atomically(self.path / "metrics.jsonl", "".join(kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         from torch.utils.tensorboard import SummaryWriter
