@@ -246,7 +246,10 @@ if ((signals == 0)); then
 fi
 
 # mpirun gives 0 as well where a node's daemon is lost or gets TERM, as preemption sends it
-if ((status == 0)) && [[ $(written) == "$before_start" ]]; then
+summary=$(written)
+if [[ -n $summary && $summary != "$before_start" ]]; then
+    if ((status == 138 || status == 143)); then status=0; fi # a signal after the end
+elif ((status == 0)); then
     echo "the launcher ended before the training: a lost node, or preemption" >&2
     status=75
 fi

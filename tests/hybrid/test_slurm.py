@@ -61,6 +61,10 @@ if os.environ["RANKS"] == "0":  # as a training that ends
     with open(run + "/summary.partial", "w") as summary:
         summary.write("{{}}")
     os.replace(run + "/summary.partial", run + "/summary.json")
+    sys.exit(int(os.environ.get("LATE", 0)))
+if os.environ["RANKS"] == "0 lost":  # as a training that begins
+    run = sys.argv[sys.argv.index("--out") + 1]
+    os.path.exists(run + "/summary.json") and os.unlink(run + "/summary.json")
 sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 """
 
@@ -192,6 +196,15 @@ def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
     status, err = cluster.run(request_here, "0 lost")
     assert (status, "before the training" in err) == (0, True)
     assert [name for name, *_ in cluster.calls()] == ["mpirun", "mpirun", "scontrol"]
+
+
+@needs_bash
+@pytest.mark.parametrize("late", ["138", "143"])
+def test_a_signal_after_the_end_of_the_training_does_not_repeat_it(
+    cluster, request_here, late
+) -> None:
+    assert cluster.run(request_here, "0", LATE=late)[0] == 0
+    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
 
 
 @needs_bash

@@ -37,7 +37,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         "PYTHONPATH": str(ROOT),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_btl_tcp_disable_family": "6",  # nodes on one host mistake each other's addresses
     }
     try:
         try:

@@ -131,10 +131,10 @@ def test_a_lost_node_daemon_of_mpirun_is_no_end(slurm: Slurm, begin, stand_in, t
 def test_every_rank_sees_all_gpus_that_the_job_has_on_its_node(
     slurm: Slurm, begin, stand_in, tmp_path, launcher
 ) -> None:
-    stand_in.with_name("end").touch()
     job = begin(2, launcher=launcher, ranks_per_node=2, gpus_per_rank=1)
-    slurm.wait_for(job, "COMPLETED")
     assert wait_for_ranks(tmp_path / "run", 4) == ["0,1"] * 4
+    stand_in.with_name("end").touch()
+    slurm.wait_for(job, "COMPLETED")
 
 
 def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(
