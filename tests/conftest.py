@@ -9,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+
+from hybrid.cli import app
+from hybrid.failure import run_command
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+Command = Callable[..., tuple[int, str, str]]
 BIN = Path(sys.executable).parent
 
 
@@ -30,6 +35,20 @@ def mpirun() -> Launch:
 def hybrid_cli() -> Path:
     """The installed `hybrid` command."""
     return BIN / "hybrid"
+
+
+@pytest.fixture
+def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run the command in this process: (exit status, stdout, stderr)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        words = [str(argument) for argument in arguments]
+        command = typer.main.get_command(app)
+        status = run_command(lambda: command.main(args=words, standalone_mode=False))
+        return status, *capfd.readouterr()
+
+    return run
 
 
 def _run(command: list[object], limit: float) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,22 +19,7 @@ from hybrid.config import load
 from hybrid.failure import run_command
 from solvers import Block
 
-Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
-
-
-@pytest.fixture
-def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        words = [str(argument) for argument in arguments]
-        command = typer.main.get_command(app)
-        status = run_command(lambda: command.main(args=words, standalone_mode=False))
-        return status, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")

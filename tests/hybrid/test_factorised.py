@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hybrid import build, checkpoint, config, models
-from hybrid.cli import app
 from hybrid.config import resolve
 from hybrid.data import load
-from hybrid.failure import run_command
 from hybrid.models import units
 
-Command = Callable[..., tuple[int, str, str]]
 LIMIT, BATCH = 192, 48
 QUICK = ("--batch-size", BATCH, "--set", "train.threads=1", "--set", f"data.limit={LIMIT}")
 ADMM = ("train", "--solver", "block-admm", "--factorise", "layer3.0:8", *QUICK)
@@ -89,20 +84,6 @@ def test_a_layer_that_cannot_be_is_refused_in_one_line(wanted: str, said: str) -
         models.factorised(network(), wanted)
     assert str(caught.value).startswith(f"model.factorise is {wanted!r}; ")
     assert said in str(caught.value)
-
-
-@pytest.fixture
-def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        words = [str(argument) for argument in arguments]
-        command = typer.main.get_command(app)
-        status = run_command(lambda: command.main(args=words, standalone_mode=False))
-        return status, *capfd.readouterr()
-
-    return run
 
 
 def newest(run: Path) -> dict[str, Tensor]:

@@ -16,18 +16,6 @@ from hybrid.files import write_atomically, write_durably
 QUICK = ("train", "--epochs", "1", "--batch-size", "700", "--blocks", "1", "--solver", "backprop")
 
 
-@pytest.fixture
-def hybrid(capfd):
-    def run(*arguments):
-        capfd.readouterr()
-        words = [str(argument) for argument in arguments]
-        command = typer.main.get_command(app)
-        status = run_command(lambda: command.main(args=words, standalone_mode=False))
-        return status, *capfd.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -32,20 +31,8 @@ from hybrid.report.run import factor_sections
 from hybrid.report.tables import amount
 from solvers.factorisation import Factorisation
 
-Command = Callable[..., tuple[int, str, str]]
 QUICK = ("--epochs", "1", "--batch-size", "256", "--set", "train.threads=1")
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
-
-
-@pytest.fixture
-def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        return _command(*arguments), *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
