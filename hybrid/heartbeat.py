@@ -109,7 +109,7 @@ class Heartbeat:
             self._launcher.say(f"hybrid: error: {reason}; go on with --resume\n")
             for mate in self._mates:
                 with suppress(OSError):
-                    signal.pidfd_send_signal(mate, signal.SIGTERM)
+                    signal.pidfd_send_signal(mate, signal.SIGKILL)
             self._launcher.end()
         os._exit(1)
 
