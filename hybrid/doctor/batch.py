@@ -16,13 +16,13 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
         inside = "SLURM_JOB_ID" in environment
         remedy = "a job cannot requeue itself so: put Slurm's commands on PATH" if inside else ""
         return [Finding("Slurm", "no sbatch and scontrol here", remedy)]
-    version = (said("sbatch", "--version") or "says nothing").strip()
+    version = (said("sbatch", "--version") or "installed, of unknown version").strip()
     configuration = said("scontrol", "show", "config")
     if configuration is None:
         remedy = (
             "hybrid submit needs it: run on a login node, and ask the site if that does not help"
         )
-        return [Finding("Slurm", f"{version}, whose controller does not answer", remedy)]
+        return [Finding("Slurm", f"{version}; its controller does not answer", remedy)]
     settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
     return [
         Finding("Slurm", version),
