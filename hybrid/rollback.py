@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 from hybrid.rounds import DivergedError
@@ -14,19 +13,18 @@ if TYPE_CHECKING:
 def roll_back(run: Run, error: DivergedError) -> None:
     """Go back to the newest checkpoint, or raise `error` with its remedy; every rank calls it.
 
-    To the one before it, if the newest one led to a divergence already. The first roll-back halves
-    local steps, if there are any; each later one halves all steps.
+    To the one before the last one tried, if none has been written since. The first roll-back halves
+    local steps, if there are any; each later one halves all steps. Nothing is removed: the writer
+    sets newer checkpoints aside when the run has one again.
     """
     before, step = run.rollbacks, run.step
     if run.folder is None or run.writer is None or len(before) >= run.trainer.checkpoint.rollbacks:
         raise DivergedError(f"{error}; {_remedy(run)}") from None
     run.writer.finish()
     found = run.checkpoints()
-    if len(found) > 1 and before and int(found[-1].name) <= before[-1]["to"]:
-        useless = found.pop()
-        with run.links.agreement():
-            if run.links.rank == 0:
-                shutil.rmtree(useless)
+    if not run.kept_since_rollback:
+        found = [f for f in found if int(f.name) < before[-1]["to"]] or found[:1]
+    run.kept_since_rollback = False
     run.build()
     run.go_on_from(found[-1])
     run.rollbacks = [*before, {"step": step, "reason": str(error), "to": run.step}]

@@ -73,6 +73,7 @@ class Run:
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
         """Of each: the step it came from, the reason, the step it went to, the rates after it."""
+        self.kept_since_rollback = True
         self.trace = Trace(links.rank, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(_TOTALS, 0.0)
@@ -235,7 +236,7 @@ class Run:
         self._check_weights()
         with self.trace.span("checkpoint"):
             keeping.keep(self)
-        self.kept_at = monotonic()
+        self.kept_at, self.kept_since_rollback = monotonic(), True
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""

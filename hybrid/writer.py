@@ -45,7 +45,8 @@ class Writer:
         settle    once everyone has written, a thread of rank 0 writes the manifest, renames to STEP
         finish    waits for all of it
 
-    The rename is the last act, so a folder of that name is whole. At most one checkpoint is being
+    The rename is the last act, so a folder of that name is whole. A checkpoint of a later step,
+    which a run that went back has left, then gets another name. At most one checkpoint is being
     written; the next one waits for it. A failure is raised on all ranks, as AgreedError, by the
     `settle` or `finish` that learns of it, and leaves no partial folder.
     """
@@ -118,6 +119,9 @@ class Writer:
         sync(self._partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(self._partial, final)
+        for left in checkpoint.complete(self.root):
+            if int(left.name) > self._step:
+                os.replace(left, _set_aside(left))
         sync(self.root)
         for old in checkpoint.complete(self.root)[: -self.keep_last] if self.keep_last else []:
             shutil.rmtree(old)
@@ -146,6 +150,14 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+def _set_aside(folder: Path) -> Path:
+    """A free name for a checkpoint of a course that the run has left."""
+    number = 1
+    while (free := folder.with_name(f"{folder.name}.left-{number}")).exists():
+        number += 1
+    return free
 
 
 def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybrid import Trainer, data, models, split
 from hybrid.checkpoint import complete, read_manifest
-from hybrid.config import CheckpointSettings, TrainSettings
+from hybrid.config import CheckpointSettings, OptimiserSettings, TrainSettings
 from hybrid.rounds import DivergedError, Rounds
 from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Solver
 
@@ -112,6 +112,15 @@ def test_a_checkpoint_that_leads_to_divergence_again_gives_way_to_the_one_before
     assert [read_manifest(f)["step"] for f in complete(tmp_path / "run" / "checkpoints")] == [
         *(0, EVERY, 2 * EVERY, 3 * EVERY)
     ]
+
+
+def test_a_run_that_is_resumed_with_a_hopeless_rate_loses_no_checkpoint(digits, tmp_path) -> None:
+    make(tmp_path / "run").fit(*digits, epochs=2)
+    before = [path.name for path in complete(tmp_path / "run" / "checkpoints")]
+    hopeless = make(tmp_path / "run", resume=True, optimiser=OptimiserSettings(lr=1e12))
+    with pytest.raises(DivergedError, match="3 roll-backs did not help"):
+        hopeless.fit(*digits, epochs=4)
+    assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == before
 
 
 @pytest.mark.parametrize("allowed", [0, 2])

@@ -177,3 +177,13 @@ def test_what_is_kept_beside_the_units_stands_in_the_manifest(tmp_path) -> None:
     assert checkpoint.load_kept(tmp_path / "00000007", manifest, "nothing") == {}
     (lam,) = checkpoint.load_kept(tmp_path / "00000007", manifest, "cut before x/y").values()
     assert torch.equal(lam, torch.ones(3))
+
+
+def test_checkpoints_of_a_course_that_was_left_are_set_aside(tmp_path) -> None:
+    cut, optimisers = trained(1, 0)
+    for step in (1, 5, 9, 3, 5, 2):
+        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers))
+    assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == [1, 2]
+    aside = sorted(path.name for path in tmp_path.iterdir() if "left" in path.name)
+    assert aside == ["00000003.left-1", "00000005.left-1", "00000005.left-2", "00000009.left-1"]
+    assert checkpoint.read_manifest(tmp_path / "00000009.left-1")["step"] == 9
