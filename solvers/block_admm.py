@@ -264,11 +264,11 @@ class BlockADMM(AugmentedLagrangian):
         return self._store.norm("kappa_in") / self._rho_in if known else 0.0
 
     def cut_state(self) -> dict[str, Tensor]:
-        numbers = {"rho": self._rho_in, "start": self._start_norm}
-        kept = {
-            k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items() if v is not None
-        }
-        kept |= super().cut_state()
+        kept = super().cut_state()
+        if self.balance_ratio:
+            kept["rho"] = torch.tensor(self._rho_in, dtype=torch.float64)
+        if self._kept and self._start_norm is not None:
+            kept["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
         if self._factors is None:
             return kept
         names = ["codes", "factor_dual"] if self._kept else []

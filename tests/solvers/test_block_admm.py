@@ -350,12 +350,13 @@ def test_a_fresh_solver_goes_on_from_a_checkpoint_of_what_was_kept(
         assert all(torch.equal(again[name], kept[name]) for name in kept)
 
 
-def test_only_rho_is_kept_in_the_online_setting() -> None:
+@pytest.mark.parametrize(("ratio", "kept"), [(0.0, set()), (1.5, {"rho"})])
+def test_only_a_rho_that_may_move_is_kept_in_the_online_setting(ratio: float, kept: set) -> None:
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
 
     def program(block: Block, links: RankLinks) -> set[str]:
-        mine = recorded(problem, BlockADMM(), block, links, sweeps=2)
+        mine = recorded(problem, BlockADMM(balance_ratio=ratio), block, links, sweeps=2)
         mine.train(block, links, problem.window(mine, 2))
         return set(mine.cut_state())
 
-    assert problem.on_every_block(program)[1:] == [{"rho", "start"}] * 2
+    assert problem.on_every_block(program)[1:] == [kept] * 2
