@@ -90,7 +90,7 @@ def change(path: Path, way: list[int], value: Any, broken: bytes) -> None:
         body = json.loads(content)
         del body["sha256"]
         body = replaced(body, way, value)
-        digest = {"sha256": checkpoint._digest(body)} if isinstance(body, dict) else {}
+        digest = {"sha256": checkpoint.digest(body)} if isinstance(body, dict) else {}
         path.write_bytes(dumps({**body, **digest} if digest else body))
     else:
         path.write_bytes(dumps(replaced(json.loads(content), way, value)))
