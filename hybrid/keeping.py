@@ -49,7 +49,7 @@ def take_back(run: Run, folder: Path) -> None:
     """Go on from the checkpoint `folder`; ValueError if it is of another run."""
     manifest = checkpoint.read_manifest(folder)
     check(Progress, manifest, folder / "manifest.json")
-    _check(run, folder.parent.parent, manifest)
+    _check(run, folder, manifest)
     with _fitting(folder):
         _restore(run, folder, manifest)
 
@@ -83,7 +83,8 @@ def _fitting(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
+def _check(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
+    path = folder.parent.parent
     units, model = [unit.name for unit in run.blocks.units], run.trainer.names["model"]
     if manifest["model"] != model or sorted(manifest["units"]) != sorted(units):
         raise ValueError(
@@ -95,7 +96,8 @@ def _check(run: Run, path: Path, manifest: dict[str, Any]) -> None:
         if manifest[key] != value:
             raise ValueError(
                 f"{path} is a run with {key} {manifest[key]}, not {value}: "
-                f"resume with its {key}, or choose another --out"
+                f"resume with its {key}, choose another --out, or, if that is another run's "
+                f"checkpoint, remove {folder} to resume from one before"
             )
     if manifest["steps_per_epoch"] != run.steps_per_epoch:
         raise ValueError(
