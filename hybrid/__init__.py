@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,13 +12,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Blocks", "Trainer", "data", "models", "split"]
 
-_HOMES = {"Blocks": "hybrid.partition", "split": "hybrid.partition", "Trainer": "hybrid.trainer"}
-
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for only then: the command must hear signals before torch is there."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in __all__:
-        return import_module(f"hybrid.{name}")
-    raise AttributeError(f"module 'hybrid' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'hybrid' has no attribute {name!r}")
+    import hybrid.data
+    import hybrid.models
+    import hybrid.partition
+    import hybrid.trainer
+
+    homes = {"Trainer": hybrid.trainer, "Blocks": hybrid.partition, "split": hybrid.partition}
+    return getattr(homes[name], name) if name in homes else getattr(hybrid, name)

@@ -31,7 +31,7 @@ def keep(run: Run) -> None:
         "residual": run.residual,
         "rounds": run.rounds.state(),
         "rollbacks": run.rollbacks,
-        "totals": run.links.all_gather(run.totals),
+        "totals": run.links.all_gather(dict(run.totals)),
     }
     units = {
         unit.name: checkpoint.tensors_of(unit, run.block.optimisers) for unit in run.blocks.of(rank)

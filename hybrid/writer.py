@@ -68,7 +68,8 @@ class Writer:
         """Start the checkpoint of `step`: this rank's units, and what its solvers keep."""
         self.finish()
         start = perf_counter()
-        self._step, self._manifest = step, dict(manifest)
+        # as text: what it refers to goes on changing, as the tensors do
+        self._step, self._manifest = step, json.loads(json.dumps(manifest))
         mine = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
         beside = {n: checkpoint.copied(tensors) for n, tensors in kept.items() if tensors}
 

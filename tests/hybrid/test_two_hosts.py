@@ -123,6 +123,7 @@ def test_what_is_killed_on_one_host_ends_the_job_on_both(host, word, hosts, star
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_and_a_short_cut_are_waited_for(hosts, start, tmp_path, undisturbed):
     job = start(HYBRID_HOST_TIMEOUT="4")
     wait_for_checkpoint(tmp_path / "run", job)

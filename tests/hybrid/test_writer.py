@@ -69,6 +69,24 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_a_manifest_is_of_the_moment_it_was_begun(tmp_path, slow) -> None:
+    cut, optimisers = trained(1, 0)
+    totals, residual = {"images": 1.0}, [0.5]
+
+    def program(links: RankLinks) -> None:
+        writer = Writer(tmp_path, links, 0)
+        writer.begin(
+            7, units_of(0, cut, optimisers), {}, {"totals": [totals], "residual": residual}
+        )
+        totals["images"], residual[0] = 2.0, 0.75
+        slow.set()
+        writer.finish()
+
+    run_threads(1, program)
+    manifest = checkpoint.read_manifest(tmp_path / "00000007")
+    assert (manifest["totals"], manifest["residual"]) == ([{"images": 1.0}], [0.5])
+
+
 def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
     cut, optimisers = trained(1, 0)
 

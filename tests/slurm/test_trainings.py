@@ -71,6 +71,7 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
     assert json.loads((run / "summary.json").read_text())["blocks"] == 2
 
 
+@pytest.mark.slow
 def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_training(
     slurm: Slurm, submit, config, digests, undisturbed, record_property, tmp_path
 ) -> None:
