@@ -94,7 +94,8 @@ class Run:
         epochs = self.trainer.train.epochs
         with self.links.agreement():
             if self.folder is not None and self.links.rank == 0:
-                self.folder.open(self.trainer.describe(self.blocks.cuts), self.step)
+                config = self.trainer.describe(self.blocks.cuts)
+                self.folder.open(config, self.step, len(self.rollbacks))
         self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
         self.progress.say(title(self))
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +50,29 @@ class RunFolder:
             for inside in folder.iterdir() if folder.exists() else ():
                 check_link(inside)
 
-    def open(self, config: str, from_step: int) -> None:
-        """Make the folder, write the settings, and go on after step `from_step`."""
+    def open(self, config: str, from_step: int, rollbacks: int = 0) -> None:
+        """Make the folder, write the settings, and go on after step `from_step`.
+
+        `rollbacks` is how often the run had gone back by then.
+        """
         checkpoint.clear_partial(self.checkpoints)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
         (self.path / "summary.json").unlink(missing_ok=True)
-        self._log_from(from_step)
+        metrics = self.path / "metrics.jsonl"
+        write_atomically(metrics, "".join(_course(self._lines(), from_step, rollbacks)))
+        self._metrics = metrics.open("a", buffering=1)
+        self._open_board(from_step)
 
     def rewind(self, to_step: int) -> None:
-        """Forget what was logged after step `to_step`."""
-        self._metrics.close()
-        self._board.close()
-        self._log_from(to_step)
+        """Go on after step `to_step`, to which the run has gone back.
 
-    def _log_from(self, from_step: int) -> None:
-        kept = []
-        for line in self._lines():
-            told = json.loads(line)
-            # a return to this step has yet to happen again
-            if told["step"] < from_step + (told["phase"] != "rollback"):
-                kept.append(line)
-        write_atomically(self.path / "metrics.jsonl", "".join(kept))
-        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        What was logged since stays until the run has ended: a resumed one may go on from there.
+        """
+        self._board.close()
+        self._open_board(to_step)
+
+    def _open_board(self, from_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = from_step + 1 if from_step else None
@@ -98,9 +99,26 @@ class RunFolder:
         write_atomically(self.path / "trace.json", json.dumps({"traceEvents": trace}))
         self._metrics.close()
         self._board.close()
+        if summary is not None:
+            write_atomically(self.path / "metrics.jsonl", "".join(_course(self._lines())))
 
     def _lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
         return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:
+    """The lines of the way to `last_step`, without those of ways the run has left."""
+    kept: list[tuple[int, str]] = []
+    rollbacks = 0
+    for line in lines:
+        told = json.loads(line)
+        if told["phase"] == "rollback":
+            rollbacks += 1
+            if rollbacks > most_rollbacks:
+                break
+            kept = [one for one in kept if one[0] <= told["step"]]
+        kept.append((told["step"], line))
+    return [line for step, line in kept if step <= last_step]
