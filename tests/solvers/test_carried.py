@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -40,8 +41,13 @@ def swept(problem: Problem, solver: Penalty) -> list[dict[str, Tensor]]:
     return problem.on_every_block(program)
 
 
-def carried(problem: Problem, solver: Penalty, kept: dict[str, dict[str, Tensor]]) -> list[Any]:
-    """Ranks' solvers that have taken back what was kept at the cuts that still are."""
+def carried(
+    problem: Problem,
+    solver: Penalty,
+    kept: dict[str, dict[str, Tensor]],
+    start: Callable[..., object] = Backprop().propagate,
+) -> list[Any]:
+    """Ranks' solvers that have taken back what was kept at the cuts that still are, and begun."""
     named = ["", *problem.blocks.cuts, ""]
 
     def program(block: Block, links: RankLinks) -> tuple[Block, Penalty]:
@@ -49,7 +55,7 @@ def carried(problem: Problem, solver: Penalty, kept: dict[str, dict[str, Tensor]
         mine.prepare(block, problem.samples, True)
         before, after = named[block.index : block.index + 2]
         mine.load_cut_state(dict(kept.get(before, {})), dict(kept.get(after, {})))
-        Backprop().propagate(block, links, problem.window(mine))
+        start(block, links, problem.window(mine))
         return block, mine
 
     return problem.on_every_block(program)
@@ -122,13 +128,6 @@ def test_an_exact_pass_replaces_what_was_carried() -> None:
     solver = AugmentedLagrangian(beta=0.1)
     kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
 
-    def program(block: Block, links: RankLinks) -> tuple[Block, Penalty]:
-        mine = deepcopy(solver)
-        mine.prepare(block, problem.samples, True)
-        mine.load_cut_state(*({}, kept["2"]) if block.first else (kept["2"], {}))
-        Backprop().observe(block, links, problem.window(mine))
-        return block, mine
-
-    ranks = problem.on_every_block(program)
+    ranks = carried(problem, solver, kept, Backprop().observe)
     assert not torch.equal(stored(ranks, "lam", 1), kept["2"]["lam"])
     assert torch.equal(stored(ranks, "lam", 1), stored(ranks, "target", 0))
