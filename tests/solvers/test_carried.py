@@ -19,6 +19,7 @@ from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Penalty, Ph
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
 CASES = settings(max_examples=25, deadline=None)
+FORWARD = Backprop().propagate
 SOLVERS = [
     Penalty(beta=0.1, lam_start="feasible"),
     AugmentedLagrangian(beta=0.1),
@@ -45,7 +46,7 @@ def carried(
     problem: Problem,
     solver: Penalty,
     kept: dict[str, dict[str, Tensor]],
-    start: Callable[..., object] = Backprop().propagate,
+    start: Callable[..., object],
 ) -> list[Any]:
     """Ranks' solvers that have taken back what was kept at the cuts that still are, and begun."""
     named = ["", *problem.blocks.cuts, ""]
@@ -88,7 +89,7 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
     kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
     again = cut_anew(problem, after)
-    ranks = carried(again, solver, kept)
+    ranks = carried(again, solver, kept, FORWARD)
     for k, cut in enumerate(again.blocks.cuts):
         multiplied = type(solver) is not Penalty
         if cut in kept:
@@ -117,10 +118,10 @@ def test_more_cuts_leave_the_lagrangian_as_it_was(
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
     kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
     norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
-    was = value(problem, carried(problem, solver, kept))
+    was = value(problem, carried(problem, solver, kept, FORWARD))
     finer = cut_anew(problem, sorted({*before, *more}))
     assert len(norms) == 5
-    assert value(finer, carried(finer, solver, kept)) == pytest.approx(was, rel=1e-12)
+    assert value(finer, carried(finer, solver, kept, FORWARD)) == pytest.approx(was, rel=1e-12)
 
 
 def test_an_exact_pass_replaces_what_was_carried() -> None:
