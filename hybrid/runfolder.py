@@ -113,12 +113,18 @@ def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = in
     """The lines of the way to `last_step`, without those of ways the run has left."""
     kept: list[tuple[int, str]] = []
     rollbacks = 0
-    for line in lines:
-        told = json.loads(line)
-        if told["phase"] == "rollback":
+    for number, line in enumerate(lines, 1):
+        try:
+            told = json.loads(line)
+            step, phase = int(told["step"]), told["phase"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ValueError(
+                f"line {number} of metrics.jsonl is no metric: remove the line to go on"
+            ) from None
+        if phase == "rollback":
             rollbacks += 1
             if rollbacks > most_rollbacks:
                 break
-            kept = [one for one in kept if one[0] <= told["step"]]
-        kept.append((told["step"], line))
+            kept = [one for one in kept if one[0] <= step]
+        kept.append((step, line))
     return [line for step, line in kept if step <= last_step]

@@ -71,3 +71,23 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, 
         write_atomically(path, content)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}', "[]}", '{"step": "x", "phase": "test"}', "7}"])
+def test_a_line_that_is_no_metric_is_named_before_anything_goes_on(tmp_path, line: str) -> None:
+    good = '{"step": 1, "phase": "test"}\n'
+    (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n" if line[-1] == "}" else line + "}\n")
+    with pytest.raises(ValueError, match=r"line \d of metrics.jsonl is no metric: remove the line"):
+        RunFolder(tmp_path).open("", from_step=2)
+
+
+def test_lines_of_a_way_that_was_left_are_dropped_but_not_for_who_resumes_on_it(tmp_path) -> None:
+    def line(step: int, phase: str = "serial") -> str:
+        return json.dumps({"step": step, "phase": phase}) + "\n"
+
+    told = [line(1), line(2), line(1, "rollback"), line(2), line(3)]
+    path = tmp_path / "metrics.jsonl"
+    for rollbacks, expected in ((1, [told[0], *told[2:4]]), (0, told[:2])):
+        path.write_text("".join(told))
+        RunFolder(tmp_path).open("", from_step=2, rollbacks=rollbacks)
+        assert path.read_text() == "".join(expected)
