@@ -10,7 +10,7 @@ from hybrid.stopping import listening
 
 def main() -> None:
     """Run the command; a training hears a request to stop even while Python still imports."""
-    with listening() if sys.argv[1:2] == ["train"] else nullcontext():
+    with listening(last=True) if sys.argv[1:2] == ["train"] else nullcontext():
         from hybrid import cli
 
         cli.main()

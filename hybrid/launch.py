@@ -57,9 +57,6 @@ def ranks() -> Ranks | None:
     size = launched_size()
     if not size:
         return None
-    # between hosts, messages move beside the work; a thread in the library, not in Python, whose
-    # lock the work needs. Other MPI libraries do not read this.
-    os.environ.setdefault("OMPI_MCA_btl_tcp_progress_thread", "1")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

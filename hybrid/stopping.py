@@ -55,10 +55,11 @@ _current: StopRequest | None = None
 
 
 @contextmanager
-def listening() -> Iterator[StopRequest]:
+def listening(last: bool = False) -> Iterator[StopRequest]:
     """A request that signals set within the body; outside the main thread none ever does.
 
-    Within another body it is that one's, with what it has heard so far.
+    Within another body it is that one's, with what it has heard so far. After the `last` body the
+    process only ends, and a request to stop, which would end it with a signal's status, is ignored.
     """
     global _current
     if threading.current_thread() is not threading.main_thread():
@@ -74,7 +75,7 @@ def listening() -> Iterator[StopRequest]:
     finally:
         _current = None
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last else handler)
 
 
 def _say_once(line: bytes) -> None:

@@ -158,6 +158,19 @@ def test_a_second_sigterm_ends_the_process_at_once(numbers, status, said) -> Non
     assert done.stderr.splitlines()[-1].startswith(said)
 
 
+def test_a_request_when_the_command_has_ended_does_not_change_its_status() -> None:
+    program = (
+        "import os, signal, sys\nfrom hybrid import __main__, cli\n"
+        "def over(): raise SystemExit(3)\n"
+        "cli.main = over\nsys.argv = ['hybrid', 'train']\n"
+        "try:\n    __main__.main()\nfinally:\n"
+        "    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):\n"
+        "        os.kill(os.getpid(), number)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 3
+
+
 def test_the_command_listens_before_it_imports_torch() -> None:
     program = (
         "import sys\nfrom hybrid.__main__ import listening\n"
