@@ -136,7 +136,8 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     fault.mend(scene)
     text = job.output()
     outcome.said = reasons(text)
-    outcome.problems += _words(fault, text, outcome)
+    if not (scene.missed and outcome.status == 0):
+        outcome.problems += _words(fault, text, outcome)
     after = whole(scene.out)
     lost = [s for s in before if after.get(s) != before[s] and s not in fault.damaged(scene)]
     if lost:

@@ -35,6 +35,8 @@ class Scene:
     """When the fault happened; before that the job is only starting."""
     resumed_with: list[str] = field(default_factory=list)
     """Further words of the resume."""
+    missed: bool = False
+    """Whether the run had ended before its moment came."""
 
     def now(self, detail: str) -> None:
         """The fault happens at this moment."""
@@ -100,7 +102,8 @@ def moment(scene: Scene, job: Job, among: tuple[str, ...] = ("start", "train", "
         until(lambda: len(list(checkpoints.glob("[0-9]*"))) >= before, 0.005)
         until(lambda: any(checkpoints.glob(".*")), 0.0005)
         sleep(scene.random.uniform(0, 0.03))
-    return f"({which})"
+    scene.missed = job.status() is not None
+    return f"({which}: ended before)" if scene.missed else f"({which})"
 
 
 def lines_of(out: Path) -> int:
