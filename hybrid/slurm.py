@@ -257,7 +257,10 @@ fi
 # 75: not ended, go on from the checkpoint; 138, 143: USR1, TERM before hybrid could take them
 if ((status == 75 || status == 143 || (status == 138 && signals > 0))); then
     requeued=${SLURM_RESTART_COUNT:-0}
-    if ((requeued >= max_requeues)); then
+    state=$(squeue --noheader --format=%T --jobs="$job" 2>/dev/null) || state=RUNNING
+    if [[ $state != RUNNING ]]; then
+        echo "the job is cancelled, or requeued by Slurm itself" >&2
+    elif ((requeued >= max_requeues)); then
         echo "not ended after $requeued requeues, as many as allowed; sbatch again to go on" >&2
     elif scontrol requeue "$job"; then
         exit 0

@@ -73,6 +73,20 @@ def test_a_signal_during_the_setup_requeues_without_starting(cluster, request_he
 
 
 @needs_bash
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
+def test_a_job_that_slurm_has_ended_is_not_requeued(cluster, request_here, state) -> None:
+    status, err = cluster.run(request_here, "75", SQUEUE=state)
+    assert status == 75
+    assert err == "the job is cancelled, or requeued by Slurm itself\n"
+    assert not [call for call in cluster.calls() if call[0] == "scontrol"]
+
+
+def test_a_job_whose_state_cannot_be_told_is_requeued(cluster, request_here) -> None:
+    cluster.program("squeue", "sys.exit(1)")
+    assert cluster.run(request_here, "75")[0] == 0
+    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
+
+
 def test_ranks_killed_by_a_signal_they_cannot_take_yet_are_requeued(cluster, request_here) -> None:
     for name in ("mpirun", "srun"):
         cluster.program(name, RANKS.replace("sys.exit(75)", "sys.exit(138)"))

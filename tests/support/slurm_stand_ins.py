@@ -46,7 +46,7 @@ sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 
 
 class Cluster:
-    """Stand-ins for mpirun, srun, scontrol and sbatch that keep the words they are called with."""
+    """Stand-ins for mpirun, srun, scontrol, squeue and sbatch that keep the words they are called with."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.log, self.ready = folder / "bin", folder / "log", folder / "ready"
@@ -54,6 +54,9 @@ class Cluster:
         for name in ("mpirun", "srun"):
             self.program(name, RANKS)
         self.program("scontrol", "sys.exit(int(os.environ.get('SCONTROL', 0)))")
+        squeue = self.bin / "squeue"  # only asks, so its calls are not kept
+        squeue.write_text('#!/bin/sh\necho "${SQUEUE-RUNNING}"\n')
+        squeue.chmod(0o755)
         self.program("sbatch", "print('17;local')")
 
     def program(self, name: str, body: str) -> None:
