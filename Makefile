@@ -8,7 +8,7 @@ BIN := .venv/bin
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-.PHONY: train test test-slow faults audit bench clean
+.PHONY: train test test-slow faults audit bench gpu-bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -33,6 +33,12 @@ bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py
 	$(MPI_ENV) $(BIN)/mpirun -n 2 $(BIN)/python docs/benchmarks/sweeps.py
 	$(MPI_ENV) $(BIN)/mpirun -n 2 --bind-to none $(BIN)/hybrid bench --model resnet20
+
+# on a machine with a GPU, CUDA torch and: pip install '.[cupy]'
+gpu-bench: .venv/ready
+	$(BIN)/pytest -m gpu
+	$(BIN)/python docs/benchmarks/gpu_kernels.py --out docs/benchmarks/gpu_kernels.json
+	$(BIN)/python docs/benchmarks/gpu_training.py --out docs/benchmarks/gpu_training.json
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

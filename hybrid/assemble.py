@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 
 from hybrid import optimisers
-from hybrid.config import OptimiserSettings
+from hybrid.config import OptimiserSettings, TrainSettings
 from hybrid.links import RankLinks
 from hybrid.partition import Blocks
 from hybrid.rounds import Rounds
@@ -16,21 +16,41 @@ from hybrid.trace import Trace
 from solvers import Backprop, Penalty, Solver
 from solvers.base import Block
 from solvers.bubble import BubbleFill, FillStep
+from solvers.graphs import StepGraphs
 from solvers.pipeline import Gaps
 from solvers.projection import leading
 
 
 def make_block(
-    blocks: Blocks, rank: int, settings: OptimiserSettings, precision: str, device: torch.device
+    blocks: Blocks,
+    rank: int,
+    settings: OptimiserSettings,
+    device: torch.device,
+    train: TrainSettings | None = None,
 ) -> Block:
     """Block `rank` in training mode on its device, with the optimiser of its exact steps."""
+    train = train or TrainSettings()
     module = blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     exact = optimisers.make(module, settings)
     optimiser = {"exact": exact, "local": exact}
-    dtype = getattr(torch, precision)
+    dtype = getattr(torch, train.precision)
     last = rank == len(blocks) - 1
     cut_after = None if last else leading(blocks.module(rank + 1))
-    return Block(module.train(), rank, len(blocks), optimiser, device, dtype, cut_after=cut_after)
+    if train.compile:
+        module.compile(dynamic=False)
+    graphs = None
+    if train.graphs and device.type == "cuda":
+        graphs = StepGraphs(list(module.parameters()))
+    return Block(
+        module.train(),
+        rank,
+        len(blocks),
+        optimiser,
+        device,
+        dtype,
+        cut_after=cut_after,
+        graphs=graphs,
+    )
 
 
 def make_rounds(

@@ -21,7 +21,7 @@ from hybrid.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.optimisers import SLOTS
 
-FORMAT = 3
+FORMAT = 4
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 

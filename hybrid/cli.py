@@ -56,6 +56,7 @@ def train(
     blocks: Annotated[int | None, _flag("--blocks", "split.blocks")] = None,
     seed: Annotated[int | None, _flag("--seed", "train.seed")] = None,
     precision: Annotated[str | None, _flag("--precision", "train.precision")] = None,
+    kernels: Annotated[str | None, _flag("--kernels", "train.kernels")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
     ] = None,
@@ -86,6 +87,7 @@ def train(
             "split.blocks": blocks,
             "train.seed": seed,
             "train.precision": precision,
+            "train.kernels": kernels,
         }
         overrides = {key: value for key, value in given.items() if value is not None}
         overrides |= dict(settings.parse_override(text) for text in set_ or [])

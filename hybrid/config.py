@@ -74,8 +74,8 @@ class TrainSettings(Section):
     """Images a mini-batch."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the forward and backward passes; bfloat16 runs under autocast."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the forward and backward passes; 16 bits run under autocast."""
     report_every: int = Field(default=16, ge=1)
     """Mini-batches between reports of the losses, when a run can stop, too; at least a window."""
     evaluate_every: int = Field(default=1, ge=1)
@@ -84,6 +84,12 @@ class TrainSettings(Section):
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where a block lives; auto: the local rank's GPU if there is one."""
+    kernels: Literal["auto", "torch", "cupy"] = "auto"
+    """Who computes between the passes; auto: fused kernels on a GPU with CuPy, else torch."""
+    graphs: bool = False
+    """Local steps as CUDA graphs; where a step cannot be captured, the summary says why."""
+    compile: bool = False
+    """Compile the blocks with torch.compile."""
 
 
 class OptimiserSettings(Section):
@@ -158,6 +164,8 @@ class LinkSettings(Section):
 
     kind: Literal["auto", "virtual"] = "auto"
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
+    gpu_aware: Literal["auto", "on", "off"] = "auto"
+    """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
     gigabits_per_second: float = Field(default=10.0, gt=0)
     """Rate of a virtual link, each way."""
     latency_microseconds: float = Field(default=10.0, ge=0)

@@ -32,6 +32,7 @@ def keep(run: Run) -> None:
         "rounds": run.rounds.state(),
         "rollbacks": run.rollbacks,
         "totals": run.links.all_gather(dict(run.totals)),
+        "loss_scales": run.links.all_gather(_loss_scale(run)),
     }
     units = {
         unit.name: checkpoint.tensors_of(unit, run.block.optimisers) for unit in run.blocks.of(rank)
@@ -62,6 +63,7 @@ def _restore(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
     same_cuts = manifest["cuts"] == run.blocks.cuts
     run.rounds.load_state(manifest["rounds"], same_cuts)
     _load_totals(run, manifest, same_cuts)
+    _load_loss_scale(run, manifest, same_cuts)
     if same_cuts:
         run.residual = manifest["residual"]
         if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
@@ -117,6 +119,26 @@ def _load_totals(run: Run, manifest: dict[str, Any], same_cuts: bool) -> None:
     totals = manifest["totals"][run.links.rank if same_cuts else 0]
     common = ("images", "serial_seconds", "parallel_seconds")
     run.totals |= totals if same_cuts else {name: totals[name] for name in common}
+
+
+def _loss_scale(run: Run) -> dict[str, float]:
+    """What float16's loss scale of a block is, and for how many steps; empty without one."""
+    if run.block.scaler is None:
+        return {}
+    state = run.block.scaler.state_dict()
+    return {"scale": float(state["scale"]), "steps": float(state["_growth_tracker"])}
+
+
+def _load_loss_scale(run: Run, manifest: dict[str, Any], same_cuts: bool) -> None:
+    """The block's own, or the smallest of other blocks'."""
+    scales = [kept for kept in manifest["loss_scales"] if kept]
+    if run.block.scaler is None or not scales:
+        return
+    smallest = {"scale": min(kept["scale"] for kept in scales), "steps": 0.0}
+    own = manifest["loss_scales"][run.links.rank] if same_cuts else smallest
+    state = run.block.scaler.state_dict()
+    state |= {"scale": own["scale"], "_growth_tracker": int(own["steps"])}
+    run.block.scaler.load_state_dict(state)
 
 
 def _load_gaps(run: Run, folder: Path, manifest: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from hybrid.errors import one_line
 from hybrid.heartbeat import Heartbeat
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MV2_COMM_WORLD_LOCAL_RANK")
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
@@ -57,6 +58,7 @@ def ranks() -> Ranks | None:
     size = launched_size()
     if not size:
         return None
+    _set_gpu()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -104,6 +106,13 @@ def device(setting: str) -> torch.device:
     gpu = torch.device("cuda", (found.local_rank if found else 0) % torch.cuda.device_count())
     torch.cuda.set_device(gpu)
     return gpu
+
+
+def _set_gpu() -> None:
+    """Choose this rank's GPU before MPI is initialised, as a GPU-aware library needs it."""
+    local = _first_number(_LOCAL_RANKS)
+    if local is not None and torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
 
 
 def keep_memory() -> None:

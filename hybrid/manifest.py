@@ -77,6 +77,7 @@ class Progress(_Part):
     rounds: Rounds
     rollbacks: list[Rollback]
     totals: list[dict[str, float]]
+    loss_scales: list[dict[str, float]]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Progress:
@@ -86,9 +87,9 @@ class Progress(_Part):
                 f"step {self.step} is not within epoch {self.epoch} of {self.steps_per_epoch} steps"
             )
         blocks = len(self.cuts) + 1
-        sizes = (len(self.residual) + 1, len(self.totals))
-        if sizes != (blocks,) * 2:
-            raise ValueError(f"{blocks} blocks have {sizes} residuals and totals")
+        sizes = (len(self.residual) + 1, len(self.totals), len(self.loss_scales))
+        if sizes != (blocks,) * 3:
+            raise ValueError(f"{blocks} blocks have {sizes} residuals, totals and loss scales")
         return self
 
 

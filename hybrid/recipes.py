@@ -95,7 +95,7 @@ class OwnRow:
         self.recipe, self.links = recipe, links
         model = deepcopy(blocks.model)
         self.blocks = replace(blocks, model=model, units=units(model))
-        self.block = make_block(self.blocks, links.rank, settings, "float32", device)
+        self.block = make_block(self.blocks, links.rank, settings, device)
         self.rounds = make_rounds(
             self.block,
             links,

@@ -149,9 +149,7 @@ class Run:
         exchanges = trainer.sweeps > 1 or kept
         needed = store(before, after, window, exchanges) + store(before, after, records, False)
         self._check_budget(needed, length)
-        self.block = make_block(
-            self.blocks, rank, trainer.optimiser, trainer.train.precision, device
-        )
+        self.block = make_block(self.blocks, rank, trainer.optimiser, device, trainer.train)
         self.rounds = make_rounds(
             self.block,
             self.links,

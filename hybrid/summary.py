@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from solvers.kernels.choice import memory_pools
+
 if TYPE_CHECKING:
     from hybrid.run import Run
 
@@ -27,7 +29,10 @@ def summary(run: Run) -> dict[str, Any]:
     """The contents of summary.json; every rank calls it."""
     peak = _peak_memory_bytes(run.block.device)
     blocked = run.writer.blocked_seconds if run.writer else 0.0
-    everyone = run.links.all_gather((run.totals, peak, blocked))
+    device = run.block.device
+    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    mine = (run.totals, peak, blocked, held + memory_pools(), _graphs(run))
+    everyone = run.links.all_gather(mine)
     totals = everyone[0][0]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     return {
@@ -42,14 +47,29 @@ def summary(run: Run) -> dict[str, Any]:
         "images_per_second": totals["images"] / seconds if seconds else 0.0,
         "serial_seconds": totals["serial_seconds"],
         "parallel_seconds": totals["parallel_seconds"],
-        "idle_share": [t["idle_seconds"] / seconds if seconds else 0.0 for t, _, _ in everyone],
-        "bytes_sent": [int(t["bytes_sent"]) for t, _, _ in everyone],
-        "peak_memory_bytes": [p for _, p, _ in everyone],
+        "idle_share": [
+            totals["idle_seconds"] / seconds if seconds else 0.0 for totals, *_ in everyone
+        ],
+        "bytes_sent": [int(totals["bytes_sent"]) for totals, *_ in everyone],
+        "peak_memory_bytes": [peak for _, peak, *_ in everyone],
+        "gpu_memory_bytes": [held for _, _, _, held, _ in everyone],
+        "kernels": run.trainer.kernels,
+        "graphs": [graphs for *_, graphs in everyone],
         "residual": run.residual,
         "returns_to_serial": run.rounds.returns,
         "rollbacks": run.rollbacks,
-        "checkpoint_seconds": [blocked for _, _, blocked in everyone],
+        "checkpoint_seconds": [blocked for _, _, blocked, *_ in everyone],
     }
+
+
+def _graphs(run: Run) -> str:
+    """How many CUDA graphs a rank replays, or why it has none."""
+    graphs = run.block.graphs
+    if not run.trainer.train.graphs:
+        return "off"
+    if graphs is None:
+        return "none: no GPU"
+    return graphs.reason or str(graphs.count)
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

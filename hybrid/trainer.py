@@ -25,6 +25,7 @@ from hybrid.run import Run
 from hybrid.stopping import leave_if_asked, listening
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
 from solvers.bubble import FillStep
+from solvers.kernels import choose
 from solvers.pipeline import Gaps, fit
 
 
@@ -60,6 +61,9 @@ class Trainer:
     """What the summary calls model and data."""
     describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
     """Text of config.toml, given the cuts."""
+
+    kernels: str = field(init=False, default="torch")
+    """Who computes between the passes, settled by `fit`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.solver, Backprop):
@@ -122,9 +126,13 @@ class Trainer:
                 network = Network(rate, self.links.latency_microseconds * 1e-6)
                 return run_virtual(size, program, network, threads)[0]
             return run_threads(size, program, threads)[0]
+        from hybrid.links import probe
         from hybrid.links.mpi import run_mpi
 
-        return run_mpi(comm, program, device)[0]
+        found = launch.ranks()
+        local_rank = found.local_rank if found else 0
+        direct = probe.agreed(self.links.gpu_aware, device, comm, local_rank)
+        return run_mpi(comm, program, device, direct.direct)[0]
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
@@ -168,7 +176,14 @@ class Trainer:
                     f"the filter is {factor}, but activations at the cut before {cut} have "
                     f"shape {shape}: choose a filter that divides their height and width"
                 )
-        return shapes, launch.device(self.train.device)
+        device = launch.device(self.train.device)
+        self.kernels = choose(self.train.kernels, device.type == "cuda")
+        if self.train.graphs and self.train.precision == "float16":
+            raise ValueError(
+                "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
+                "the GPU at every step: choose bfloat16, or train.graphs=false"
+            )
+        return shapes, device
 
     def _check_fill(self, sample: torch.Tensor) -> None:
         """Settle what each block does in its gaps."""

@@ -56,22 +56,18 @@ class AugmentedLagrangian(Penalty):
     ) -> None:
         super()._record(rows, lam, p_in, out, p_out)
         if lam is not None and self._exchange:
-            self._put("kappa_in", rows, self._start_multiplier(lam, p_in))
+            self._store.put("kappa_in", rows, self._start_multiplier(lam, p_in))
         if out is not None:
-            self._put("kappa_out", rows, self._start_multiplier(out, p_out))
+            self._store.put("kappa_out", rows, self._start_multiplier(out, p_out))
 
     def _start_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
         if p is None or self.multiplier_start == "zero":
             return torch.zeros_like(self._pool(x))
         return -(self.filter**2) * self._pool(p)
 
-    def _multiplier(self, rows: Rows) -> Tensor | None:
-        return self._get("kappa_out", rows)
+    def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
+        return self._store.raw(name, rows)
 
-    def _incoming_multiplier(self, rows: Rows) -> Tensor | None:
-        return self._get("kappa_in", rows)
-
-    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor, beta: float) -> None:
-        kappa = self._get(name, rows)
-        step = 2 * beta * self.kappa_step
-        self._put(name, rows, kappa + step * (lam.to(kappa.dtype) - x.to(kappa.dtype)))
+    @property
+    def _ascent(self) -> float:
+        return self.kappa_step

@@ -128,19 +128,21 @@ class AuxNet(Solver):
         if block.last:
             labels = batch.labels()
             loss = block.loss(x, labels)
-            loss.backward()
+            block.backward(loss)
             stats.classified(x, labels)
             stats.losses.append(loss.detach())
         else:
             links.to_next(x.detach())
-            coupling = couple(x.detach(), links.from_next().to(x.dtype), None, self.beta)
-            x.backward((coupling.p_out / len(batch)).to(x.dtype))
+            lam_above, samples = links.from_next(), len(batch) / block.loss_scale
+            coupling = couple(x.detach(), lam_above, None, self.beta, samples=samples)
+            x.backward(coupling.p_out)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
+        p_in = block.sample_adjoint(lam)
         block.step("local", batch.learning_rate * self.local_lr)
         if generated is not None:
-            assert lam.grad is not None
-            self._regress(links.from_previous(), generated, lam.grad * len(batch), stats)
+            assert p_in is not None
+            self._regress(links.from_previous(), generated, p_in, stats)
         stats.samples += len(batch)
         stats.steps += 1
 

@@ -159,6 +159,7 @@ class Backprop(Solver):
 
     def _clip(self, block: Block, links: Links) -> None:
         if self.clip_norm:
+            block.unscale("exact")
             gradients = block.gradients()
             everyone = links.all_gather(gradient_norms(gradients))
             clip_gradients(gradients, self.clip_norm, [n for norms in everyone for n in norms])
@@ -214,22 +215,24 @@ class _Pass:
         p_out = None if self.block.last else self._from_next(out)
         if out.requires_grad:
             with _spared_statistics(self.block.module) if self.recompute else nullcontext():
-                out.backward(p_out)
+                self.block.backward(out, p_out)
+        p_in = self.block.input_adjoint(lam)
         if not self.block.first:
-            assert lam.grad is not None
-            self._to_previous(lam.grad)
+            assert p_in is not None
+            self._to_previous(p_in)
         rows = self.rows.popleft()
         for recorder, start in self.recorders:
             recorder.record(
                 slice(start + rows.start, start + rows.stop),
                 None if self.block.first else lam.detach(),
-                None if lam.grad is None else lam.grad * self.size,
+                None if p_in is None else self.block.kept_adjoint(p_in * self.size),
                 None if self.block.last else out.detach(),
-                None if p_out is None else p_out * self.size,
+                None if p_out is None else self.block.kept_adjoint(p_out * self.size),
             )
 
     def _from_next(self, out: Tensor) -> Tensor:
-        p = self.wire.receive(self.links.from_next, out.dtype)
+        dtype = out.dtype if self.block.scaler is None else torch.float32
+        p = self.wire.receive(self.links.from_next, dtype)
         return p if self.adjoint_scale == 1 else p / self.adjoint_scale
 
     def _to_previous(self, p: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from solvers.graphs import StepGraphs
 from solvers.projection import Projection
 
 Rows = slice | Tensor
@@ -180,7 +181,7 @@ class PhaseStats:
         start = links.now()
         yield
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         self.seconds += links.now() - start
 
 
@@ -203,6 +204,15 @@ class Block:
     """The next block's first layer, if it is a projection: what lam at that cut is held to."""
     rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
     """Factors of the learning rate by kind of step."""
+    graphs: StepGraphs | None = None
+    """Runs local steps as CUDA graphs; None: kernel by kernel."""
+    scaler: torch.amp.GradScaler | None = field(init=False, default=None)
+    """Keeps float16 gradients in range; other formats need none."""
+
+    def __post_init__(self) -> None:
+        if self.precision is torch.float16:
+            self.scaler = torch.amp.GradScaler(self.device.type)
+            self.scaler.scale(torch.zeros((), device=self.device))  # which makes its scale
 
     @property
     def first(self) -> bool:
@@ -225,7 +235,8 @@ class Block:
         if self.precision is torch.float32:
             out: Tensor = self.module(lam)
             return out
-        with torch.autocast(self.device.type, dtype=self.precision):
+        # weights are used once a pass, and what a cache keeps may not outlive a captured graph
+        with torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False):
             out = self.module(lam)
         return out.float() if self.last else out
 
@@ -234,8 +245,53 @@ class Block:
         optimiser = self.optimisers[kind]
         for group in optimiser.param_groups:
             group["lr"] = learning_rate * self.rates[kind]
-        optimiser.step()
+        if self.scaler is None:
+            optimiser.step()
+        elif self.gradients():
+            self.scaler.step(optimiser)
+            self.scaler.update()
         optimiser.zero_grad(set_to_none=True)
+
+    @property
+    def loss_scale(self) -> float:
+        """What `backward` multiplies adjoints by: a power of two in float16, else 1.
+
+        Each block has its own, which an overflow halves; that block then leaves out its step.
+        """
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    def backward(self, out: Tensor, p_out: Tensor | None = None) -> None:
+        """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
+
+        Without p_out, `out` is the loss.
+        """
+        scale = self.loss_scale
+        if scale == 1.0:
+            out.backward(p_out)
+        elif p_out is None:
+            (out * scale).backward()
+        else:
+            out.backward((p_out * scale).to(out.dtype))
+
+    def input_adjoint(self, lam: Tensor) -> Tensor | None:
+        """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
+        if lam.grad is None or self.scaler is None:
+            return lam.grad
+        return lam.grad.float() / self.loss_scale
+
+    def sample_adjoint(self, lam: Tensor) -> Tensor | None:
+        """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
+        p = self.input_adjoint(lam)
+        return None if p is None else self.kept_adjoint(p * len(lam))
+
+    def kept_adjoint(self, p: Tensor) -> Tensor:
+        """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""
+        return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
+
+    def unscale(self, kind: str) -> None:
+        """Take the scale out of the gradients before they are looked at; `step` does it else."""
+        if self.scaler is not None and self.gradients():
+            self.scaler.unscale_(self.optimisers[kind])
 
     def own_sgd(self, momentum: float) -> None:
         """Give local steps an SGD of their own, with the exact optimiser's weight decay."""

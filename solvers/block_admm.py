@@ -12,7 +12,7 @@ from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.base import Batch, Block, Links, PhaseStats, Rows, Window
 from solvers.deepfacto import FactorCut
 from solvers.factorisation import Factorisation
-from solvers.kernels import upsample
+from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
 from solvers.projection import Free, leading, passing_by, projection
 
 
@@ -162,7 +162,7 @@ class BlockADMM(AugmentedLagrangian):
             z = self._z_update(block, links, batch, rows, p_in)
         self._weight_steps(block, batch, rows)
         if z is not None:
-            self._settle(links, rows, *z, stats)
+            self._settle(links, rows, z, stats)
 
     def _gauss_seidel(
         self,
@@ -174,7 +174,7 @@ class BlockADMM(AugmentedLagrangian):
         stats: PhaseStats,
     ) -> None:
         if exchange and not block.first:
-            self._settle(links, rows, *self._z_update(block, links, batch, rows, None), stats)
+            self._settle(links, rows, self._z_update(block, links, batch, rows, None), stats)
         self.gradient(block, batch, rows, False, stats)
         self._weight_steps(block, batch, rows)
         if exchange and not block.last:
@@ -191,18 +191,25 @@ class BlockADMM(AugmentedLagrangian):
 
     def _z_update(
         self, block: Block, links: Links, batch: Batch, rows: Rows, p_in: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(old Z_k, new Z_k, x_{k-1}); `p_in` is the adjoint at the old Z_k, if it is known."""
-        old = self._own(rows)
-        x = links.from_previous().to(old.dtype)
+    ) -> Stepped:
+        """Z_k and kappa_k after a visit; `p_in` is the adjoint at the old Z_k, if it is known."""
+        old, x = self._raw_own(rows), links.from_previous()
+        kappa = self._multiplier("kappa_in", rows)
         if self._factors is not None:
-            return old, self._factored_step(block, batch, rows, x, p_in), x
-        z = old
-        for number in range(self.z_steps):
-            if number or p_in is None:
-                p_in = self._input_adjoint(block, batch, rows, z)
-            z = self._lam_step(z, x, rows, p_in)
-        return old, self._held_in(z), x
+            new = self._factored_step(block, batch, rows, x.to(self._own(rows).dtype), p_in)
+        elif self.z_steps == 1:
+            if p_in is None:
+                p_in = self._input_adjoint(block, batch, rows, self._own(rows))
+            return self._stepped(rows, old, x, p_in)
+        else:
+            new = self._own(rows)
+            for number in range(self.z_steps):
+                if number or p_in is None:
+                    p_in = self._input_adjoint(block, batch, rows, new)
+                new = descend(new, x, kappa, p_in, self._beta_in, self._eta_in, self.filter)
+            new = self._held_in(new)
+        rate = self._ascent * 2 * self._beta_in
+        return settle(new, old, x, kappa, self._beta_in, rate, self.filter)
 
     def _factored_step(
         self, block: Block, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None
@@ -210,7 +217,7 @@ class BlockADMM(AugmentedLagrangian):
         assert self._factors is not None
         if p_in is None:
             p_in = self._input_adjoint(block, batch, rows, self._input(rows))
-        kappa = self._get("kappa_in", rows)
+        kappa = self._store.get("kappa_in", rows)
         anchor = x - kappa / self._rho_in
         return self._factors.step(rows, anchor, p_in, self._rho_in, self.factor_rho)
 
@@ -222,11 +229,14 @@ class BlockADMM(AugmentedLagrangian):
         z = z.detach().requires_grad_()
         with passing_by(self._layer):
             x = block.forward(z)
+        scale = block.loss_scale
         if block.last:
-            (p,) = torch.autograd.grad(block.loss(x, batch.labels()), z)
-            return p * len(batch)
-        (p,) = torch.autograd.grad(x, z, self._couple(x, rows).p_out.to(x.dtype))
-        return p
+            (p,) = torch.autograd.grad(block.loss(x, batch.labels()) * scale, z)
+            return p.to(z.dtype) * (len(batch) / scale)
+        target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
+        coupling = couple(x.detach(), target, kappa, self._beta_out, self.filter, 1 / scale)
+        (p,) = torch.autograd.grad(x, z, coupling.p_out)
+        return p.to(z.dtype) / scale
 
     def _adapt(self, block: Block, links: Links, stats: PhaseStats) -> None:
         """Change rho, reset duals: decided alike on both sides of a cut."""
@@ -292,6 +302,10 @@ class BlockADMM(AugmentedLagrangian):
     @property
     def _beta_out(self) -> float:
         return self._rho_out / 2
+
+    @property
+    def _held(self) -> Held | None:
+        return self._constraint_in
 
     def _held_in(self, lam: Tensor) -> Tensor:
         return self._constraint_in.project(self._fed(lam))

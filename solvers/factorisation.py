@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from solvers.kernels.factors import EPSILON, multiply
 from solvers.projection import Projection
-
-EPSILON = 1e-8
 
 
 class Factorisation(Projection):
@@ -54,9 +53,7 @@ class Factorisation(Projection):
             M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, self.rank).contiguous()
         else:
             M = _rows(start)
-        for _ in range(iterations or self.iterations):
-            M = M * (right / (M @ gram + EPSILON))
-        return _like(M, z)
+        return _like(multiply(right, gram, M, iterations or self.iterations), z)
 
     @torch.no_grad()
     def compose(self, codes: Tensor) -> Tensor:
@@ -72,10 +69,8 @@ class Factorisation(Projection):
     @torch.no_grad()
     def update(self, cross: Tensor, gram: Tensor, iterations: int = 1) -> None:
         """S <- S * (M^T T) / (M^T M S + eps), from `statistics`, maybe averaged."""
-        S = self.dictionary.double()
-        for _ in range(iterations):
-            S = S * (cross / (gram @ S + EPSILON))
-        self.dictionary.copy_(S)
+        S = multiply(cross.T, gram.T, self.dictionary.double().T, iterations)
+        self.dictionary.copy_(S.T)
 
 
 def _rows(z: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -23,8 +25,10 @@ from solvers.base import (
     frozen_statistics,
     gradient_norms,
 )
-from solvers.kernels import Coupling, couple, pool, pool_transpose, upsample
+from solvers.graphs import StepGraphs
+from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
 from solvers.store import FORMATS, Store
+from solvers.subproblem import approach, classify
 
 
 @dataclass
@@ -89,6 +93,7 @@ class Penalty(Solver):
         self._store = Store(window_samples, self.storage)
         self._exchange = exchanges
         self._kept = False
+        self._graphs: StepGraphs | None = None
         self._carried = (False, False)
         if self.momentum is not None:
             block.own_sgd(self.momentum)
@@ -151,9 +156,9 @@ class Penalty(Solver):
     ) -> None:
         if lam is not None:
             lam = self._held_in(self._start(lam, p_in))
-            self._put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
+            self._store.put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
         if out is not None:
-            self._put("target", rows, self._pool(self._held_out(self._start(out, p_out))))
+            self._store.put("target", rows, self._pool(self._held_out(self._start(out, p_out))))
 
     def records(self) -> dict[str, Tensor]:
         """All that is stored, by name."""
@@ -162,7 +167,7 @@ class Penalty(Solver):
     def load_records(self, records: dict[str, Tensor]) -> None:
         """Take back what `records` gave."""
         for name, value in _channels_last(records).items():
-            self._put(name, slice(0, self._store.samples), value)
+            self._store.put(name, slice(0, self._store.samples), value)
 
     def cut_state(self) -> dict[str, Tensor]:
         return self._store.state(["lam", "kappa_in"]) if self._kept else {}
@@ -171,14 +176,14 @@ class Penalty(Solver):
         everything = slice(0, self._store.samples)
         before, after = _channels_last(before), _channels_last(after)
         for name, value in before.items():
-            self._put(name, everything, value)
+            self._store.put(name, everything, value)
         self._carried = ("lam" in before, "lam" in after)
         if "lam" in after:
             lam = after["lam"]
             whole = self.filter_mode == "coupling"
-            self._put("target", everything, self._shared(lam) if whole else lam)
+            self._store.put("target", everything, self._shared(lam) if whole else lam)
             if "kappa_in" in after:
-                self._put("kappa_out", everything, after["kappa_in"])
+                self._store.put("kappa_out", everything, after["kappa_in"])
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
@@ -187,7 +192,7 @@ class Penalty(Solver):
         """
         total = PhaseStats()
         before: list[float] = []
-        self._kept = window.kept
+        self._kept, self._graphs = window.kept, block.graphs
         self._carried = (False, False)
         with total.timed(links), frozen_statistics(block.module):
             for number in range(window.sweeps):
@@ -245,25 +250,27 @@ class Penalty(Solver):
     ) -> tuple[Tensor, Tensor | None]:
         """Leave the local loss's gradient in the parameters; give x_k and, if asked, p_in."""
         lam = batch.images() if block.first else self._input(rows)
-        if with_input and not block.first:
-            lam = lam.detach().requires_grad_()
-        x = block.forward(lam)
+        with_input = with_input and not block.first
         if block.last:
             labels = batch.labels()
-            loss = block.loss(x, labels)
-            if loss.requires_grad:
-                loss.backward()
+            x, p_in, loss = self._computed(classify, block, with_input)(lam, labels)
             stats.classified(x, labels)
-            stats.losses.append(loss.detach())
         else:
-            coupling = self._couple(x, rows)
-            if x.requires_grad:
-                x.backward((coupling.p_out / len(batch)).to(x.dtype))
-            stats.losses.append(coupling.loss / len(batch))
-            stats.squares.append(coupling.squares)
+            target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
+            run = self._computed(approach, block, with_input, self._beta_out, self.filter)
+            x, p_in, loss, squares = run(lam, target, kappa)
+            stats.squares.append(squares)
+        stats.losses.append(loss)
         stats.samples += len(batch)
         stats.steps += 1
-        return x.detach(), None if lam.grad is None else lam.grad * len(batch)
+        return x, p_in
+
+    def _computed(self, compute: Callable[..., Any], *constants: Any) -> Callable[..., Any]:
+        """`compute` with its constants, as a graph where there are graphs."""
+        run = partial(compute, *constants)
+        if self._graphs is None:
+            return run
+        return partial(self._graphs, (compute, *constants[1:]), run)
 
     def _local_step(
         self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
@@ -274,59 +281,55 @@ class Penalty(Solver):
 
     def _step(self, block: Block, batch: Batch) -> None:
         if self.clip_norm:
+            block.unscale("local")
             gradients = block.gradients()
             clip_gradients(gradients, self.clip_norm, gradient_norms(gradients))
         block.step("local", batch.learning_rate * self.local_lr)
 
     def _hand_up(self, links: Links, rows: Rows, x: Tensor) -> None:
         """Send S x_k to the owner of lam_{k+1}."""
-        sent = self._message(self._pool(x))
-        self._put("sent", rows, sent)
+        sent = self._store.message(self._pool(x))
+        self._store.put("sent", rows, sent)
         links.to_next(sent)
-
-    def _couple(self, x: Tensor, rows: Rows) -> Coupling:
-        target, kappa = self._get("target", rows), self._multiplier(rows)
-        return couple(x.detach(), target, kappa, self._beta_out, self.filter)
 
     def _update(self, links: Links, rows: Rows, p_in: Tensor, stats: PhaseStats) -> None:
         """Step lam_k, which this rank owns, and hand S lam_k back."""
-        x = links.from_previous().to(p_in.dtype)
-        old = self._own(rows)
-        self._settle(links, rows, old, self._lam_step(old, x, rows, p_in), x, stats)
+        x = links.from_previous()
+        self._settle(links, rows, self._stepped(rows, self._raw_own(rows), x, p_in), stats)
 
-    def _lam_step(self, lam: Tensor, x: Tensor, rows: Rows, p_in: Tensor) -> Tensor:
-        pull = self._beta_in * 2 * (self._pool(lam) - x)
-        kappa = self._incoming_multiplier(rows)
-        if kappa is not None:
-            pull = pull + kappa
-        return lam - self._eta_in * (p_in + pool_transpose(pull, self.filter))
+    def _stepped(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
+        return step(
+            lam,
+            x,
+            self._multiplier("kappa_in", rows),
+            p_in,
+            self._beta_in,
+            self._eta_in,
+            self._ascent * 2 * self._beta_in,
+            self.filter,
+            flat=self.filter_mode == "input",
+            held=self._held,
+        )
 
-    def _settle(
-        self, links: Links, rows: Rows, old: Tensor, lam: Tensor, x: Tensor, stats: PhaseStats
-    ) -> None:
-        """Keep the stepped lam_k, hand S lam_k back, step the multiplier."""
-        # first, because `old` may be a view of what is written to next
-        moved = 2 * self._beta_in * torch.linalg.vector_norm(lam - old)
-        pooled = self._shared(lam)
-        self._put("lam", rows, lam if self.filter_mode == "coupling" else pooled)
-        links.to_previous(pooled)
-        self._ascend("kappa_in", rows, pooled, x, self._beta_in)
-        residual = torch.linalg.vector_norm(pooled.to(x.dtype) - x)
-        stats.exchanged.append(torch.stack((residual, moved)).square())
+    def _settle(self, links: Links, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
+        """Keep the stepped lam_k and kappa_k, hand S lam_k back."""
+        self._store.put("lam", rows, new.lam if self.filter_mode == "coupling" else new.shared)
+        links.to_previous(new.shared)
+        if new.kappa is not None:
+            self._store.put("kappa_in", rows, new.kappa)
+        stats.exchanged.append(new.squares)
 
     def _receive(self, rows: Rows, lam: Tensor) -> None:
         """Take the stepped S lam_{k+1} from its owner."""
-        self._put("target", rows, lam)
-        self._ascend("kappa_out", rows, lam, self._get("sent", rows), self._beta_out)
+        self._store.put("target", rows, lam)
+        kappa = self._multiplier("kappa_out", rows)
+        if kappa is not None:
+            x, rate = self._store.raw("sent", rows), self._ascent * 2 * self._beta_out
+            self._store.put("kappa_out", rows, ascend(kappa, lam, x, rate))
 
-    def _multiplier(self, rows: Rows) -> Tensor | None:
+    def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
+        """kappa as it is stored, where the method has it."""
         return None
-
-    def _incoming_multiplier(self, rows: Rows) -> Tensor | None:
-        return None
-
-    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: Tensor, beta: float) -> None:
-        """Step the multipliers, where the method has them."""
 
     def _held_in(self, lam: Tensor) -> Tensor:
         """lam within what the cut before this block holds it to."""
@@ -335,6 +338,16 @@ class Penalty(Solver):
     def _held_out(self, lam: Tensor) -> Tensor:
         """lam within what the cut after this block holds it to."""
         return lam
+
+    @property
+    def _held(self) -> Held | None:
+        """The set that lam_k is held to; None: no constraint."""
+        return None
+
+    @property
+    def _ascent(self) -> float:
+        """Step of the multipliers, in units of 2 beta."""
+        return 0.0
 
     @property
     def _beta_in(self) -> float:
@@ -362,7 +375,12 @@ class Penalty(Solver):
 
     def _own(self, rows: Rows) -> Tensor:
         """lam_k, which this rank owns."""
-        lam = self._get("lam", rows)
+        lam = self._store.get("lam", rows)
+        return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
+
+    def _raw_own(self, rows: Rows) -> Tensor:
+        """lam_k in the store's number format."""
+        lam = self._store.raw("lam", rows)
         return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
 
     def _pool(self, x: Tensor) -> Tensor:
@@ -370,16 +388,7 @@ class Penalty(Solver):
 
     def _shared(self, lam: Tensor) -> Tensor:
         """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
-        return self._message(self._pool(self._store.rounded(lam)))
-
-    def _message(self, value: Tensor) -> Tensor:
-        return self._store.message(value)
-
-    def _put(self, name: str, rows: Rows, value: Tensor) -> None:
-        self._store.put(name, rows, value)
-
-    def _get(self, name: str, rows: Rows) -> Tensor:
-        return self._store.get(name, rows)
+        return self._store.message(self._pool(self._store.rounded(lam)))
 
 
 def _channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from solvers.kernels.fused import Interval
 
 
 class Projection(nn.Module, ABC):
@@ -35,6 +37,11 @@ class Projection(nn.Module, ABC):
         """Where a straight-through gradient passes; None: everywhere."""
         return None
 
+    @property
+    def interval(self) -> Interval | None:
+        """C as the fused kernels know it; None: they do not, and torch projects."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         if self.passed_by:
             return x
@@ -44,12 +51,20 @@ class Projection(nn.Module, ABC):
 class Free(Projection):
     """No constraint: P(z) = z."""
 
+    @property
+    def interval(self) -> Interval | None:
+        return "free", 0.0, 0.0, 0.0
+
     def project(self, z: Tensor) -> Tensor:
         return z
 
 
 class NonNegative(Projection):
     """C = {z >= 0}."""
+
+    @property
+    def interval(self) -> Interval | None:
+        return "box", 0.0, inf, 0.0
 
     def project(self, z: Tensor) -> Tensor:
         return z.clamp_min(0)
@@ -63,6 +78,10 @@ class Box(Projection):
         if not (isfinite(low) and isfinite(high) and low < high):
             raise ValueError(f"box is {low:g}:{high:g}; its low end must lie below its high end")
         self.low, self.high = low, high
+
+    @property
+    def interval(self) -> Interval | None:
+        return "box", self.low, self.high, 0.0
 
     def project(self, z: Tensor) -> Tensor:
         return z.clamp(self.low, self.high)
@@ -78,15 +97,23 @@ class Quantised(Box):
         super().__init__(low, high)
         if bits not in range(1, 17):
             raise ValueError(f"quantised to {bits:g} bits; choose a whole number from 1 to 16")
-        self.bits = int(bits)
+        self.spacing = (high - low) / (2 ** int(bits) - 1)
+
+    @property
+    def interval(self) -> Interval | None:
+        return "quantised", self.low, self.high, self.spacing
 
     def project(self, z: Tensor) -> Tensor:
-        step = (self.high - self.low) / (2**self.bits - 1)
-        return super().project(z).sub(self.low).div(step).round().mul(step).add(self.low)
+        whole = super().project(z).sub(self.low).div(self.spacing).round()
+        return whole.mul(self.spacing).add(self.low)
 
 
 class Sign(Projection):
     """C = {-1, 1} in every value; P(0) = 1."""
+
+    @property
+    def interval(self) -> Interval | None:
+        return "sign", -1.0, 1.0, 2.0
 
     def project(self, z: Tensor) -> Tensor:
         return torch.where(z >= 0, 1.0, -1.0).to(z.dtype)

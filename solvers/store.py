@@ -30,8 +30,12 @@ class Store:
 
     def get(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
-        value = self._buffers[name][rows]
+        value = self.raw(name, rows)
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+    def raw(self, name: str, rows: Rows) -> Tensor:
+        """The samples `rows` of buffer `name`, in the number format they are kept in."""
+        return self._buffers[name][rows]
 
     def clear(self, name: str) -> None:
         """Set the buffer `name` to zero."""

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from solvers.kernels import pool, upsample
+from solvers.kernels import pack, unpack
 
 WireFormat = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -28,25 +28,19 @@ class Wire:
 
     def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
         """Hand the parts of x to `put`."""
-        x = pool(x, self.filter)
-        if self.format == "float32":
-            put(x)
-        elif self.format == "int8":
-            pixels = tuple(range(min(2, x.dim() - 1), x.dim()))
-            scale = x.abs().amax(pixels, keepdim=True) / 127
-            put((x / scale.clamp_min(torch.finfo(x.dtype).tiny)).round().to(torch.int8))
+        dtype = x.dtype if self.format == "float32" else getattr(torch, self.format)
+        packed, scale = pack(x, dtype, self.filter)
+        put(packed)
+        if scale is not None:
             put(scale)
-        else:
-            put(x.to(getattr(torch, self.format)))
 
     def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
         """Make x, of `dtype`, from what `get` gives."""
-        x = get()
-        if self.format == "int8":
-            x = x.to(dtype) * get()
-        elif self.format != "float32":
-            x = x.to(dtype)
-        return upsample(x, self.filter)
+        packed = get()
+        scale = get() if self.format == "int8" else None
+        return unpack(
+            packed, scale, packed.dtype if self.format == "float32" else dtype, self.filter
+        )
 
     def bytes_per_sample(self, shape: tuple[int, ...]) -> int:
         """Size of one sample's message at a cut of activations (C, H, W) in float32."""

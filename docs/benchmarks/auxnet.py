@@ -95,7 +95,7 @@ def measured(model: models.Chain, count: int, batches: list[Batch]) -> float:
 
     def program(links: RankLinks) -> float:
         cpu = torch.device("cpu")
-        block = make_block(blocks, links.rank, OptimiserSettings(), "float32", cpu)
+        block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
         solver = AuxNet()
         solver.prepare(block, 0, False)
         window = Window(batches, 1, solver.recorder)

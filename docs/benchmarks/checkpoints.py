@@ -47,7 +47,7 @@ def main() -> None:
     torch.manual_seed(0)
     blocks = split(models.build(options.model, 10, 3, 32), links.size, balance="operations")
     cpu = torch.device("cpu")
-    block = make_block(blocks, links.rank, OptimiserSettings(), "float32", cpu)
+    block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
     source = EpochSource(train, 0, 0, True, cpu)
     batch = Batch(torch.arange(options.batch_size), 0.01, source)
     writer = Writer(options.folder, links, keep_last=2)

@@ -28,6 +28,7 @@ from hybrid.partition import Blocks, split
 from hybrid.recipes import OwnRow, Recipe, recipes
 from hybrid.windows import EpochSource
 from solvers import REGISTRY, Batch
+from solvers.kernels import choose
 from solvers.pipeline import fit
 
 BASE = "plain loop"
@@ -63,6 +64,7 @@ class Bench:
         launch.keep_memory()
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
+        choose(settings.train.kernels, self.device.type == "cuda")
         wanted = settings.data
         self.train, self.test = build.data_sets(wanted)
         if settings.train.batch_size > len(self.train):

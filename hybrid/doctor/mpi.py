@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from hybrid import launch
 from hybrid.doctor.finding import Finding, said
 from hybrid.heartbeat import TIMEOUT_VARIABLE, Heartbeat
+from hybrid.links import probe
 
 _CONTAINERS = {"APPTAINER_CONTAINER": "Apptainer", "SINGULARITY_CONTAINER": "Singularity"}
 _MARKS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
@@ -87,7 +90,11 @@ def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:
     names = ("OMPI_MCA_opal_cuda_support", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
     asked = [f"{name}={environment[name]}" for name in names if name in environment]
     text = f"asked for by {', '.join(asked)}" if asked else "not asked for"
-    return [Finding("GPU-aware", f"{text}; tensors go through host memory either way")]
+    if not torch.cuda.is_available():
+        return [Finding("GPU-aware", f"{text}; blocks live on the CPU")]
+    direct, why = probe.try_in_child()
+    route = "MPI reads GPU memory" if direct else "tensors go through pinned host memory"
+    return [Finding("GPU-aware", f"{text}; {route} ({why})")]
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hybrid.errors import AgreedError, reason
 from hybrid.links.base import Program, RankLinks
+from hybrid.links.staging import Outgoing, staging
 
 T = TypeVar("T")
 _DTYPES = (
@@ -41,25 +42,30 @@ class MpiLinks(RankLinks):
         tag 1: [dtype, shape..., strides...]     tag 2 + i: the bytes of a tensor of format i
 
     MPI keeps the order of messages between two ranks, so the announcement is always read first.
-    Buffers are kept until their send completes. A tensor on a GPU is staged through host memory.
+    Buffers are kept until their send completes. A tensor on a GPU reaches MPI as its `Staging`
+    says; while it is copied the block goes on, and it leaves at the next call of these links.
 
     Within a host a receiver copies from the sender's memory by itself. Between hosts a large
     message moves only while both ranks are inside MPI, unless the library moves it beside the
-    work; `launch.ranks` asks Open MPI to.
+    work.
     """
 
-    def __init__(self, comm: Any, device: torch.device | None = None) -> None:
+    def __init__(
+        self, comm: Any, device: torch.device | None = None, gpu_aware: bool = False
+    ) -> None:
         from mpi4py import MPI
 
         super().__init__(comm.rank, comm.size)
         self._mpi = MPI
         self._comm = comm
-        self._device = device or torch.device("cpu")
+        self._staging = staging(device or torch.device("cpu"), gpu_aware)
+        self._staged: deque[tuple[int, Outgoing]] = deque()
         self._formats_sent: dict[int, dict[tuple[int, ...], int]] = {}
         self._formats_received: dict[int, list[tuple[int, ...]]] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
 
     def flush(self) -> None:
+        self._send_staged(wait=True)
         while self._pending:
             request, _ = self._pending.popleft()
             request.Wait()
@@ -67,10 +73,19 @@ class MpiLinks(RankLinks):
     def _send(self, peer: int, tensor: Tensor) -> None:
         self._drop_completed()
         tensor = tensor.detach()
-        if tensor.device.type != "cpu":
-            tensor = tensor.cpu()
         if not _is_dense(tensor):
             tensor = tensor.contiguous()
+        self._staged.append((peer, self._staging.outgoing(tensor)))
+        self._send_staged(wait=False)
+
+    def _send_staged(self, wait: bool) -> None:
+        """Send what has been copied, in order; all of it if asked to wait."""
+        while self._staged and (wait or self._staged[0][1].ready()):
+            peer, outgoing = self._staged.popleft()
+            outgoing.wait()
+            self._send_memory(peer, outgoing.memory)
+
+    def _send_memory(self, peer: int, tensor: Tensor) -> None:
         known = self._formats_sent.setdefault(peer, {})
         key = (_DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride())
         if key not in known:
@@ -85,6 +100,8 @@ class MpiLinks(RankLinks):
 
     def _receive(self, peer: int) -> Tensor:
         self._drop_completed()
+        # the neighbour may need them before it sends what is waited for here
+        self._send_staged(wait=True)
         known = self._formats_received.setdefault(peer, [])
         status = self._mpi.Status()
         while True:
@@ -97,11 +114,12 @@ class MpiLinks(RankLinks):
             known.append(tuple(header.tolist()))
         dtype, *layout = known[tag - _FIRST_DATA_TAG]
         dims = len(layout) // 2
-        tensor = torch.empty_strided(layout[:dims], layout[dims:], dtype=_DTYPES[dtype])
+        tensor = self._staging.buffer(layout[:dims], layout[dims:], _DTYPES[dtype])
         message.Recv([_memory(tensor), self._mpi.BYTE])
-        return tensor.to(self._device)
+        return self._staging.arrived(tensor)
 
     def _all_gather(self, value: T) -> list[T]:
+        self._send_staged(wait=True)
         everyone: list[T] = self._comm.allgather(value)
         return everyone
 
@@ -114,14 +132,19 @@ class MpiLinks(RankLinks):
             self._pending.popleft()
 
 
-def run_mpi(comm: Any, program: Program[T], device: torch.device | None = None) -> list[T]:
+def run_mpi(
+    comm: Any,
+    program: Program[T],
+    device: torch.device | None = None,
+    gpu_aware: bool = False,
+) -> list[T]:
     """Run `program` on this rank; give its result as a list of one.
 
     A failure that the ranks have not agreed on ends the whole job at once: the others may be
     waiting for a message that will never come.
     """
     try:
-        return [MpiLinks(comm, device).run(program)]
+        return [MpiLinks(comm, device, gpu_aware).run(program)]
     except AgreedError:
         raise
     except BaseException as error:
@@ -153,5 +176,5 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def _memory(tensor: Tensor) -> Any:
     """The memory of a dense tensor as bytes, without a copy."""
-    flat = tensor.as_strided((prod(tensor.shape),), (1,))
-    return flat.view(torch.uint8).numpy()
+    flat = tensor.as_strided((prod(tensor.shape),), (1,)).view(torch.uint8)
+    return flat if flat.is_cuda else flat.numpy()

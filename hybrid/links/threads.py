@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -38,7 +39,11 @@ class Room:
 
 
 class ThreadLinks(RankLinks):
-    """Hands tensors over by reference: nothing is copied."""
+    """Hands tensors over by reference: nothing is copied.
+
+    On a GPU each block has a stream of its own, and a receiver's waits for the sender's work so
+    far.
+    """
 
     def __init__(self, rank: int, room: Room) -> None:
         super().__init__(rank, room.size)
@@ -48,10 +53,19 @@ class ThreadLinks(RankLinks):
         """Nothing to wait for: a reference has left when it is put."""
 
     def _send(self, peer: int, tensor: Tensor) -> None:
-        self._room.queues[self.rank, peer].put(tensor)
+        event = None
+        if tensor.is_cuda:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(tensor.device))
+        self._room.queues[self.rank, peer].put((tensor, event))
 
     def _receive(self, peer: int) -> Tensor:
-        received: Tensor = self._take(peer)
+        received: Tensor
+        received, event = self._take(peer)
+        if event is not None:
+            stream = torch.cuda.current_stream(received.device)
+            stream.wait_event(event)
+            received.record_stream(stream)
         return received
 
     def _take(self, peer: int) -> Any:
@@ -93,7 +107,8 @@ def run_threads(
     def rank_main(rank: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
-            results[rank] = make(rank, room).run(program)
+            with _own_stream(size):
+                results[rank] = make(rank, room).run(program)
         except PeerError:
             pass
         except BaseException as error:
@@ -118,3 +133,16 @@ def run_threads(
     if failures:
         raise failures[0]
     return results
+
+
+@contextmanager
+def _own_stream(size: int) -> Iterator[None]:
+    """A stream for each of several blocks on a GPU, so that they share it at the same time."""
+    if size == 1 or not torch.cuda.is_initialized():
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

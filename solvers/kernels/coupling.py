@@ -1,4 +1,4 @@
-"""The coupling of a block's output to the auxiliary variable of its cut, in torch on any device."""
+"""The coupling of a block's output to the auxiliary variable of its cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from solvers.kernels import fused
+from solvers.kernels.choice import launcher
+from solvers.kernels.filters import pool, pool_transpose
 
 
 class Coupling(NamedTuple):
@@ -15,45 +18,50 @@ class Coupling(NamedTuple):
     loss: Tensor
     """Sum over samples of beta ||S lam - S x||^2 + <kappa, S lam - S x>."""
     p_out: Tensor
-    """Its derivative by x, per sample, shaped like x."""
+    """Its derivative by x over `samples`, shaped like x, of its number format."""
     squares: Tensor
     """(||S lam - S x||^2, ||S x||^2) over the mini-batch."""
 
 
-def couple(x: Tensor, lam: Tensor, kappa: Tensor | None, beta: float, factor: int = 1) -> Coupling:
+def couple(
+    x: Tensor,
+    lam: Tensor,
+    kappa: Tensor | None,
+    beta: float,
+    factor: int = 1,
+    samples: float = 1.0,
+) -> Coupling:
     """Couple output x (N, C, H, W) to lam and kappa, which are already downsampled by `factor`.
 
-    p_out = S^T (-2 beta (lam - S x) - kappa); a kappa of None stands for zero.
+    p_out = S^T (-2 beta (lam - S x) - kappa) / samples; a kappa of None stands for zero. lam and
+    kappa may lie in 16 bits; what is computed is float32, or wider where an argument is.
     """
-    y = pool(x, factor)
-    r = lam - y
-    square = _dot(r, r)
+    if (launch := launcher(x, lam, kappa)) is not None:
+        p_out, sums = fused.couple(launch, x, lam, kappa, beta, factor, samples)
+        return Coupling(sums[0], p_out, sums[1:])
+    y = pool(wide(x), factor)
+    r = wide(lam) - y
+    square = dot(r, r)
     loss = beta * square
     if kappa is None:
         p = r.mul(-2 * beta)
     else:
-        loss = loss + _dot(kappa, r)
+        kappa = wide(kappa)
+        loss = loss + dot(kappa, r)
         p = torch.add(kappa, r, alpha=2 * beta).neg_()
-    return Coupling(loss, pool_transpose(p, factor), torch.stack((square, _dot(y, y))))
+    if samples != 1:
+        p = p / samples
+    squares = torch.stack((square, dot(y, y)))
+    return Coupling(loss, pool_transpose(p, factor).to(x.dtype), squares)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """x in the format that is computed in."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
     """<a, b> in one pass over memory where both lie in the same order."""
     if a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last):
         a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
     return torch.dot(a.reshape(-1), b.reshape(-1))
-
-
-def pool(x: Tensor, factor: int) -> Tensor:
-    """S x: the mean over factor x factor squares of pixels."""
-    return x if factor == 1 else F.avg_pool2d(x, factor)
-
-
-def pool_transpose(y: Tensor, factor: int) -> Tensor:
-    """S^T y: each value spread evenly over its square."""
-    return y if factor == 1 else upsample(y, factor) / factor**2
-
-
-def upsample(y: Tensor, factor: int) -> Tensor:
-    """S^+ y = factor^2 S^T y: each value repeated over its square."""
-    return y if factor == 1 else F.interpolate(y, scale_factor=factor, mode="nearest")

@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_leaves_the_reason_to_the_launcher(start) -> None:
     assert "hybrid: error:" not in errors
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_launcher_that_does_not_end_the_job_is_ended_with_it(lost, start, tmp_path) -> None:
     log = tmp_path / "log"
     job = start("sh", "-c", f'exec "$@" 2>>{log}', "logged")

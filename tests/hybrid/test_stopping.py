@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "every third round": {"solver": BlockADMM(), "window": 2, "correct_every": 3},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
     "auxnet": {"solver": AuxNet(width=4), "window": 4},
+    "float16": {"solver": AugmentedLagrangian(), "window": 4, "precision": "float16"},
 }
 
 
@@ -42,17 +43,19 @@ def digits() -> tuple[data.Dataset, data.Dataset]:
     return data.load("digits")
 
 
-def train(way: str, out: Path, digits: Any, resume: bool = False) -> dict[str, torch.Tensor]:
+def train(name: str, out: Path, digits: Any, resume: bool = False) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = models.build("resnet8", classes=10, channels=1, image_size=8)
-    settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9)
+    way = dict(WAYS[name])
+    precision = way.pop("precision", "float32")
+    settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9, precision=precision)
     trainer = Trainer(
         split(model, BLOCKS, balance="operations"),
         train=settings,
         out=out,
         resume=resume,
         quiet=True,
-        **WAYS[way],
+        **way,
     )
     trainer.fit(*digits, epochs=2)
     return dict(model.state_dict())

@@ -80,8 +80,10 @@ def seconds_to_the_end(hosts: TwoHosts, limit: float) -> float:
 
 @pytest.mark.parametrize(
     ("silently", "timeout", "limit"),
-    [(False, 3, 13), (True, 10, 20)],
-    ids=["link down", "packets lost"],
+    [
+        pytest.param(False, 3, 13, id="link down", marks=pytest.mark.slow),
+        pytest.param(True, 10, 20, id="packets lost"),
+    ],
 )
 def test_a_cut_link_ends_the_job_on_both_hosts_and_a_resume_has_the_bits(
     silently, timeout, limit, hosts, start, tmp_path, undisturbed

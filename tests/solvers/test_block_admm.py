@@ -50,7 +50,7 @@ class Snapshot:
 
 def buffers(block: Block, mine: Penalty, samples: int) -> dict[str, Tensor]:
     names = (() if block.first else ABOVE) + (() if block.last else BELOW)
-    return {name: mine._get(name, slice(0, samples)).clone() for name in names}
+    return {name: mine._store.get(name, slice(0, samples)).clone() for name in names}
 
 
 def trained(

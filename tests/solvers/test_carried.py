@@ -76,7 +76,7 @@ def value(problem: Problem, ranks: list[tuple[Block, Penalty]]) -> float:
 
 def stored(ranks: list[Any], name: str, rank: int) -> Tensor:
     _, mine = ranks[rank]
-    found: Tensor = mine._get(name, slice(0, mine._store.samples))
+    found: Tensor = mine._store.get(name, slice(0, mine._store.samples))
     return found
 
 
@@ -106,7 +106,7 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
             block, mine = ranks[k]
             for rows, batch in problem.window().recorded():
                 lam = batch.images() if block.first else mine._input(rows)
-                assert torch.equal(block.forward(lam), mine._get("target", rows))
+                assert torch.equal(block.forward(lam), mine._store.get("target", rows))
 
 
 @pytest.mark.parametrize("solver", SOLVERS[:2], ids=lambda solver: solver.name)

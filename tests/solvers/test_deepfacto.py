@@ -191,13 +191,13 @@ def test_both_sides_of_the_cut_agree_on_z_and_u(order: str, kept: bool, extra: A
 
     def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
         mine = started(problem, admm(order=order), block, links)
-        before = {} if block.first else {"was": mine._get("lam", rows).clone()}
+        before = {} if block.first else {"was": mine._store.get("lam", rows).clone()}
         window = kept_window(problem, mine) if kept else problem.window(mine, 2)
         mine.train(block, links, window)
         names = ([] if block.first else ["lam", "kappa_in"]) + (
             [] if block.last else ["target", "kappa_out"]
         )
-        return before | {name: mine._get(name, rows).clone() for name in names}
+        return before | {name: mine._store.get(name, rows).clone() for name in names}
 
     below, above = on_every_block(problem, program)[:2]
     assert torch.equal(below["target"], above["lam"])
@@ -220,12 +220,12 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
         found = {}
         if block.last:
             factors, z = factors_of(mine._factors, mine._store, rows), mine._own(rows).clone()
-            found = {"factors": factors, "z": z, "kappa": mine._get("kappa_in", rows).clone()}
+            found = {"factors": factors, "z": z, "kappa": mine._store.get("kappa_in", rows).clone()}
         mine.train(block, links, kept_window(problem, mine))
         if block.last:
             found |= {
                 "new_z": mine._own(rows).clone(),
-                "new_kappa": mine._get("kappa_in", rows).clone(),
+                "new_kappa": mine._store.get("kappa_in", rows).clone(),
                 "V": rows_of(mine._store.get("factor_dual", rows)),
             }
         return found

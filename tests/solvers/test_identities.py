@@ -61,7 +61,7 @@ def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, An
         for number in range(sweeps):
             mine.sweep(block, links, window, number, exchange=True)
         x, p_in = mine.gradient(block, frozen.batches[0], rows, True, PhaseStats())
-        lam = None if block.first else mine._get("lam", rows).clone()
+        lam = None if block.first else mine._store.get("lam", rows).clone()
         return {"x": x, "p_in": p_in, "lam": lam}
 
     return frozen.on_every_block(program)

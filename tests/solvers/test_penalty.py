@@ -79,7 +79,7 @@ def test_both_sides_of_a_cut_agree_after_an_exchange(
         names = ([] if block.first else ["lam", "kappa_in"]) + (
             [] if block.last else ["target", "kappa_out"]
         )
-        return {name: mine._get(name, rows).clone() for name in names}
+        return {name: mine._store.get(name, rows).clone() for name in names}
 
     ranks = problem.on_every_block(program)
     for below, above in pairwise(ranks):

@@ -10,6 +10,7 @@ from mpi4py import MPI
 
 from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks, run_mpi
+from hybrid.links.staging import HostStaging, Outgoing
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -80,6 +81,38 @@ def exchange(links, turns, make, late=False):
     return right
 
 
+def copying(comm):
+    """Links that stage as from a GPU: what is sent is there only after some looks at it."""
+
+    class Event:
+        looks = 0
+
+        def query(self):
+            self.looks += 1
+            return self.looks > 3
+
+        def synchronize(self):
+            while not self.query():
+                pass
+
+    class Copying(HostStaging):
+        def outgoing(self, tensor):
+            return Copy(torch.zeros_like(tensor), tensor, Event())
+
+    class Copy(Outgoing):
+        def __init__(self, memory, tensor, event):
+            super().__init__(memory, event)
+            self.tensor = tensor
+
+        def wait(self):
+            super().wait()
+            self.memory.copy_(self.tensor)
+
+    links = MpiLinks(comm)
+    links._staging = Copying()
+    return links
+
+
 def messages(comm):
     """Messages sent while two formats of five tensors each go both ways."""
 
@@ -133,6 +166,7 @@ def facts(comm):
     # a megabyte each: far more than MPI sends eagerly
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
     found["pending"] = len(links._pending)
+    found["copied late"] = exchange(copying(comm), 10, lambda i, rank: torch.full((9,), i + rank))
     found["gathered"] = links.all_gather(10 * links.rank)
     found["agreed"] = agreed(links)
     found |= {"messages": messages(comm), **counted(comm)}

@@ -46,7 +46,7 @@ sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 
 
 class Cluster:
-    """Stand-ins for mpirun, srun, scontrol, squeue and sbatch that keep the words they are called with."""
+    """Stand-ins for Slurm and launchers that keep the words they are called with."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self.log, self.ready = folder / "bin", folder / "log", folder / "ready"

@@ -43,6 +43,10 @@ def test_many_outstanding_sends_in_both_directions_do_not_deadlock(facts):
     assert [rank["crossed"] for rank in facts] == [True] * 3
 
 
+def test_what_is_still_being_copied_is_sent_later_and_in_order(facts):
+    assert [rank["copied late"] for rank in facts] == [True] * 3
+
+
 def test_flush_leaves_no_send_behind(facts):
     assert [rank["pending"] for rank in facts] == [0] * 3
 

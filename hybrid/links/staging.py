@@ -1,0 +1,110 @@
+"""How a tensor gets into the memory that MPI reads, and out of the memory that it writes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Outgoing:
+    """A tensor on its way into a message."""
+
+    def __init__(self, memory: Tensor, event: Any = None) -> None:
+        self.memory, self._event = memory, event
+        """`memory` is what MPI reads, once the event has happened."""
+
+    def ready(self) -> bool:
+        """Whether MPI may read."""
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Until MPI may read."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class Staging(ABC):
+    """Between a block's device and MPI."""
+
+    @abstractmethod
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        """Begin to hand over a dense tensor; its strides are kept."""
+
+    @abstractmethod
+    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        """Memory that MPI may write to at once."""
+
+    @abstractmethod
+    def arrived(self, buffer: Tensor) -> Tensor:
+        """The tensor on the block's device, whose current stream may use it."""
+
+
+class HostStaging(Staging):
+    """Blocks on the CPU: MPI reads and writes their memory."""
+
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        return Outgoing(tensor)
+
+    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    def arrived(self, buffer: Tensor) -> Tensor:
+        return buffer
+
+
+class PinnedStaging(Staging):
+    """Through pinned host memory, copied on a stream of its own while the block computes.
+
+    torch's host allocator gives a pinned buffer out again only when the copies from it are over.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copying = torch.cuda.Stream(device)
+
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        memory = self.buffer(list(tensor.shape), list(tensor.stride()), tensor.dtype)
+        self._copying.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copying):
+            memory.copy_(tensor, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._copying)
+        tensor.record_stream(self._copying)
+        return Outgoing(memory, event)
+
+    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, pin_memory=True)
+
+    def arrived(self, buffer: Tensor) -> Tensor:
+        return buffer.to(self._device, non_blocking=True)
+
+
+class DirectStaging(Staging):
+    """A GPU-aware MPI reads and writes GPU memory, but knows nothing of streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def outgoing(self, tensor: Tensor) -> Outgoing:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return Outgoing(tensor, event)
+
+    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        made = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+        # torch may give out memory that work in the queue has yet to read
+        torch.cuda.current_stream(self._device).synchronize()
+        return made
+
+    def arrived(self, buffer: Tensor) -> Tensor:
+        return buffer
+
+
+def staging(device: torch.device, gpu_aware: bool) -> Staging:
+    """What a block on this device needs."""
+    if device.type != "cuda":
+        return HostStaging()
+    return DirectStaging(device) if gpu_aware else PinnedStaging(device)

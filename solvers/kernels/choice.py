@@ -1,0 +1,89 @@
+"""Which implementation computes: torch on any device, or the fused kernels on a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Kernels = Literal["auto", "torch", "cupy"]
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Number formats of the fused kernels; others are computed by torch."""
+
+
+class Launcher(Protocol):
+    """Runs the kernels of source.cu on one kind of device."""
+
+    device_type: str
+
+    def __call__(self, kernel: str, blocks: int, *arguments: Any) -> None:
+        """Start `kernel`, "name<types>", on so many blocks of threads.
+
+        An argument is a tensor or None (a pointer), or a numpy scalar of the parameter's type.
+        """
+
+
+_launcher: Launcher | None = None
+
+
+def choose(kernels: Kernels, gpu: bool) -> str:
+    """Settle who computes from now on; give it in words, with the reason.
+
+    `auto` takes the fused kernels on a GPU where CuPy is installed. Raises ValueError if they are
+    asked for ("cupy") and cannot be had.
+    """
+    global _launcher
+    _launcher = None
+    if kernels == "torch" or (kernels == "auto" and not gpu):
+        return "torch"
+    problem = "there is no GPU in use" if not gpu else ""
+    if not problem:
+        try:
+            _launcher = _cupy()
+        except Exception as error:  # of the driver, the compiler or the import
+            problem = " ".join(str(error).split())[:200] or type(error).__name__
+    if not problem:
+        return "cupy"
+    if kernels == "cupy":
+        raise ValueError(
+            f"kernels is 'cupy' but they cannot be used ({problem}): pip install 'hybrid[cupy]' "
+            "on a machine with a GPU, or take kernels auto or torch"
+        )
+    return f"torch ({problem})"
+
+
+def set_launcher(launcher: Launcher | None) -> Launcher | None:
+    """Let this launcher run the kernels; gives the one before."""
+    global _launcher
+    before, _launcher = _launcher, launcher
+    return before
+
+
+def launcher(*tensors: Tensor | None) -> Launcher | None:
+    """Who runs a fused kernel on these tensors; None: torch computes."""
+    if _launcher is None:
+        return None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.device.type != _launcher.device_type or tensor.dtype not in FORMATS:
+            return None
+        if not tensor.numel():
+            return None
+    return _launcher
+
+
+def memory_pools() -> int:
+    """Bytes that CuPy's own pool holds on the current GPU: none, if all goes as meant."""
+    cupy = sys.modules.get("cupy")
+    return int(cupy.get_default_memory_pool().total_bytes()) if cupy and _launcher else 0
+
+
+def _cupy() -> Launcher:
+    from solvers.kernels.cupy_launcher import CupyLauncher
+
+    make: Callable[[], Launcher] = CupyLauncher
+    return make()

@@ -1,0 +1,24 @@
+"""The multiplicative updates of a non-negative factorisation (Lee and Seung, NIPS 2000)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from solvers.kernels import fused
+from solvers.kernels.choice import launcher
+
+EPSILON = 1e-8
+
+
+def multiply(right: Tensor, gram: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """`iterations` times M <- M * right / (M gram + eps), from M = `start` (rows, rank).
+
+    With T ~ M S, right = T S^T and gram = S S^T step M; M^T T and M^T M, transposed, step S^T.
+    """
+    launch = launcher(right, gram, start)
+    if launch is not None and start.dtype == right.dtype == gram.dtype and fused.multiplies(start):
+        return fused.multiply(launch, right, gram, start, iterations, EPSILON)
+    M = start
+    for _ in range(iterations):
+        M = M * (right / (M @ gram + EPSILON))
+    return M

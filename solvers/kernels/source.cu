@@ -1,0 +1,391 @@
+// The element-wise work of the sub-problems, fused. Each kernel's mathematics stands at the function
+// of solvers/kernels that computes the same in torch. Needs no header, so NVRTC compiles it as it
+// is; the tests compile it as C++, too, and run it thread by thread.
+//
+// All values are computed in float. A tensor is walked in the order of its memory, either
+// (N, C, H, W) or (N, H, W, C). Sums are deterministic: a grid of a size that depends on the tensor
+// alone leaves one partial sum a block, and `finish` adds those in order.
+
+constexpr int THREADS = 256;
+
+struct float16 { unsigned short bits; };
+struct bfloat16 { unsigned short bits; };
+
+__device__ inline unsigned as_bits(float value) {
+    union { float f; unsigned u; } both;
+    both.f = value;
+    return both.u;
+}
+
+__device__ inline float as_value(unsigned bits) {
+    union { float f; unsigned u; } both;
+    both.u = bits;
+    return both.f;
+}
+
+__device__ inline float widen(float x) { return x; }
+
+__device__ inline float widen(bfloat16 x) { return as_value(static_cast<unsigned>(x.bits) << 16); }
+
+__device__ inline float widen(float16 x) {
+    const unsigned sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
+    if (rest >= 0x7c00u) return as_value(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+    // as a float its exponent is 112 too small; the product is exact, subnormals included
+    return as_value(sign | as_bits(as_value(rest << 13) * 0x1p112f));
+}
+
+template <typename T> __device__ T narrow(float x);
+
+template <> __device__ inline float narrow<float>(float x) { return x; }
+
+// to nearest, ties to even
+template <> __device__ inline bfloat16 narrow<bfloat16>(float x) {
+    const unsigned bits = as_bits(x);
+    if (x != x) return {static_cast<unsigned short>(bits >> 16 | 0x40u)};
+    return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+
+template <> __device__ inline float16 narrow<float16>(float x) {
+    const unsigned bits = as_bits(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    unsigned half;
+    if (size > 0x7f800000u) {
+        half = 0x7e00u;
+    } else if (size >= 0x477ff000u) {  // rounds to 65536 or more
+        half = 0x7c00u;
+    } else if (size < 0x38800000u) {  // subnormal: the float addition rounds
+        half = as_bits(as_value(size) + 0.5f) - 0x3f000000u;
+    } else {
+        half = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+    }
+    return {static_cast<unsigned short>(sign | half)};
+}
+
+template <typename T> __device__ float rounded(float x) { return widen(narrow<T>(x)); }
+
+template <typename T, int V> struct alignas(sizeof(T) * V) Vector { T at[V]; };
+
+template <int V, typename T>
+__device__ inline void load(float (&into)[V], const T* from, long long vector) {
+    const Vector<T, V> raw = reinterpret_cast<const Vector<T, V>*>(from)[vector];
+#pragma unroll
+    for (int v = 0; v < V; ++v) into[v] = widen(raw.at[v]);
+}
+
+template <int V, typename T>
+__device__ inline void save(T* to, long long vector, const float (&values)[V]) {
+    Vector<T, V> raw;
+#pragma unroll
+    for (int v = 0; v < V; ++v) raw.at[v] = narrow<T>(values[v]);
+    reinterpret_cast<Vector<T, V>*>(to)[vector] = raw;
+}
+
+__device__ inline long long first_index() {
+    return static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+}
+
+__device__ inline long long stride() { return static_cast<long long>(gridDim.x) * THREADS; }
+
+// partial[S][blocks]: this block's sums over its threads
+template <int S> __device__ void sum_up(const float (&mine)[S], float* partial) {
+    __shared__ float sums[S][THREADS];
+    for (int s = 0; s < S; ++s) sums[s][threadIdx.x] = mine[s];
+    for (int width = THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width)
+            for (int s = 0; s < S; ++s) sums[s][threadIdx.x] += sums[s][threadIdx.x + width];
+    }
+    if (threadIdx.x == 0)
+        for (int s = 0; s < S; ++s) partial[s * gridDim.x + blockIdx.x] = sums[s][0];
+}
+
+// out[s] = sum of partial[s][0..blocks), one block for each s
+__global__ void finish(const float* partial, int blocks, float* out) {
+    __shared__ double sums[THREADS];
+    double mine = 0;
+    for (int b = threadIdx.x; b < blocks; b += THREADS) mine += partial[blockIdx.x * blocks + b];
+    sums[threadIdx.x] = mine;
+    for (int width = THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width) sums[threadIdx.x] += sums[threadIdx.x + width];
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(sums[0]);
+}
+
+// Where the pixels of the `j`-th pooled value lie. Sizes of the pooled tensor: channels, height,
+// width; the whole one has factor times the height and the width.
+struct Square {
+    long long first, next_pixel, next_row;
+
+    __device__ Square(long long j, int channels, int height, int width, int factor, bool last) {
+        const long long wide = static_cast<long long>(width) * factor;
+        if (last) {
+            const long long c = j % channels, w = j / channels % width;
+            const long long row = j / channels / width;  // n height + h
+            first = (row * factor * wide + w * factor) * channels + c;
+            next_pixel = channels;
+            next_row = wide * channels;
+        } else {
+            const long long w = j % width, row = j / width;
+            first = row * factor * wide + w * factor;
+            next_pixel = 1;
+            next_row = wide;
+        }
+    }
+};
+
+template <typename T>
+__device__ float mean(const T* x, const Square& at, int factor) {
+    float sum = 0;
+    for (int r = 0; r < factor; ++r)
+        for (int c = 0; c < factor; ++c) sum += widen(x[at.first + r * at.next_row + c * at.next_pixel]);
+    return sum / (factor * factor);
+}
+
+// ---- couple: loss, p_out, (||r||^2, ||S x||^2)
+
+__device__ inline float couple_one(
+    float y, float lam, float kappa, float beta, float samples, float (&sums)[3]) {
+    const float r = lam - y;
+    sums[0] += beta * r * r + kappa * r;
+    sums[1] += r * r;
+    sums[2] += y * y;
+    return -(2 * beta * r + kappa) / samples;
+}
+
+template <typename X, typename T, int V>
+__global__ void couple(
+    const X* x, const T* lam, const T* kappa, long long vectors, float beta, float samples, X* p,
+    float* partial) {
+    float sums[3] = {0, 0, 0};
+    for (long long i = first_index(); i < vectors; i += stride()) {
+        float y[V], l[V], k[V] = {};
+        load<V>(y, x, i);
+        load<V>(l, lam, i);
+        if (kappa) load<V>(k, kappa, i);
+#pragma unroll
+        for (int v = 0; v < V; ++v) y[v] = couple_one(y[v], l[v], k[v], beta, samples, sums);
+        save<V>(p, i, y);
+    }
+    sum_up<3>(sums, partial);
+}
+
+template <typename X, typename T>
+__global__ void couple_pooled(
+    const X* x, const T* lam, const T* kappa, long long size, int channels, int height, int width,
+    int factor, int last, float beta, float samples, X* p, float* partial) {
+    float sums[3] = {0, 0, 0};
+    for (long long j = first_index(); j < size; j += stride()) {
+        const Square at(j, channels, height, width, factor, last);
+        const float k = kappa ? widen(kappa[j]) : 0;
+        const float y = mean(x, at, factor);
+        const float value = couple_one(y, widen(lam[j]), k, beta, samples, sums) / (factor * factor);
+        for (int r = 0; r < factor; ++r)
+            for (int c = 0; c < factor; ++c)
+                p[at.first + r * at.next_row + c * at.next_pixel] = narrow<X>(value);
+    }
+    sum_up<3>(sums, partial);
+}
+
+// ---- step: lam', kappa', (||S lam' - x||^2, ||2 beta (lam' - lam)||^2)
+
+enum Set { FREE, BOX, QUANTISED, SIGN };
+
+// P(z); `spacing` is that of the values that Z may take
+__device__ inline float project(float z, int set, float low, float high, float spacing) {
+    if (set == FREE || z != z) return z;
+    if (set == SIGN) return z >= 0 ? 1.0f : -1.0f;
+    z = z < low ? low : z > high ? high : z;
+    return set == QUANTISED ? rintf((z - low) / spacing) * spacing + low : z;
+}
+
+template <typename X, typename T, int V>
+__global__ void step(
+    const T* lam, const X* x, const T* kappa, const float* p, long long vectors, float beta,
+    float eta, float ascent, int set, float low, float high, float spacing, T* new_lam,
+    T* new_kappa, float* partial) {
+    float sums[2] = {0, 0};
+    for (long long i = first_index(); i < vectors; i += stride()) {
+        float l[V], y[V], k[V] = {}, q[V];
+        load<V>(l, lam, i);
+        load<V>(y, x, i);
+        load<V>(q, p, i);
+        if (kappa) load<V>(k, kappa, i);
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            const float moved = l[v] - eta * (q[v] + (2 * beta * (l[v] - y[v]) + k[v]));
+            const float held = project(moved, set, low, high, spacing);
+            const float change = 2 * beta * (held - l[v]);
+            l[v] = rounded<T>(held);
+            const float r = l[v] - y[v];
+            k[v] += ascent * r;
+            sums[0] += r * r;
+            sums[1] += change * change;
+        }
+        save<V>(new_lam, i, l);
+        if (kappa) save<V>(new_kappa, i, k);
+    }
+    sum_up<2>(sums, partial);
+}
+
+// `flat`: lam' is made constant over each square before it is projected
+template <typename X, typename T>
+__global__ void step_pooled(
+    const T* lam, const X* x, const T* kappa, const float* p, long long size, int channels,
+    int height, int width, int factor, int last, int flat, float beta, float eta, float ascent,
+    int set, float low, float high, float spacing, T* new_lam, T* shared, T* new_kappa,
+    float* partial) {
+    float sums[2] = {0, 0};
+    const int area = factor * factor;
+    for (long long j = first_index(); j < size; j += stride()) {
+        const Square at(j, channels, height, width, factor, last);
+        const float k = kappa ? widen(kappa[j]) : 0, y = widen(x[j]);
+        const float pull = (2 * beta * (mean(lam, at, factor) - y) + k) / area;
+        float level = 0;
+        if (flat)
+            for (int i = 0; i < area; ++i) {
+                const long long pixel =
+                    at.first + i / factor * at.next_row + i % factor * at.next_pixel;
+                level += (widen(lam[pixel]) - eta * (p[pixel] + pull)) / area;
+            }
+        float total = 0;
+        for (int i = 0; i < area; ++i) {
+            const long long pixel = at.first + i / factor * at.next_row + i % factor * at.next_pixel;
+            const float old = widen(lam[pixel]);
+            const float moved = flat ? level : old - eta * (p[pixel] + pull);
+            const float held = project(moved, set, low, high, spacing);
+            const float change = 2 * beta * (held - old);
+            new_lam[pixel] = narrow<T>(held);
+            total += rounded<T>(held);
+            sums[1] += change * change;
+        }
+        const float mean_of_new = rounded<T>(total / area), r = mean_of_new - y;
+        shared[j] = narrow<T>(mean_of_new);
+        if (kappa) new_kappa[j] = narrow<T>(k + ascent * r);
+        sums[0] += r * r;
+    }
+    sum_up<2>(sums, partial);
+}
+
+// kappa' = kappa + ascent (lam - x), on the side of a cut that does not own lam
+template <typename X, typename T, int V>
+__global__ void ascend(
+    const T* kappa, const T* lam, const X* x, long long vectors, float ascent, T* new_kappa) {
+    for (long long i = first_index(); i < vectors; i += stride()) {
+        float k[V], l[V], y[V];
+        load<V>(k, kappa, i);
+        load<V>(l, lam, i);
+        load<V>(y, x, i);
+#pragma unroll
+        for (int v = 0; v < V; ++v) k[v] += ascent * (l[v] - y[v]);
+        save<V>(new_kappa, i, k);
+    }
+}
+
+// ---- pack: S x in fewer bits; unpack: S^+ of it
+
+template <typename X, typename Y>
+__global__ void pack(
+    const X* x, long long size, int channels, int height, int width, int factor, int last, Y* out) {
+    for (long long j = first_index(); j < size; j += stride()) {
+        const Square at(j, channels, height, width, factor, last);
+        out[j] = narrow<Y>(mean(x, at, factor));
+    }
+}
+
+// A block takes a sample's `lanes` channels: blockIdx.x = (n, group of channels). Threads run along
+// channels where these lie side by side in memory, else along pixels.
+template <typename X>
+__global__ void pack_int8(
+    const X* x, int channels, int height, int width, int factor, int last, int lanes,
+    signed char* out, X* scales) {
+    __shared__ float largest[THREADS];
+    const int groups = (channels + lanes - 1) / lanes;
+    const long long n = blockIdx.x / groups;
+    const int c = blockIdx.x % groups * lanes + threadIdx.x % lanes;
+    const int pixels = height * width;
+    const auto at = [&](int pixel) {
+        return last ? (n * pixels + pixel) * channels + c : (n * channels + c) * pixels + pixel;
+    };
+    float top = 0;
+    if (c < channels)
+        for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
+            const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
+            const float size = y < 0 ? -y : y;
+            if (!(size <= top)) top = size;  // a NaN stays
+        }
+    largest[threadIdx.x] = top;
+    for (int width_ = THREADS / 2; width_ >= lanes; width_ /= 2) {
+        __syncthreads();
+        if (threadIdx.x < width_) {
+            const float other = largest[threadIdx.x + width_];
+            if (!(other <= largest[threadIdx.x])) largest[threadIdx.x] = other;
+        }
+    }
+    __syncthreads();
+    if (c >= channels) return;
+    const float scale = rounded<X>(largest[threadIdx.x % lanes] / 127);
+    if (threadIdx.x < lanes) scales[n * channels + c] = narrow<X>(scale);
+    const float divisor = scale > 0 ? scale : 1;
+    for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
+        const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
+        const float q = rintf(y / divisor);
+        out[at(i)] = static_cast<signed char>(q > 127 ? 127 : q < -127 ? -127 : q);
+    }
+}
+
+__device__ inline float widen(signed char q) { return q; }
+
+// x[pixel] = the packed value of its square, times the scale of its sample and channel if there is
+template <typename Y, typename X>
+__global__ void unpack(
+    const Y* packed, const X* scales, long long size, int channels, int height, int width,
+    int factor, int last, X* x) {
+    const long long pixels = static_cast<long long>(height) * width;
+    for (long long j = first_index(); j < size; j += stride()) {
+        const long long n = j / (pixels * channels);
+        const long long c = last ? j % channels : j / pixels % channels;
+        const float scale = scales ? widen(scales[n * channels + c]) : 1;
+        const X value = narrow<X>(widen(packed[j]) * scale);
+        const Square at(j, channels, height, width, factor, last);
+        for (int r = 0; r < factor; ++r)
+            for (int k = 0; k < factor; ++k)
+                x[at.first + r * at.next_row + k * at.next_pixel] = value;
+    }
+}
+
+// ---- multiply: M <- M * right / (M gram + eps), `iterations` times; a thread takes one row
+
+template <int MAXIMUM>
+__global__ void multiply(
+    const float* right, const float* gram, const float* start, long long rows, int rank,
+    int iterations, float eps, float* out) {
+    __shared__ float g[MAXIMUM * MAXIMUM];
+    for (int i = threadIdx.x; i < rank * rank; i += THREADS) g[i] = gram[i];
+    __syncthreads();
+    for (long long row = first_index(); row < rows; row += stride()) {
+        float m[MAXIMUM], b[MAXIMUM], next[MAXIMUM];
+#pragma unroll
+        for (int i = 0; i < MAXIMUM; ++i)
+            if (i < rank) {
+                m[i] = start[row * rank + i];
+                b[i] = right[row * rank + i];
+            }
+        for (int t = 0; t < iterations; ++t) {
+#pragma unroll
+            for (int j = 0; j < MAXIMUM; ++j)
+                if (j < rank) {
+                    float sum = eps;
+#pragma unroll
+                    for (int i = 0; i < MAXIMUM; ++i)
+                        if (i < rank) sum += m[i] * g[i * rank + j];
+                    next[j] = m[j] * (b[j] / sum);
+                }
+#pragma unroll
+            for (int i = 0; i < MAXIMUM; ++i)
+                if (i < rank) m[i] = next[i];
+        }
+#pragma unroll
+        for (int i = 0; i < MAXIMUM; ++i)
+            if (i < rank) out[row * rank + i] = m[i];
+    }
+}

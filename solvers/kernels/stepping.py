@@ -1,0 +1,112 @@
+"""The step of an auxiliary variable and of its multiplier."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from solvers.kernels import fused
+from solvers.kernels.choice import launcher
+from solvers.kernels.coupling import dot, wide
+from solvers.kernels.filters import pool, pool_transpose, upsample
+from solvers.kernels.fused import Interval
+
+
+class Held(Protocol):
+    """A set C that an auxiliary variable is held to."""
+
+    @property
+    def interval(self) -> Interval | None:
+        """C for the fused kernels; None: torch alone can project onto it."""
+
+    def project(self, z: Tensor) -> Tensor:
+        """P(z)."""
+
+
+class Stepped(NamedTuple):
+    """What a step leaves, in the number formats of its arguments."""
+
+    lam: Tensor
+    shared: Tensor
+    """S lam."""
+    kappa: Tensor | None
+    squares: Tensor
+    """(||S lam' - x||^2, ||2 beta (lam' - lam)||^2) over the mini-batch."""
+
+
+def step(
+    lam: Tensor,
+    x: Tensor,
+    kappa: Tensor | None,
+    p_in: Tensor,
+    beta: float,
+    eta: float,
+    ascent: float = 0.0,
+    factor: int = 1,
+    flat: bool = False,
+    held: Held | None = None,
+) -> Stepped:
+    """Step lam (N, C, H, W) and kappa towards x, which like kappa is downsampled by `factor`.
+
+        lam'   = P(lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)))
+        kappa' = kappa + ascent (S lam' - x),    S lam' of lam' in the number format that keeps it
+
+    `flat` takes S^+ S of what P projects: lam' is constant over each square.
+    """
+    launch = launcher(lam, x, kappa, p_in)
+    interval = ("free", 0.0, 0.0, 0.0) if held is None else held.interval
+    if launch is not None and interval is not None:
+        return Stepped(
+            *fused.step(launch, lam, x, kappa, p_in, beta, eta, ascent, factor, flat, interval)
+        )
+    moved = descend(lam, x, kappa, p_in, beta, eta, factor)
+    if flat:
+        moved = upsample(pool(moved, factor), factor)
+    if held is not None:
+        moved = held.project(moved)
+    return settle(moved, lam, x, kappa, beta, ascent, factor)
+
+
+def descend(
+    lam: Tensor,
+    x: Tensor,
+    kappa: Tensor | None,
+    p_in: Tensor,
+    beta: float,
+    eta: float,
+    factor: int = 1,
+) -> Tensor:
+    """lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)), in the format that is computed in."""
+    lam = wide(lam)
+    pull = beta * 2 * (pool(lam, factor) - wide(x))
+    if kappa is not None:
+        pull = pull + wide(kappa)
+    return lam - eta * (p_in + pool_transpose(pull, factor))
+
+
+def settle(
+    new: Tensor,
+    lam: Tensor,
+    x: Tensor,
+    kappa: Tensor | None,
+    beta: float,
+    ascent: float,
+    factor: int = 1,
+) -> Stepped:
+    """What `step` leaves if lam' is `new`."""
+    change = 2 * beta * (new - wide(lam))
+    new = new.to(lam.dtype)
+    shared = pool(wide(new), factor).to(lam.dtype)
+    r = wide(shared) - wide(x)
+    if kappa is not None:
+        kappa = (wide(kappa) + ascent * r).to(kappa.dtype)
+    return Stepped(new, shared, kappa, torch.stack((dot(r, r), dot(change, change))))
+
+
+def ascend(kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:
+    """kappa + ascent (lam - x), all of one shape, in kappa's number format."""
+    if (launch := launcher(kappa, lam, x)) is not None:
+        return fused.ascend(launch, kappa, lam, x, ascent)
+    return (wide(kappa) + ascent * (wide(lam) - wide(x))).to(kappa.dtype)

@@ -1,0 +1,77 @@
+"""Whether MPI takes GPU memory is tried in a child, whatever becomes of it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from hybrid.links import probe
+from hybrid.links.probe import Answer, agreed, try_in_child
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Comm:
+    """Other ranks with other answers."""
+
+    def __init__(self, *others: Answer) -> None:
+        self.others = others
+
+    def allgather(self, mine: Any) -> list[Any]:
+        return [mine, *self.others]
+
+
+def child(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        ("pass", Answer(True, "a trial on this host came back whole")),
+        ("print('torch sees no GPU'); exit(1)", Answer(False, "torch sees no GPU")),
+        ("exit(3)", Answer(False, "a trial ended with 3")),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            Answer(False, "a trial was ended by SIGSEGV"),
+        ),
+    ],
+)
+def test_the_end_of_the_child_is_the_answer(program: str, answer: Answer) -> None:
+    assert try_in_child(child(program)) == answer
+
+
+def test_a_child_that_hangs_is_a_no() -> None:
+    answer = try_in_child(child("import time; time.sleep(60)"), seconds=0.5)
+    assert answer == Answer(False, "a trial gave no answer in 0.5 s")
+
+
+def test_the_child_is_no_rank(monkeypatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("OMPI_MCA_pml", "ucx")
+    program = (
+        "import os; names = ('OMPI_COMM_WORLD_SIZE', 'PMIX_RANK', 'SLURM_PROCID')\n"
+        "exit(any(n in os.environ for n in names) or os.environ['OMPI_MCA_pml'] != 'ucx')"
+    )
+    assert try_in_child(child(program)).direct
+
+
+def test_all_ranks_do_what_the_least_able_can(monkeypatch) -> None:
+    monkeypatch.setattr(probe, "try_in_child", lambda: Answer(True, "whole"))
+    no = Answer(False, "a trial was ended by SIGSEGV")
+    assert agreed("auto", GPU, Comm(Answer(True, "")), 0) == Answer(True, "whole")
+    assert agreed("auto", GPU, Comm(no), 0) == no
+    assert agreed("auto", GPU, Comm(Answer(True, "")), 1).direct  # another rank tried
+    assert agreed("on", GPU, Comm(), 0).direct
+    assert not agreed("off", GPU, Comm(), 0).direct
+    assert agreed("auto", CPU, Comm(), 0) == Answer(False, "no GPU")
+    assert agreed("on", None, Comm(Answer(True, "")), 0) == Answer(False, "no GPU")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_real_trial_says_so() -> None:
+    assert try_in_child() == Answer(False, "torch sees no GPU")
