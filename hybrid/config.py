@@ -130,7 +130,7 @@ class RoundSettings(Section):
     sweeps: int = Field(default=1, ge=0)
     """Passes over the window's sub-problems in the parallel phase; 0: no such phase."""
     correct_every: int = Field(default=1, ge=0)
-    """Rounds from one serial phase to the next; 0: the parallel solver works alone."""
+    """Rounds from one serial phase to the next; 0: none (ddg and the like begin with 0)."""
     fill: bool = False
     """Local steps on earlier records in the gaps of the pipelined serial pass."""
     fill_step: FillStep = "added"
@@ -295,6 +295,8 @@ def _choose_rounds(tree: dict[str, Any]) -> None:
     accuracy for its time. A window, sweeps, or rounds without correction ask for a parallel phase.
     """
     rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
+    if REGISTRY[tree["solver"]["name"]].standalone and isinstance(rounds, dict):
+        tree["rounds"] = {"correct_every": 0, **rounds}
     if tree["solver"]["name"] not in FILLING or not isinstance(rounds, dict):
         return
     if isinstance(correction, dict) and not rounds.keys() & {

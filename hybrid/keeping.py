@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid import checkpoint
 from hybrid.errors import one_line
 from hybrid.manifest import Progress, check
+from solvers.store import channels_last
 
 if TYPE_CHECKING:
     from hybrid.run import Run
@@ -42,6 +43,9 @@ def keep(run: Run) -> None:
         kept[_cut_name(run.blocks.cuts[rank - 1])] = run.rounds.cut_state()
     if run.rounds.fill is not None:
         kept[_gaps_name(rank)] = run.rounds.fill.state()
+    flights = run.rounds.flight_state()
+    if flights:
+        kept[_flights_name(rank)] = flights
     assert run.writer is not None
     run.writer.begin(run.step, units, kept, manifest)
 
@@ -68,6 +72,10 @@ def _restore(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
         run.residual = manifest["residual"]
         if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
             _load_gaps(run, folder, manifest)
+        if manifest["solver"] == run.trainer.names["solver"]:
+            flights = checkpoint.load_kept(folder, manifest, _flights_name(run.links.rank))
+            on_device = {k: t.to(run.device) for k, t in flights.items()}
+            run.rounds.load_flight_state(channels_last(on_device))
     # kept otherwise than now, they are of no use: a forward pass makes new ones
     if manifest["solver"] == run.trainer.names["solver"] and manifest["kept_as"] == run.kept_as:
         _load_cuts(run, folder, manifest)
@@ -167,3 +175,7 @@ def _cut_name(cut: str) -> str:
 
 def _gaps_name(rank: int) -> str:
     return f"gaps of block {rank}"
+
+
+def _flights_name(rank: int) -> str:
+    return f"under way on block {rank}"

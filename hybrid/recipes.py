@@ -33,6 +33,8 @@ class Recipe:
         """What gives this recipe to `hybrid train`."""
         exact = "solver" if self.solver.exact else "correction"
         parts = [f"--solver {self.solver.name}"]
+        if self.solver.standalone:
+            return parts[0]
         if not self.solver.exact:
             parts.append(f"--sweeps {self.sweeps}")
         for key, value in vars(self.correction).items():
@@ -52,7 +54,7 @@ def recipes(
     solvers: Sequence[Solver] | None = None,
 ) -> list[Recipe]:
     """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
-    pipeline and a windowed one.
+    pipeline and a windowed one, or it alone.
 
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
@@ -68,6 +70,9 @@ def recipes(
     for solver in solvers or [kind() for kind in REGISTRY.values()]:
         name = solver.name
         if solver.exact:
+            continue
+        if solver.standalone:
+            made.append(Recipe(name, exact, solver, sweeps=1))
             continue
         for m in micro_batches:
             pipelined = replace(exact, micro_batches=m)
@@ -105,6 +110,7 @@ class OwnRow:
             window=recipe.window,
             sweeps=recipe.sweeps,
             fill=gaps if recipe.fill else None,
+            correct_every=0 if recipe.solver.standalone else 1,
         )
 
     def train(self, batches: Sequence[Batch]) -> None:
@@ -121,7 +127,8 @@ class OwnRow:
         self.rounds.end_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """The composed network's state on rank 0."""
+        """The composed network's state on rank 0, nothing under way."""
+        self.rounds.drain()
         module = self.blocks.module(self.links.rank)
         mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
         everyone = self.links.all_gather(mine)

@@ -18,6 +18,7 @@ def roll_back(run: Run, error: DivergedError) -> None:
     sets newer checkpoints aside when the run has one again.
     """
     before, step = run.rollbacks, run.step
+    run.rounds.drain()  # or the messages of what is given up would be taken for others
     if run.folder is None or run.writer is None or len(before) >= run.trainer.checkpoint.rollbacks:
         raise DivergedError(f"{error}; {_remedy(run)}") from None
     run.writer.finish()

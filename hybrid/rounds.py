@@ -53,6 +53,9 @@ class Rounds:
     is 0, a forward pass alone makes the records. If the windows' records are `kept`, they live on
     from one correction to the next, and those rounds are parallel phases only.
 
+    A standalone solver trains alone in the rounds without a serial phase, and not at all in those
+    with one, before which it is drained, as at the end of an epoch.
+
     Without a solver there is no parallel phase. The ranks agree on losses and residuals at the end
     of every call of `run`, not in between. When the residual of a cut has grown by more than
     `return_ratio` since the last call, the parallel phase does harm: one call stays serial.
@@ -101,10 +104,12 @@ class Rounds:
             corrected = bool(self.correct_every) and self.count % self.correct_every == 0
             self.count += 1
             if corrected:
+                self.drain()
                 with self.trace.span("serial"):
                     _add(serial, self.correction.train(self.block, self.links, trained, fill))
-            if sweeping and self.solver is not None:
-                _add(serial, self._record(swept, corrected))
+            if sweeping and self.solver is not None and not (corrected and self.alone):
+                if not self.alone:
+                    _add(serial, self._record(swept, corrected))
                 with self.trace.span("parallel"):
                     part = self.solver.train(self.block, self.links, swept)
                 if len(swept.batches) < length:
@@ -140,10 +145,22 @@ class Rounds:
             window = swept if fresh else replace(swept, recorder=None)
             return self.correction.propagate(self.block, self.links, window)
 
+    @property
+    def alone(self) -> bool:
+        """Whether the solver needs no serial phase."""
+        return self.solver is not None and self.solver.standalone
+
     def end_epoch(self) -> None:
-        """Forget the epoch's records."""
+        """Forget the epoch's records, finish what is under way; all ranks call it."""
         if self.fill is not None:
             self.fill.begin()
+        self.drain()
+
+    def drain(self) -> None:
+        """Finish what is under way between blocks; all ranks call it."""
+        if self.solver is not None:
+            with self.trace.span("drain"):
+                self.solver.drain(self.block, self.links)
 
     def _watch(self, reports: list[PhaseReport], length: int) -> None:
         if length < self.length:
@@ -178,6 +195,15 @@ class Rounds:
         self.resting, self.returns = state["resting"], state["returns"]
         self.count, self.length = state["count"], state["length"]
         self.probe = state["probe"] if same_cuts else []
+
+    def flight_state(self) -> dict[str, Tensor]:
+        """What the solver has under way on this block, for a checkpoint; all ranks call it."""
+        return {} if self.solver is None else self.solver.flight_state(self.block, self.links)
+
+    def load_flight_state(self, state: dict[str, Tensor]) -> None:
+        """Take back what `flight_state` gave, by the same cuts."""
+        if self.solver is not None:
+            self.solver.load_flight_state(self.block, state)
 
     def cut_state(self) -> dict[str, Tensor]:
         """Tensors that the solvers keep at the cut before this block, for a checkpoint."""

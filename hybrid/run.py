@@ -160,7 +160,7 @@ class Run:
             sweeps=trainer.sweeps,
             fill=trainer.gaps if trainer.fill else None,
             fill_step=trainer.fill_step,
-            correct_every=trainer.correct_every,
+            correct_every=trainer.correct_every or 0,
             kept=kept,
             trace=self.trace,
         )
@@ -241,6 +241,7 @@ class Run:
         """Keep a checkpoint and raise StoppedError."""
         why = f"stopped by {self.stopped} after step {self.step}"
         if self.folder is None or self.writer is None:
+            self.rounds.drain()
             raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
         self._keep()
         self.writer.finish()

@@ -42,7 +42,8 @@ class Trainer:
     correction: Backprop = field(default_factory=Backprop)
     window: int | Literal["all"] = 4
     sweeps: int = 1
-    correct_every: int = 1
+    correct_every: int | None = None
+    """Rounds from one serial phase to the next; None: 0 for solvers that train alone, else 1."""
     fill: bool = False
     fill_step: FillStep = "added"
     gaps: list[Gaps] = field(default_factory=list)
@@ -68,6 +69,8 @@ class Trainer:
     def __post_init__(self) -> None:
         if isinstance(self.solver, Backprop):
             self.correction = self.solver
+        if self.correct_every is None:
+            self.correct_every = 0 if self.solver.standalone else 1
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,

@@ -7,13 +7,22 @@ from solvers.auxnet import AuxNet
 from solvers.backprop import Backprop
 from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
 from solvers.block_admm import BlockADMM
+from solvers.delayed import DDG, FDG, FeaturesReplay
+from solvers.local_updates import LocalUpdates
 from solvers.penalty import Penalty
+from solvers.petra import Petra
 
 REGISTRY: dict[str, type[Solver]] = {
-    solver.name: solver for solver in (Backprop, Penalty, AugmentedLagrangian, BlockADMM, AuxNet)
+    solver.name: solver
+    for solver in (
+        *(Backprop, Penalty, AugmentedLagrangian, BlockADMM, AuxNet),
+        *(DDG, FeaturesReplay, FDG, Petra, LocalUpdates),
+    )
 }
 
 __all__ = [
+    "DDG",
+    "FDG",
     "REGISTRY",
     "AugmentedLagrangian",
     "AuxNet",
@@ -21,8 +30,11 @@ __all__ = [
     "Batch",
     "Block",
     "BlockADMM",
+    "FeaturesReplay",
     "Links",
+    "LocalUpdates",
     "Penalty",
+    "Petra",
     "PhaseStats",
     "Recorder",
     "Solver",

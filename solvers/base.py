@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -232,13 +232,17 @@ class Block:
 
     def forward(self, lam: Tensor) -> Tensor:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it."""
-        if self.precision is torch.float32:
+        with self.numbers():
             out: Tensor = self.module(lam)
-            return out
+        narrow = self.precision is not torch.float32
+        return out.float() if self.last and narrow else out
+
+    def numbers(self) -> AbstractContextManager[Any]:
+        """Within it torch computes in the block's precision."""
+        if self.precision is torch.float32:
+            return nullcontext()
         # weights are used once a pass, and what a cache keeps may not outlive a captured graph
-        with torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False):
-            out = self.module(lam)
-        return out.float() if self.last else out
+        return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
     def step(self, kind: str, learning_rate: float) -> None:
         """One optimiser step on the gradients at hand, which it then clears."""
@@ -315,6 +319,8 @@ class Solver(ABC):
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
+    standalone: ClassVar[bool] = False
+    """Whether it needs neither correction nor records: a mini-batch is trained by it alone."""
     needs_images: ClassVar[bool] = False
     """Whether blocks behind the first one need the images, too."""
 
@@ -341,6 +347,16 @@ class Solver(ABC):
     @abstractmethod
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         """Train on the window."""
+
+    def drain(self, block: Block, links: Links) -> None:  # noqa: B027
+        """Finish what is still under way between blocks; all ranks call it."""
+
+    def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
+        """What a block has under way, or keeps of its own, for a checkpoint; all ranks call it."""
+        return {}
+
+    def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take back what `flight_state` gave, by the same cuts."""
 
     def cut_state(self) -> dict[str, Tensor]:
         """What is kept between rounds of the cut before this block, for a checkpoint."""

@@ -27,7 +27,7 @@ from solvers.base import (
 )
 from solvers.graphs import StepGraphs
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
-from solvers.store import FORMATS, Store
+from solvers.store import FORMATS, Store, channels_last
 from solvers.subproblem import approach, classify
 
 
@@ -166,7 +166,7 @@ class Penalty(Solver):
 
     def load_records(self, records: dict[str, Tensor]) -> None:
         """Take back what `records` gave."""
-        for name, value in _channels_last(records).items():
+        for name, value in channels_last(records).items():
             self._store.put(name, slice(0, self._store.samples), value)
 
     def cut_state(self) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ class Penalty(Solver):
 
     def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
         everything = slice(0, self._store.samples)
-        before, after = _channels_last(before), _channels_last(after)
+        before, after = channels_last(before), channels_last(after)
         for name, value in before.items():
             self._store.put(name, everything, value)
         self._carried = ("lam" in before, "lam" in after)
@@ -389,9 +389,3 @@ class Penalty(Solver):
     def _shared(self, lam: Tensor) -> Tensor:
         """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
         return self._store.message(self._pool(self._store.rounded(lam)))
-
-
-def _channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Images in the layout that training has them in; a file has none."""
-    last = torch.channels_last
-    return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}

@@ -65,3 +65,9 @@ class Store:
         last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
         layout = torch.channels_last if last else torch.contiguous_format
         return torch.empty(shape, dtype=dtype, device=value.device, memory_format=layout)
+
+
+def channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Images in the layout that training has them in; a file has none."""
+    last = torch.channels_last
+    return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}

@@ -5,6 +5,7 @@ from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.factorised import factorised
 from hybrid.models.imagenet import imagenet_resnet
 from hybrid.models.names import build
+from hybrid.models.reversible import revnet
 
 __all__ = [
     "Chain",
@@ -14,6 +15,7 @@ __all__ = [
     "imagenet_resnet",
     "preact_resnet",
     "resnet",
+    "revnet",
     "units",
     "wide_resnet",
 ]

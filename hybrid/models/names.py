@@ -9,10 +9,11 @@ import re
 from hybrid.models.chain import Chain
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.imagenet import BLOCKS_PER_STAGE, imagenet_resnet
+from hybrid.models.reversible import revnet
 
 # at most four digits: a longer number is a slip, and would build until the memory is full
 NAME = re.compile(
-    r"(?P<family>resnet|cifar-resnet|preact-resnet)(?P<depth>[0-9]{1,4})"
+    r"(?P<family>resnet|cifar-resnet|preact-resnet|revnet)(?P<depth>[0-9]{1,4})"
     r"|wrn-(?P<wide_depth>[0-9]{1,4})-(?P<width>[0-9]{1,3})"
 )
 DEEPEST = 2000
@@ -20,6 +21,7 @@ DEEPEST = 2000
 EXAMPLES = (
     *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *BLOCKS_PER_STAGE)),
     *("cifar-resnet50", "preact-resnet20", "preact-resnet110"),
+    *("revnet18", "revnet34", "revnet50", "revnet20", "revnet110"),
     *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
 )
 
@@ -33,6 +35,7 @@ def build(
     - any other `resnetN` and every `cifar-resnetN`, N = 6n + 2: `resnet`
     - `preact-resnetN`, N = 6n + 2: `preact_resnet`
     - `wrn-N-W`, N = 6n + 4: `wide_resnet`
+    - `revnet18`, `34`, `50`, and `revnetN`, N = 6n + 2: `revnet`
 
     `shortcut` is "identity" or "projection", None the model's own; ImageNet ResNets and wide
     ResNets are defined with projections only.
@@ -44,7 +47,7 @@ def build(
         guess = f"try {near[0]!r}" if near else "try 'resnet20'"
         raise ValueError(
             f"unknown model {name!r}: {guess} "
-            "(families: resnetN, cifar-resnetN, preact-resnetN, wrn-N-W)"
+            "(families: resnetN, cifar-resnetN, preact-resnetN, revnetN, wrn-N-W)"
         )
     family, depth = match["family"], int(match["depth"] or match["wide_depth"])
     if depth > DEEPEST:
@@ -53,6 +56,9 @@ def build(
         _only_projection(name, shortcut)
         _check_memory(name, depth, int(match["width"]))
         return wide_resnet(depth, int(match["width"]), classes, channels, image_size)
+    if family == "revnet":
+        _only_projection(name, shortcut)
+        return revnet(depth, classes, channels, image_size)
     if family == "resnet" and depth in BLOCKS_PER_STAGE:
         _only_projection(name, shortcut)
         return imagenet_resnet(depth, classes, channels, image_size)

@@ -19,7 +19,15 @@ from hybrid.checkpoint import complete, load_model, read_manifest
 from hybrid.config import TrainSettings
 from hybrid.failure import STOPPED
 from hybrid.stopping import StoppedError, StopRequest, listening
-from solvers import AugmentedLagrangian, AuxNet, Backprop, BlockADMM
+from solvers import (
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    LocalUpdates,
+    Petra,
+)
 
 BLOCKS, BATCH, STEPS = 2, 32, 44
 WAYS: dict[str, dict[str, Any]] = {
@@ -34,6 +42,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "every third round": {"solver": BlockADMM(), "window": 2, "correct_every": 3},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
     "auxnet": {"solver": AuxNet(width=4), "window": 4},
+    "fdg": {"solver": FDG(gradient_shrinking=0.8), "window": 3},
+    "petra, corrected": {"solver": Petra(accumulate=2), "window": 4, "correct_every": 3},
+    "local updates": {"solver": LocalUpdates(style="overlapping")},
     "float16": {"solver": AugmentedLagrangian(), "window": 4, "precision": "float16"},
 }
 

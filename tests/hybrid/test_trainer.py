@@ -22,7 +22,16 @@ from hybrid.config import (
 )
 from hybrid.data.sampling import epoch_order
 from hybrid.partition import Blocks
-from solvers import AugmentedLagrangian, AuxNet, Backprop, Penalty, Solver
+from solvers import (
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    LocalUpdates,
+    Penalty,
+    Petra,
+    Solver,
+)
 from solvers.pipeline import Gaps, fit
 
 EPOCHS, BATCH = 2, 96
@@ -104,8 +113,15 @@ def test_serial_training_under_mpirun_equals_a_hand_written_loop(
 
 @pytest.mark.parametrize(
     ("solver", "window", "sweeps"),
-    [(AugmentedLagrangian(), 4, 1), (AugmentedLagrangian(), "all", 2), (AuxNet(), 4, 1)],
-    ids=["windows", "all", "auxnet"],
+    [
+        (AugmentedLagrangian(), 4, 1),
+        (AugmentedLagrangian(), "all", 2),
+        (AuxNet(), 4, 1),
+        (FDG(), 4, 1),
+        pytest.param(Petra(), 4, 1, marks=pytest.mark.slow),
+        pytest.param(LocalUpdates(), 4, 1, marks=pytest.mark.slow),
+    ],
+    ids=["windows", "all", "auxnet", "fdg", "petra", "local-updates"],
 )
 def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(
     solver, window, sweeps, mpirun, hybrid_cli, tmp_path, digits

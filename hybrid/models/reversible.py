@@ -1,0 +1,129 @@
+"""Reversible residual networks: two streams of channels, inputs recomputed from outputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.models.blocks import check_sizes, conv1x1, conv3x3, initialise
+from hybrid.models.chain import Chain
+from solvers.reversible import Reversible
+
+LARGE_IMAGE = 64
+"""Smaller images have a stem that keeps their size."""
+BOTTLENECK = 4
+STAGES: dict[int, tuple[bool, tuple[int, ...]]] = {
+    18: (False, (2, 2, 2, 2)),
+    34: (False, (3, 4, 6, 3)),
+    50: (True, (3, 4, 6, 3)),
+}
+"""RevNets by ResNet's depth: whether F is a bottleneck, and the units of each stage."""
+
+
+class Residual(nn.Module):
+    """F: pre-activated convolutions, 3x3 twice or 1x1, 3x3, 1x1 (He et al. 2016b).
+
+    (N, in_channels, H, W) -> (N, out_channels, H / stride, W / stride).
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int = 1, bottleneck: bool = False
+    ) -> None:
+        super().__init__()
+        width = out_channels // BOTTLENECK if bottleneck else out_channels
+        convolutions = [conv3x3(in_channels, width, stride), conv3x3(width, out_channels)]
+        if bottleneck:
+            convolutions = [
+                conv1x1(in_channels, width),
+                conv3x3(width, width, stride),
+                conv1x1(width, out_channels),
+            ]
+        self.convolutions = nn.ModuleList(convolutions)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c.in_channels) for c in convolutions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, convolution in zip(self.norms, self.convolutions, strict=True):
+            x = convolution(torch.relu(norm(x)))
+        return x
+
+
+class Downsampling(nn.Module):
+    """(x1, x2) -> (P x2 + F(x1), P x1), P a strided 1x1 convolution: not reversible."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, bottleneck: bool) -> None:
+        super().__init__()
+        self.residual = Residual(in_channels, out_channels, stride, bottleneck)
+        self.shortcut = conv1x1(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1, x2 = x.chunk(2, dim=1)
+        return torch.cat((self.shortcut(x2) + self.residual(x1), self.shortcut(x1)), dim=1)
+
+
+class TwoStreams(nn.Module):
+    """x -> (x, x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, x), dim=1)
+
+
+def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: int = 32) -> Chain:
+    """RevNet-18, 34 or 50, or for depth 6n + 2 a RevNet for small images.
+
+    Each stream has the width of the ResNet of that depth, so the two have about the same weights.
+    The first unit of a stage that changes the shape is not reversible, nor are stem and head.
+    Raises `ValueError` for another depth, classes < 2, channels < 1, image_size < 4.
+    """
+    check_sizes(classes, channels, image_size)
+    if depth in STAGES:
+        bottleneck, counts = STAGES[depth]
+        widths, stem = [64 * 2**i for i in range(4)], 64
+    else:
+        units, rest = divmod(depth - 2, 6)
+        if rest or units < 1:
+            known = ", ".join(map(str, STAGES))
+            raise ValueError(f"there is no revnet{depth}: the depth is 6n + 2 or one of {known}")
+        bottleneck, counts = False, (units,) * 3
+        widths, stem = [16, 32, 64], 16
+    modules, groups = _stem(channels, stem, image_size if depth in STAGES else 0)
+    width = stem
+    for i, (count, wide) in enumerate(zip(counts, widths, strict=True)):
+        out = wide * (BOTTLENECK if bottleneck else 1)
+        modules[f"layer{i + 1}"] = _stage(width, out, 1 if i == 0 else 2, count, bottleneck)
+        groups[f"layer{i + 1}"] = (f"layer{i + 1}",)
+        width = out
+    modules["bn"] = nn.BatchNorm2d(2 * width)
+    modules["relu"] = nn.ReLU(inplace=True)
+    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    modules["flatten"] = nn.Flatten()
+    modules["fc"] = nn.Linear(2 * width, classes)
+    groups["head"] = ("bn", "relu", "avgpool", "flatten", "fc")
+    chain = Chain(modules, groups, (channels, image_size, image_size), classes)
+    initialise(chain)
+    return chain
+
+
+def _stem(
+    channels: int, width: int, image_size: int
+) -> tuple[OrderedDict[str, nn.Module], dict[str, tuple[str, ...]]]:
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    if image_size >= LARGE_IMAGE:
+        modules["conv1"] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        modules["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    else:
+        modules["conv1"] = conv3x3(channels, width)
+    modules["streams"] = TwoStreams()
+    return modules, {"stem": tuple(modules)}
+
+
+def _stage(
+    in_channels: int, out_channels: int, stride: int, count: int, bottleneck: bool
+) -> nn.Sequential:
+    units: list[nn.Module] = []
+    if stride != 1 or in_channels != out_channels:
+        units.append(Downsampling(in_channels, out_channels, stride, bottleneck))
+    while len(units) < count:
+        units.append(Reversible(Residual(out_channels, out_channels, 1, bottleneck)))
+    return nn.Sequential(*units)

@@ -1,0 +1,78 @@
+"""Auxiliary heads: small classifiers that give a block in mid-network a loss of its own."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from solvers.base import Block
+
+LINEAR, MLP = "linear", "mlp"
+
+
+def check(kind: str) -> None:
+    """ValueError unless `kind` is "linear" or "mlp:WIDTH"."""
+    if kind != LINEAR and not re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind):
+        raise ValueError(f"head is {kind!r}; write linear, or mlp:WIDTH as in mlp:128")
+
+
+class Head:
+    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimiser."""
+
+    def __init__(self, kind: str, block: Block, channels: int, classes: int) -> None:
+        layers: list[nn.Module] = []
+        width = channels
+        # the same on every launch, and without a draw from the generator that others use
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1 + block.index)
+            if kind != LINEAR:
+                width = int(kind.partition(":")[2])
+                layers += [nn.Linear(channels, width), nn.ReLU()]
+            layers.append(nn.Linear(width, classes))
+        self.module = nn.Sequential(*layers).to(block.device, block.dtype)
+        exact = block.optimisers["exact"]
+        self.optimiser = type(exact)(self.module.parameters(), **exact.defaults)
+        self.sizes = (channels, classes)
+
+    def __call__(self, block: Block, x: Tensor) -> Tensor:
+        """Logits (N, classes) of x (N, C, H, W) or (N, C)."""
+        with block.numbers():
+            pooled = x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x
+            logits: Tensor = self.module(pooled)
+        return logits.float() if block.precision is not torch.float32 else logits
+
+    def step(self, block: Block, learning_rate: float) -> None:
+        """One step on the gradients at hand, before the block's own."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate * block.rates["local"]
+        if block.scaler is None:
+            self.optimiser.step()
+        else:
+            block.scaler.step(self.optimiser)
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        found = {"sizes": torch.tensor(self.sizes)}
+        found |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
+        for i, kept in self.optimiser.state_dict()["state"].items():
+            found |= {f"optimiser {i} {k}": t for k, t in kept.items() if torch.is_tensor(t)}
+        return found
+
+    @classmethod
+    def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> Head:
+        """The head that gave `state`."""
+        channels, classes = state["sizes"].tolist()
+        made = cls(kind, block, channels, classes)
+        made.module.load_state_dict(
+            {k.removeprefix("head."): t for k, t in state.items() if k.startswith("head.")}
+        )
+        kept: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            if key.startswith("optimiser "):
+                _, i, name = key.split(" ")
+                kept.setdefault(int(i), {})[name] = tensor.clone()
+        made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})
+        return made
