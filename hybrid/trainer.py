@@ -192,6 +192,11 @@ class Trainer:
         """Settle what each block does in its gaps."""
         if not self.fill:
             return
+        if self.train.precision == "float16":
+            raise ValueError(
+                "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
+                "whose scale may change between them: choose bfloat16, or give a --window"
+            )
         if self.correct_every != 1:
             raise ValueError(
                 f"rounds.fill works in the gaps of every round's serial phase, but "

@@ -20,11 +20,10 @@ from solvers.base import (
     Recorder,
     Solver,
     Window,
-    clip_gradients,
     frozen_statistics,
-    gradient_norms,
 )
 from solvers.bubble import BubbleFill
+from solvers.clipping import clip_gradients, gradient_norms
 from solvers.pipeline import Op, order
 from solvers.wire import Wire, WireFormat
 

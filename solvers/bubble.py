@@ -9,16 +9,8 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from solvers.base import (
-    Batch,
-    Block,
-    PhaseStats,
-    Recorder,
-    Rows,
-    clip_gradients,
-    frozen_statistics,
-    gradient_norms,
-)
+from solvers.base import Batch, Block, PhaseStats, Recorder, Rows, frozen_statistics
+from solvers.clipping import clip_gradients, gradient_norms
 from solvers.pipeline import Gaps, Op, records_needed
 
 FillStep = Literal["added", "own"]

@@ -12,17 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from solvers.base import (
-    Batch,
-    Block,
-    Links,
-    PhaseStats,
-    Solver,
-    Window,
-    clip_gradients,
-    frozen_statistics,
-    gradient_norms,
-)
+from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window, frozen_statistics
+from solvers.clipping import clip_gradients, gradient_norms
 
 
 @dataclass
@@ -110,7 +101,8 @@ class Delayed(Solver):
             return {}
         while len(self._inbox) < self._on_the_way(block):
             self._inbox.append(self._take(links))
-        state = {"ticks": torch.tensor(self._ticks)}
+        rate = torch.tensor(self._rate, dtype=torch.float64)
+        state = {"ticks": torch.tensor(self._ticks), "rate": rate}
         for i, flight in enumerate(self._flights):
             if flight.lam is not None:
                 state[f"flight {i}.lam"] = flight.lam.detach()
@@ -122,7 +114,7 @@ class Delayed(Solver):
     def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:
         if not state:
             return
-        self._ticks = int(state["ticks"])
+        self._ticks, self._rate = int(state["ticks"]), float(state["rate"])
         for i in range(min(self._ticks, self.delay(block.index, block.count))):
             kept = _part(state, f"flight {i}.")
             self._flights.append(self._again(block, kept.pop("lam", None), kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -24,24 +25,51 @@ class Capture(Protocol):
         """What computes again, from and into the same memory; and where the results will be."""
 
 
+_ALONE = Lock()
+"""CUDA allows one capture at a time in a process, and blocks may share one."""
+
+
 class CudaCapture:
     """CUDA graphs. A computation must neither wait for the GPU nor depend on values there."""
 
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._failed: list[torch.cuda.CUDAGraph] = []
+
     def warm_up(self, compute: Callable[[], Values]) -> Values:
         # aside: what autograd makes on the current stream would not be captured
-        aside, current = torch.cuda.Stream(), torch.cuda.current_stream()
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            results = compute()
-        aside.synchronize()
+        aside = self._aside()
+        with _ALONE:
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                results = compute()
+            aside.synchronize()
         return results
 
     def record(self, compute: Callable[[], Values]) -> tuple[Callable[[], None], Values]:
-        graph = torch.cuda.CUDAGraph()
-        # blocks that share the process may call CUDA meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = compute()
-        return graph.replay, results
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        with _ALONE:
+            try:
+                with torch.cuda.graph(
+                    graph, stream=self._aside(), capture_error_mode="thread_local"
+                ):
+                    results = compute()
+            except BaseException:
+                # a capture that fails leaves its own stream behind, and its memory pool
+                torch.cuda.set_stream(current)
+                self._failed.append(graph)
+                raise
+
+        def replay() -> None:
+            with _ALONE:
+                graph.replay()
+
+        return replay, results
+
+    def _aside(self) -> torch.cuda.Stream:
+        # of high priority: those come from a pool of their own, so it is no block's stream
+        self._stream = self._stream or torch.cuda.Stream(priority=-1)
+        return self._stream
 
 
 class StepGraphs:

@@ -22,16 +22,12 @@ class Head:
     """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimiser."""
 
     def __init__(self, kind: str, block: Block, channels: int, classes: int) -> None:
-        layers: list[nn.Module] = []
-        width = channels
-        # the same on every launch, and without a draw from the generator that others use
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1 + block.index)
-            if kind != LINEAR:
-                width = int(kind.partition(":")[2])
-                layers += [nn.Linear(channels, width), nn.ReLU()]
-            layers.append(nn.Linear(width, classes))
-        self.module = nn.Sequential(*layers).to(block.device, block.dtype)
+        # the same on every launch, and no draw from the generator that other threads use
+        random = torch.Generator().manual_seed(1 + block.index)
+        width = channels if kind == LINEAR else int(kind.partition(":")[2])
+        layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
+        self.module = nn.Sequential(*layers, _linear(width, classes, random))
+        self.module.to(block.device, block.dtype)
         exact = block.optimisers["exact"]
         self.optimiser = type(exact)(self.module.parameters(), **exact.defaults)
         self.sizes = (channels, classes)
@@ -76,3 +72,12 @@ class Head:
                 kept.setdefault(int(i), {})[name] = tensor.clone()
         made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})
         return made
+
+
+def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:
+    """A linear layer as torch starts it, from this generator."""
+    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    bound = inputs**-0.5
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=random)
+    return layer

@@ -21,10 +21,9 @@ from solvers.base import (
     Shape,
     Solver,
     Window,
-    clip_gradients,
     frozen_statistics,
-    gradient_norms,
 )
+from solvers.clipping import clip_gradients, gradient_norms
 from solvers.graphs import StepGraphs
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
 from solvers.store import FORMATS, Store, channels_last

@@ -62,7 +62,7 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
 
 
 def milliseconds(work: Work, device: str) -> float:
-    """Of one call, from the start of its work on the device to the end."""
+    """Of one call's work on the device, without the time it takes to launch it."""
     if device == "cpu":
         from time import perf_counter
 
@@ -70,6 +70,8 @@ def milliseconds(work: Work, device: str) -> float:
         work()
         return 1e3 * (perf_counter() - start)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.empty(1 << 28, dtype=torch.uint8, device=device).zero_()  # nothing is left in the cache
+    torch.cuda._sleep(2_000_000)  # and the work is in the queue before it starts
     begin.record()
     work()
     end.record()
@@ -86,6 +88,7 @@ def measure(megabytes: int, turns: int, device: str) -> list[dict[str, Any]]:
     bandwidth = 8 * values / median(copies[turns // 3 :]) / 1e6
     rows = []
     for name, (work, size) in works(values, device).items():
+        torch._dynamo.reset()
         compiled = partial(torch.compile(work.func, dynamic=False), *work.args, **work.keywords)
         variants: dict[str, Work] = {"torch": work, "torch.compile": compiled}
         fused = set_launcher(None)

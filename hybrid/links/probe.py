@@ -14,7 +14,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 SECONDS = 60.0
-_OF_A_JOB = ("OMPI_COMM_WORLD", "PMIX_", "PMI_", "PRTE_", "SLURM_", "MPI_LOCAL")
+_OF_A_JOB = (
+    *("OMPI_COMM_WORLD", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_", "PRTE_"),
+    *("SLURM_", "MPI_LOCAL"),
+)
 """Variables that make a process a rank; without them the child is a job of its own."""
 
 
@@ -66,6 +69,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("torch sees no GPU")
         return 1
+    torch.cuda.set_device(0)  # before MPI looks for a GPU
     from mpi4py import MPI
 
     sent = torch.arange(1 << 20, device="cuda").to(torch.uint8)

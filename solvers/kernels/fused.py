@@ -42,7 +42,8 @@ def couple(
 ) -> tuple[Tensor, Tensor]:
     """(p_out, (loss, ||S lam - S x||^2, ||S x||^2))."""
     layout = _layout(x)
-    x, lam, kappa = _laid(x, layout), _laid(lam, layout), _laid(kappa, layout)
+    x, lam = _laid(x, layout), _laid(lam, layout)
+    kappa = None if kappa is None else _laid(kappa.to(lam.dtype), layout)
     p = torch.empty_like(x)
     types = [NAMES[x.dtype], NAMES[lam.dtype]]
     numbers = np.float32(beta), np.float32(samples)
@@ -79,7 +80,8 @@ def step(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """(lam', S lam', kappa', (||S lam' - x||^2, ||2 beta (lam' - lam)||^2))."""
     layout = _layout(lam)
-    lam, x, kappa = _laid(lam, layout), _laid(x, layout), _laid(kappa, layout)
+    lam, x = _laid(lam, layout), _laid(x, layout)
+    kappa = None if kappa is None else _laid(kappa.to(lam.dtype), layout)
     p_in = _laid(p_in, layout).float()
     new, new_kappa = torch.empty_like(lam), None if kappa is None else torch.empty_like(kappa)
     types = [NAMES[x.dtype], NAMES[lam.dtype]]

@@ -311,14 +311,14 @@ __global__ void pack_int8(
         for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
             const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
             const float size = y < 0 ? -y : y;
-            if (!(size <= top)) top = size;  // a NaN stays
+            if (top == top && !(size <= top)) top = size;  // a NaN stays
         }
     largest[threadIdx.x] = top;
     for (int width_ = THREADS / 2; width_ >= lanes; width_ /= 2) {
         __syncthreads();
         if (threadIdx.x < width_) {
-            const float other = largest[threadIdx.x + width_];
-            if (!(other <= largest[threadIdx.x])) largest[threadIdx.x] = other;
+            const float mine = largest[threadIdx.x], other = largest[threadIdx.x + width_];
+            if (mine == mine && !(other <= mine)) largest[threadIdx.x] = other;
         }
     }
     __syncthreads();
@@ -329,7 +329,7 @@ __global__ void pack_int8(
     for (int i = threadIdx.x / lanes; i < pixels; i += THREADS / lanes) {
         const float y = mean(x, Square(at(i), channels, height, width, factor, last), factor);
         const float q = rintf(y / divisor);
-        out[at(i)] = static_cast<signed char>(q > 127 ? 127 : q < -127 ? -127 : q);
+        out[at(i)] = static_cast<signed char>(q > 127 ? 127 : q < -127 ? -127 : q != q ? 0 : q);
     }
 }
 

@@ -97,7 +97,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("train.epochs", "many", "a valid integer"),
         ("train.seed", 2**31, "less than 2147483648"),
         ("train.threads", 10**20, "less than or equal to 1024"),
-        ("train.precision", "float8", "'float32' or 'bfloat16'"),
+        ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
         ("optimiser.lr", 0.0, "greater than 0"),
         ("optimiser.lr", float("nan"), "a finite number"),
         ("optimiser.momentum", 1.0, "less than 1"),
@@ -263,7 +263,8 @@ def test_these_solvers_fill_the_gaps_of_a_pipeline_unless_told_otherwise(solver)
 @pytest.mark.parametrize("solver", sorted(set(REGISTRY) - set(FILLING)))
 def test_the_others_have_a_parallel_phase_and_whole_mini_batches(solver):
     config = resolve({"solver": {"name": solver}})
-    assert config.rounds == RoundSettings(sweeps=1, fill=False)
+    alone = REGISTRY[solver].standalone
+    assert config.rounds == RoundSettings(sweeps=1, fill=False, correct_every=0 if alone else 1)
     assert config.correction["micro_batches"] == 1
 
 

@@ -38,12 +38,17 @@ def test_graphs_that_float16_cannot_have_are_refused(digits) -> None:
 
 
 def test_the_summary_says_who_computed_and_why_there_are_no_graphs(digits) -> None:
-    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, graphs=True)
+    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, graphs=True, device="cpu")
     summary = trainer(2, AugmentedLagrangian(), train=settings).fit(*digits)
     assert summary["kernels"] == "torch"
-    if not torch.cuda.is_available():
-        assert summary["graphs"] == ["none: no GPU"] * 2
-        assert summary["gpu_memory_bytes"] == [0, 0]
+    assert summary["graphs"] == ["none: no GPU"] * 2
+    assert summary["gpu_memory_bytes"] == [0, 0]
+
+
+def test_gaps_in_float16_are_refused(digits) -> None:
+    settings = TrainSettings(precision="float16", batch_size=BATCH, device="cpu")
+    with pytest.raises(ValueError, match="choose bfloat16, or give a --window"):
+        trainer(2, AugmentedLagrangian(), train=settings, fill=True).fit(*digits)
 
 
 def test_kernels_that_cannot_be_had_are_one_line(digits) -> None:

@@ -137,7 +137,7 @@ def test_virtual_clocks_do_not_change_a_bit(name: str) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(list(METHODS)), st.integers(0, 9), st.integers(2, 4), st.booleans())
+@given(st.sampled_from(list(METHODS)), st.integers(0, 10), st.integers(2, 4), st.booleans())
 def test_a_run_goes_on_with_what_was_under_way(name, stop, blocks, replaced) -> None:
     """Half a window here, the state into new blocks, the rest there: the same bits."""
     cuts, batches = [1, 2, 3][: blocks - 1], 10

@@ -174,6 +174,20 @@ def test_packing_and_unpacking(on, case, packed_format) -> None:
     close(fused(on, unpack, found, scale, dtype, factor), unpack(found, scale, dtype, factor))
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("pixel", range(9))
+def test_a_nan_is_still_one_behind_int8(on, last: bool, pixel: int) -> None:
+    x = torch.arange(1.0, 37.0).view(2, 2, 3, 3)
+    x[1, 1].view(-1)[pixel] = float("nan")
+    layout = torch.channels_last if last else torch.contiguous_format
+    found, scale = fused(
+        on, pack, x.to(on.device_type).contiguous(memory_format=layout), torch.int8
+    )
+    assert scale.isnan().flatten().tolist() == [False, False, False, True]
+    back = fused(on, unpack, found, scale, torch.float32)
+    assert back[1, 1].isnan().all()
+
+
 @CASES
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
 def test_multiplicative_updates(on, rows, rank, iterations, seed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -120,6 +121,45 @@ def test_what_cannot_be_captured_is_computed_and_the_reason_kept() -> None:
         assert float(value) == 2
     assert graphs.reason == "not captured: operation not permitted when stream is capturing"
     assert graphs.count == 0
+
+
+@pytest.mark.gpu
+def test_blocks_of_one_process_capture_at_the_same_time() -> None:
+    def capture(seed: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            weight = nn.Parameter(torch.full((64, 64), 1.0 + seed, device="cuda"))
+            graphs = StepGraphs([weight])
+            for number in range(20):
+                x = torch.full((64, 64), float(number), device="cuda")
+
+                def compute(x: torch.Tensor) -> Values:
+                    loss = (weight * x).sum()
+                    loss.backward()
+                    return (loss.detach(),)
+
+                (loss,) = graphs("sum", compute, x)
+                assert loss is not None
+                assert float(loss) == (1.0 + seed) * number * 64 * 64
+                weight.grad = None
+            return graphs.count == 1
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(capture, range(4))) == [True] * 4
+
+
+@pytest.mark.gpu
+def test_a_capture_that_waits_for_the_gpu_leaves_the_stream_as_it_was() -> None:
+    graphs, current = StepGraphs([]), torch.cuda.current_stream()
+
+    def waiting(x: torch.Tensor) -> Values:
+        return (x * x.sum().item(),)
+
+    for _ in range(WARM_UP + 2):
+        (value,) = graphs("wait", waiting, torch.full((2,), 3.0, device="cuda"))
+        assert value is not None
+        assert value.tolist() == [18.0, 18.0]
+    assert graphs.reason.startswith("not captured: ")
+    assert torch.cuda.current_stream() == current
 
 
 @pytest.mark.gpu
