@@ -90,9 +90,15 @@ class Rounds:
     """Calls that stayed serial because of the residual."""
 
     def run(
-        self, windows: Sequence[tuple[Window, Window]], first_step: int, epoch: int
+        self,
+        windows: Sequence[tuple[Window, Window]],
+        first_step: int,
+        epoch: int,
+        ends_epoch: bool = False,
     ) -> list[PhaseReport]:
         """Run one round for each (trained, swept) pair of windows; report their phases.
+
+        What a standalone solver has under way at the end of an epoch is finished in its time.
 
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
@@ -104,7 +110,8 @@ class Rounds:
             corrected = bool(self.correct_every) and self.count % self.correct_every == 0
             self.count += 1
             if corrected:
-                self.drain()
+                with parallel.timed(self.links):
+                    self.drain()
                 with self.trace.span("serial"):
                     _add(serial, self.correction.train(self.block, self.links, trained, fill))
             if sweeping and self.solver is not None and not (corrected and self.alone):
@@ -115,6 +122,9 @@ class Rounds:
                 if len(swept.batches) < length:
                     part.squares = []
                 _add(parallel, part)
+        if ends_epoch:
+            with parallel.timed(self.links):
+                self.drain()
         if fill is not None:
             _add(parallel, fill.stats)
             fill.stats = PhaseStats()
@@ -151,14 +161,13 @@ class Rounds:
         return self.solver is not None and self.solver.standalone
 
     def end_epoch(self) -> None:
-        """Forget the epoch's records, finish what is under way; all ranks call it."""
+        """Forget the epoch's records."""
         if self.fill is not None:
             self.fill.begin()
-        self.drain()
 
     def drain(self) -> None:
         """Finish what is under way between blocks; all ranks call it."""
-        if self.solver is not None:
+        if self.solver is not None and self.alone:
             with self.trace.span("drain"):
                 self.solver.drain(self.block, self.links)
 

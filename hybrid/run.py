@@ -253,13 +253,16 @@ class Run:
     def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         traffic = self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
-        reports = self.rounds.run(pairs, self.step, self.epoch)
+        steps = sum(len(trained.batches) for trained, _ in pairs)
+        ends = self.step + steps == (self.epoch + 1) * self.steps_per_epoch
+        reports = self.rounds.run(pairs, self.step, self.epoch, ends)
         self._hear(self.rounds.heard)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
-        self.totals["images"] += reports[0].samples
-        self.step += sum(len(trained.batches) for trained, _ in pairs)
+        counted = reports if self.rounds.alone else reports[:1]
+        self.totals["images"] += sum(report.samples for report in counted)
+        self.step += steps
         learning_rate = self.windows.schedule(self.step - 1) * self.block.rates["exact"]
         for report in reports:
             for notice in report.notices:

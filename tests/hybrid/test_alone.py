@@ -14,7 +14,17 @@ from torch import Tensor
 
 from hybrid import Trainer, checkpoint, data, models, split
 from hybrid.config import CheckpointSettings, LinkSettings, TrainSettings
-from solvers import AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty, Solver
+from solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    LocalUpdates,
+    Penalty,
+    Solver,
+)
 
 BATCH, BATCHES = 32, 4
 Data = tuple[data.Dataset, data.Dataset]
@@ -300,3 +310,20 @@ def test_gaps_are_not_filled_without_a_serial_phase_in_every_round(every, few) -
     said = refused(trainer(admm(), correct_every=every, fill=True), few)
     assert said.startswith("rounds.fill works in the gaps of every round's serial phase, but ")
     assert f"rounds.correct_every is {every}: set it to 1, or rounds.fill=false" in said
+
+
+@pytest.mark.parametrize("solver", [DDG(), LocalUpdates()], ids=lambda s: s.name)
+def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path, solver) -> None:
+    rounds = {"window": 1, "correct_every": 2}
+    summary = trainer(solver, tmp_path / "run", **rounds).fit(*few)
+    assert spans(tmp_path / "run") == {"serial": 4, "parallel": 4}
+    trained = [line["samples"] for line in lines(tmp_path / "run") if "samples" in line]
+    assert sum(trained) == 2 * BATCH * BATCHES
+    assert summary["images_per_second"] == pytest.approx(
+        sum(trained) / summary["train_seconds"], rel=1e-6
+    )
+
+
+def test_such_a_solver_has_no_serial_rounds_unless_asked(few, tmp_path) -> None:
+    trainer(FDG(), tmp_path / "run").fit(*few)
+    assert spans(tmp_path / "run") == {"parallel": 2}
