@@ -39,6 +39,7 @@ gpu-bench: .venv/ready
 	$(BIN)/pytest -m gpu
 	$(BIN)/python docs/benchmarks/gpu_kernels.py --out docs/benchmarks/gpu_kernels.json
 	$(BIN)/python docs/benchmarks/gpu_training.py --out docs/benchmarks/gpu_training.json
+	$(MPI_ENV) $(BIN)/mpirun -n 4 $(BIN)/hybrid bench --model resnet20 --rows "backprop,window" --out bench
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
@@ -26,6 +27,7 @@ from torch import nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.config import OptimiserSettings, TrainSettings
+from hybrid.links import threads
 from hybrid.optimisers import make
 from solvers import AugmentedLagrangian
 from solvers.graphs import StepGraphs
@@ -102,6 +104,20 @@ def hybrid(
     return run
 
 
+def on_one_stream(run: Callable[[], float]) -> Callable[[], float]:
+    """The same with the blocks' work in one queue."""
+
+    def patched() -> float:
+        own = threads._own_stream
+        threads._own_stream = lambda size: nullcontext()  # type: ignore[assignment, return-value]
+        try:
+            return run()
+        finally:
+            threads._own_stream = own
+
+    return patched
+
+
 def wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -122,6 +138,9 @@ def rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         makers["plain loop, graphs"] = lambda: plain(*common, True)
         makers["hybrid, K = 4"] = partial(hybrid, *common, 4, False, "auto")
         makers["hybrid, K = 4, kernels by torch"] = partial(hybrid, *common, 4, False, "torch")
+        makers["hybrid, K = 4, one stream"] = lambda: on_one_stream(
+            hybrid(*common, 4, False, "auto")
+        )
     rates: dict[str, list[float]] = {row: [] for row in makers}
     memory: dict[str, int] = dict.fromkeys(makers, 0)
     failed: dict[str, str] = {}
