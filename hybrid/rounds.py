@@ -118,7 +118,8 @@ class Rounds:
                 if not self.alone:
                     _add(serial, self._record(swept, corrected))
                 with self.trace.span("parallel"):
-                    part = self.solver.train(self.block, self.links, swept)
+                    own = trained if self.alone else swept
+                    part = self.solver.train(self.block, self.links, own)
                 if len(swept.batches) < length:
                     part.squares = []
                 _add(parallel, part)

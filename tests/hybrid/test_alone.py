@@ -327,3 +327,14 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
 def test_such_a_solver_has_no_serial_rounds_unless_asked(few, tmp_path) -> None:
     trainer(FDG(), tmp_path / "run").fit(*few)
     assert spans(tmp_path / "run") == {"parallel": 2}
+
+
+def test_windows_are_all_the_same_to_such_a_solver(few) -> None:
+    """It trains on the augmented images in order, also where a window is the whole set."""
+    weights = []
+    for window in (1, 3, "all"):
+        made = trainer(FDG(), window=window)
+        made.fit(*few)
+        weights.append(made.blocks.model.state_dict())
+    first, *others = weights
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
