@@ -66,7 +66,7 @@ class Progress:
             f"accuracy {serial.accuracy:6.2%}",
             f"{serial.samples / max(seconds, 1e-9):,.0f} images/s",
         ]
-        if reports[-1].residual:
+        if any(reports[-1].residual):
             parts.append(f"residual {max(reports[-1].residual):.3f}")
         return "  ".join([*parts, f"left {_clock(left)}"])
 

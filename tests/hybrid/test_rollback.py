@@ -52,12 +52,12 @@ def poison(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
     """From the second epoch on, weights become NaN while a kind of step is over its limit."""
     plain = Rounds.run
 
-    def run(self: Rounds, windows: Any, first_step: int, epoch: int) -> Any:
+    def run(self: Rounds, windows: Any, first_step: int, epoch: int, *ends: bool) -> Any:
         rates = self.block.rates
         if epoch and self.block.last and any(rates[k] > limits[k] for k in limits):
             with torch.no_grad():
                 next(self.block.module.parameters()).fill_(float("nan"))
-        return plain(self, windows, first_step, epoch)
+        return plain(self, windows, first_step, epoch, *ends)
 
     monkeypatch.setattr(Rounds, "run", run)
 

@@ -1,0 +1,106 @@
+"""What each block keeps for backward passes: PETRA against back-propagation, on one network.
+
+    python docs/benchmarks/petra_memory.py [--model revnet110] [--blocks 4] [--batch-size 32]
+
+Counts, at every moment, the bytes of tensors that autograd holds for a backward pass (parameters
+left out, shared memory once) and of inputs in PETRA's queues, and gives each block's peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid import data, models, split
+from hybrid.assemble import make_block
+from hybrid.config import OptimiserSettings
+from hybrid.links import RankLinks, run_threads
+from hybrid.windows import EpochSource
+from solvers import Backprop, Batch, Petra, Solver, Window
+
+
+class Kept:
+    """Bytes held for backward passes on this thread."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        self.parameters = parameters
+        self.holders: Counter[int] = Counter()
+        self.now = self.peak = self.queues = 0
+
+    def pack(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self.parameters:
+            return tensor
+        return Holder(self, tensor, storage.data_ptr(), storage.nbytes())
+
+    def unpack(self, packed: Any) -> Tensor:
+        return packed.tensor if isinstance(packed, Holder) else packed
+
+
+class Holder:
+    """One saved tensor; the last one of its memory gives it back."""
+
+    def __init__(self, kept: Kept, tensor: Tensor, address: int, size: int) -> None:
+        self.kept, self.tensor, self.address, self.size = kept, tensor, address, size
+        kept.holders[address] += 1
+        if kept.holders[address] == 1:
+            kept.now += size
+            kept.peak = max(kept.peak, kept.now + kept.queues)
+
+    def __del__(self) -> None:
+        self.kept.holders[self.address] -= 1
+        if not self.kept.holders[self.address]:
+            self.kept.now -= self.size
+
+
+def peaks(solver: Solver, options: argparse.Namespace) -> list[int]:
+    """Of every block, in bytes."""
+    train, _ = data.load("synthetic")
+    source = EpochSource(train, 0, 0, True, torch.device("cpu"))
+    count = 2 * options.blocks + 2
+    ids = torch.arange(count * options.batch_size).split(options.batch_size)
+    batches = [Batch(i, 0.01, source) for i in ids]
+    torch.manual_seed(0)
+    blocks = split(models.build(options.model, 10, 3, 32), options.blocks, balance="operations")
+
+    def program(links: RankLinks) -> int:
+        block = make_block(blocks, links.rank, OptimiserSettings(), torch.device("cpu"))
+        mine = deepcopy(solver)
+        mine.prepare(block, 0, False)
+        kept = Kept({p.untyped_storage().data_ptr() for p in block.module.parameters()})
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            for batch in batches:
+                mine.train(block, links, Window([batch]))
+                if isinstance(mine, Petra):
+                    flights = [t for f in mine._flights for t in f.kept.values()]
+                    kept.queues = sum(t.numel() * t.element_size() for t in flights)
+                    kept.peak = max(kept.peak, kept.now + kept.queues)
+            mine.drain(block, links)
+        return kept.peak
+
+    return run_threads(options.blocks, program)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="revnet110")
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=32)
+    options = parser.parse_args()
+    found = {"back-propagation": peaks(Backprop(), options), "petra": peaks(Petra(), options)}
+    body = {**vars(options), "peak_bytes": found}
+    Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
+    print("| block | " + " | ".join(found) + " |\n|---|---|---|")
+    for k, row in enumerate(zip(*found.values(), strict=True)):
+        print(f"| {k} | " + " | ".join(f"{size / 1e6:.1f} MB" for size in row) + " |")
+
+
+if __name__ == "__main__":
+    main()
