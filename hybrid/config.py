@@ -289,19 +289,14 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 
 def _choose_rounds(tree: dict[str, Any]) -> None:
-    """Fill the gaps of a pipelined pass where nothing else is asked for.
-
-    Of the settings compared in docs/benchmarks ("What a sweep is worth") it has the highest
-    accuracy for its time. A window, sweeps, or rounds without correction ask for a parallel phase.
-    """
+    """Train alone, or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told otherwise."""
     rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
-    if REGISTRY[tree["solver"]["name"]].standalone and isinstance(rounds, dict):
-        tree["rounds"] = {"correct_every": 0, **rounds}
-    if tree["solver"]["name"] not in FILLING or not isinstance(rounds, dict):
+    if not isinstance(rounds, dict) or not isinstance(correction, dict):
         return
-    if isinstance(correction, dict) and not rounds.keys() & {
-        *("window", "sweeps", "fill", "correct_every")
-    }:
+    asked = rounds.keys() & {"window", "sweeps", "fill", "correct_every"}
+    if REGISTRY[tree["solver"]["name"]].standalone:
+        tree["rounds"] = {"correct_every": 0, **rounds}
+    elif tree["solver"]["name"] in FILLING and not asked:
         tree["rounds"] = {**rounds, "sweeps": 0, "fill": True}
         tree["correction"] = {"micro_batches": 4, **correction}
 

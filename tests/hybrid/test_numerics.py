@@ -25,6 +25,11 @@ def trainer(blocks: int, solver: Solver, **settings: Any) -> Trainer:
     return Trainer(split(model, blocks), solver, quiet=True, **settings)
 
 
+def test_bfloat16_trains(digits) -> None:
+    settings = TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1, precision="bfloat16")
+    assert trainer(2, AugmentedLagrangian(), train=settings).fit(*digits)["test_accuracy"] > 0.7
+
+
 @pytest.mark.parametrize("solver", [AugmentedLagrangian(), AuxNet(width=4)], ids=lambda s: s.name)
 def test_float16_trains(digits, solver) -> None:
     settings = TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1, precision="float16")

@@ -118,8 +118,7 @@ def test_serial_training_under_mpirun_equals_a_hand_written_loop(
         (AugmentedLagrangian(), "all", 2),
         (AuxNet(), 4, 1),
         (FDG(), 4, 1),
-        pytest.param(Petra(), 4, 1, marks=pytest.mark.slow),
-        pytest.param(LocalUpdates(), 4, 1, marks=pytest.mark.slow),
+        *(pytest.param(s, 4, 1, marks=pytest.mark.slow) for s in (Petra(), LocalUpdates())),
     ],
     ids=["windows", "all", "auxnet", "fdg", "petra", "local-updates"],
 )
@@ -271,11 +270,6 @@ def test_every_optimiser_and_schedule_trains(name: str, schedule: str, digits) -
 def test_a_pipeline_of_micro_batches_trains(digits) -> None:
     summary = trainer(4, Backprop(micro_batches=4)).fit(*digits)
     assert summary["test_accuracy"] > 0.7
-
-
-def test_bfloat16_trains(digits) -> None:
-    settings = TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1, precision="bfloat16")
-    assert trainer(2, AugmentedLagrangian(), train=settings).fit(*digits)["test_accuracy"] > 0.7
 
 
 def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(digits) -> None:
