@@ -289,7 +289,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
 
 def _choose_rounds(tree: dict[str, Any]) -> None:
-    """Train alone, or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told otherwise."""
+    """Train alone or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told not to."""
     rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
     if not isinstance(rounds, dict) or not isinstance(correction, dict):
         return
