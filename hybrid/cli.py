@@ -163,6 +163,7 @@ def bench(
 def plan(
     config: Annotated[Path | None, typer.Argument(help="Settings as TOML.")] = None,
     model: Annotated[str | None, _flag("--model", "model.name")] = None,
+    solver: Annotated[str | None, _flag("--solver", "solver.name")] = None,
     data: Annotated[
         str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
     ] = None,
@@ -180,6 +181,7 @@ def plan(
     """Predict from this machine alone what K ranks would do, and say which setting to take."""
     given = {
         "model.name": model,
+        "solver.name": solver,
         "data.name": data or (None if config else "synthetic"),
         "data.dir": data_dir,
         "train.batch_size": batch_size,

@@ -15,6 +15,8 @@ from solvers.store import channels_last
 if TYPE_CHECKING:
     from hybrid.run import Run
 
+_FLIGHTS = "under way on block "
+
 
 def keep(run: Run) -> None:
     """Begin a checkpoint; every rank calls it."""
@@ -72,12 +74,19 @@ def _restore(run: Run, folder: Path, manifest: dict[str, Any]) -> None:
         run.residual = manifest["residual"]
         if manifest["gaps"] == [list(pair) for pair in run.trainer.gaps]:
             _load_gaps(run, folder, manifest)
-        if manifest["solver"] == run.trainer.names["solver"]:
-            flights = checkpoint.load_kept(folder, manifest, _flights_name(run.links.rank))
-            on_device = {k: t.to(run.device) for k, t in flights.items()}
-            run.rounds.load_flight_state(channels_last(on_device))
+    same_solver = manifest["solver"] == run.trainer.names["solver"]
+    if same_cuts and same_solver:
+        flights = checkpoint.load_kept(folder, manifest, _flights_name(run.links.rank))
+        on_device = {k: t.to(run.device) for k, t in flights.items()}
+        run.rounds.load_flight_state(channels_last(on_device))
+    elif any(name.startswith(_FLIGHTS) for name in manifest["kept"]):
+        blocks, changed = len(manifest["cuts"]) + 1, "solver" if same_cuts else "cuts"
+        run.notice = (
+            f"{folder}: what {manifest['solver']} had under way on {blocks} blocks is dropped, "
+            f"because the {changed} changed"
+        )
     # kept otherwise than now, they are of no use: a forward pass makes new ones
-    if manifest["solver"] == run.trainer.names["solver"] and manifest["kept_as"] == run.kept_as:
+    if same_solver and manifest["kept_as"] == run.kept_as:
         _load_cuts(run, folder, manifest)
 
 
@@ -178,4 +187,4 @@ def _gaps_name(rank: int) -> str:
 
 
 def _flights_name(rank: int) -> str:
-    return f"under way on block {rank}"
+    return f"{_FLIGHTS}{rank}"

@@ -97,14 +97,16 @@ class Planner:
     def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 4) -> Prediction:
         """Time `steps` mini-batches (whole windows) after as many to warm up."""
         size = self.settings.train.batch_size
-        batches = self.batches(recipe.window if recipe.sweeps else steps)
+        batches = self.batches(recipe.window if recipe.windowed else steps)
+        # a pipeline of delayed gradients is timed when it is filled
+        warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
         optimiser = self.settings.optimiser
         device = torch.device("cpu")
 
         def program(links: RankLinks) -> dict[str, Any]:
             row = OwnRow(recipe, blocks, links, gaps, optimiser, size, device)
-            row.train(batches)
+            row.train(warm_up)
             links.all_gather(None)
             start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
             row.train(batches)
@@ -116,7 +118,8 @@ class Planner:
 
         ranks = run_virtual(len(blocks), program, self.network, self.threads)
         elapsed, images = max(r["seconds"] for r in ranks), size * len(batches)
-        local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else recipe.sweeps
+        swept = recipe.sweeps if recipe.windowed else 0
+        local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
         return Prediction(
             len(blocks),
             recipe,
@@ -151,15 +154,19 @@ class Planner:
         for k in range(K):
             module = blocks.module(k)
             weights = sum(p.numel() * p.element_size() for p in module.parameters())
+            arriving = torch.zeros(size, *x.shape[1:]).to(memory_format=torch.channels_last)
+            arriving.requires_grad_(k > 0)
             x, graph = _saved_bytes(module, x)
             a_sample = graph / -(-size // m)
             flying = m if recipe.fill and k < K - 1 else min(m, K - k)
             if exact.recompute:
                 lam = shapes[k] or tuple(self.model.input_shape)
                 graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
-            samples = recipe.window * size if recipe.sweeps else 0
+            samples = recipe.window * size if recipe.windowed else 0
             live = flying * graph
-            if recipe.sweeps:
+            if recipe.solver.standalone:
+                live = recipe.solver.held_bytes(module, arriving, k, K, _graph_bytes)
+            if recipe.windowed:
                 live = max(live, round(size * a_sample))
             if recipe.fill:
                 live += round(min(max(gaps[k]), size) * a_sample)
@@ -233,6 +240,11 @@ def advice(predictions: Sequence[Prediction], settings: Config) -> str:
             command += f" --set 'rounds.gaps=[{pairs}]'"
         lines.append(command)
     return "\n".join(lines)
+
+
+def _graph_bytes(module: torch.nn.Module, x: Tensor) -> int:
+    with torch.enable_grad():
+        return _saved_bytes(module, x)[1]
 
 
 def _saved_bytes(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,23 +29,38 @@ class Recipe:
     fill: bool = False
     window: int = 4
 
+    @property
+    def windowed(self) -> bool:
+        """Whether a round sweeps over a window that a serial pass has recorded."""
+        return self.sweeps > 0 and not self.solver.standalone
+
     def flags(self) -> str:
         """What gives this recipe to `hybrid train`."""
-        exact = "solver" if self.solver.exact else "correction"
         parts = [f"--solver {self.solver.name}"]
+        if not self.solver.exact:
+            parts += _changed("solver", self.solver)
         if self.solver.standalone:
-            return parts[0]
+            return " ".join(parts)
         if not self.solver.exact:
             parts.append(f"--sweeps {self.sweeps}")
-        for key, value in vars(self.correction).items():
-            if value != getattr(Backprop, key):
-                text = str(value).lower() if isinstance(value, bool) else value
-                parts.append(f"--set {exact}.{key}={text}")
+        parts += _changed("solver" if self.solver.exact else "correction", self.correction)
         if self.sweeps:
             parts.append(f"--window {self.window}")
         if self.fill:
             parts.append("--set rounds.fill=true")
         return " ".join(parts)
+
+
+def _changed(section: str, solver: Solver) -> list[str]:
+    """The settings that are not the default."""
+    assert is_dataclass(solver)
+    parts = []
+    for setting in fields(solver):
+        value = getattr(solver, setting.name)
+        if value != setting.default:
+            text = str(value).lower() if isinstance(value, bool) else value
+            parts.append(f"--set {section}.{setting.name}={text}")
+    return parts
 
 
 def recipes(

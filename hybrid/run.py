@@ -81,6 +81,8 @@ class Run:
         self.test_accuracy: float | None = None
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
+        self.notice = ""
+        """What a user should know of the checkpoint it goes on from."""
         with links.agreement():
             self.build()
             if self.folder is not None:
@@ -98,6 +100,8 @@ class Run:
                 self.folder.open(config, self.step, len(self.rollbacks))
         self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
         self.progress.say(title(self))
+        if self.notice:
+            self.progress.say(self.notice)
         try:
             if self.step == 0:
                 self._keep()

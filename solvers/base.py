@@ -18,6 +18,10 @@ Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
 
 Shape = tuple[int, ...]
+
+GraphBytes = Callable[[nn.Module, Tensor], int]
+"""(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
+
 T = TypeVar("T")
 
 
@@ -329,6 +333,19 @@ class Solver(ABC):
 
         `exchanges`: auxiliary variables move between sweeps, not only weights.
         """
+
+    def delay(self, index: int, count: int) -> int:
+        """Ticks by which the gradients of block `index` of `count` are late."""
+        return 0
+
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        """Most memory that block `index` of `count` holds for backward passes of its own steps.
+
+        `lam` is a mini-batch at its input; `graph` tells what autograd keeps of a pass over it.
+        """
+        return graph(module, lam)
 
     def store_bytes(
         self, lam: Shape | None, out: Shape | None, samples: int, exchanges: bool

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window, frozen_statistics
+from solvers.base import (
+    Batch,
+    Block,
+    GraphBytes,
+    Links,
+    PhaseStats,
+    Solver,
+    Window,
+    frozen_statistics,
+)
 from solvers.clipping import clip_gradients, gradient_norms
 
 
@@ -58,6 +67,11 @@ class Delayed(Solver):
     def delay(self, index: int, count: int) -> int:
         """d_k in ticks of block k = `index` of K = `count`."""
         return count - 1 - index
+
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        return graph(module, lam) + self.delay(index, count) * tensor_bytes([lam])
 
     @property
     def shrink(self) -> float:
@@ -189,6 +203,12 @@ class DDG(Delayed):
 
     name: ClassVar[str] = "ddg"
 
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        d = self.delay(index, count)
+        return (d + 1) * graph(module, lam) + d * tensor_bytes(module.parameters())
+
     def _forward(self, block: Block, links: Links, lam: Tensor) -> Flight:
         weights = {n: p.detach().clone() for n, p in block.module.named_parameters()}
         flight = self._computed(block, lam, weights)
@@ -285,6 +305,11 @@ class FeaturesReplay(Delayed):
         if not block.first:
             self._hand_down(block, links, lam)
         self._step(block)
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Memory of the tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

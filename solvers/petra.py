@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import Batch, Block, Links, PhaseStats, frozen_statistics
-from solvers.delayed import Delayed, Flight
+from solvers.base import Batch, Block, GraphBytes, Links, PhaseStats, frozen_statistics
+from solvers.delayed import Delayed, Flight, tensor_bytes
 from solvers.reversible import Reversible
 
 
@@ -40,6 +40,22 @@ class Petra(Delayed):
 
     def delay(self, index: int, count: int) -> int:
         return 2 * super().delay(index, count)
+
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        if index == count - 1:
+            return graph(module, lam)
+        x, queued, largest = lam, [], 0
+        with torch.no_grad(), frozen_statistics(module):
+            for part in _segments(module):
+                if isinstance(part, Reversible):
+                    largest = max(largest, graph(part.residual, x.chunk(2, dim=1)[0]))
+                else:
+                    largest = max(largest, graph(part, x))
+                    queued.append(x)
+                x = part(x)
+        return largest + self.delay(index, count) * tensor_bytes(queued)
 
     def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
         super().prepare(block, window_samples, exchanges)

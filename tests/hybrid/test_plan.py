@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hybrid import build, config, plan
 from hybrid.cli import app
 from hybrid.links import Network
+from hybrid.models import build as build_model
 from hybrid.partition import split
 from hybrid.recipes import Recipe
-from solvers import AugmentedLagrangian, Backprop
+from solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+    Petra,
+)
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -62,6 +73,30 @@ def test_memory_counts_weights_graphs_and_stores() -> None:
     )
     assert all(r <= p for r, p in zip(recomputed.memory_bytes, plain.memory_bytes, strict=True))
     assert all(w > p for w, p in zip(windowed.memory_bytes, plain.memory_bytes, strict=True))
+
+
+@pytest.mark.parametrize("solver", [DDG(), FDG(), FeaturesReplay(), Petra(), LocalUpdates()])
+def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
+    name = "revnet8" if isinstance(solver, Petra) else "resnet8"
+    script = Path(__file__).parents[2] / "docs/benchmarks/held_memory.py"
+    measured = runpy.run_path(str(script))["peaks"](solver, name, 3, 16)
+    blocks = split(build_model(name, 10, 3, 32), 3, balance="operations")
+    lam = torch.zeros(16, 3, 32, 32)
+    for k, held in enumerate(measured):
+        module = blocks.module(k)
+        assert solver.held_bytes(module, lam, k, 3, plan._graph_bytes) == pytest.approx(
+            held, rel=0.1
+        )
+        lam = module(lam).detach().requires_grad_()
+
+
+def test_a_solver_that_trains_alone_is_predicted_with_its_pipeline_filled() -> None:
+    made = planner(**{"solver.name": "fdg"})
+    (found,) = [p for p in made.predictions([3], [2], lambda text: None) if p.recipe.name == "fdg"]
+    assert found.local_share == 0
+    assert found.recipe.flags() == "--solver fdg"
+    asked = Recipe("asked", Backprop(), FDG(gradient_shrinking=0.5))
+    assert asked.flags() == "--solver fdg --set solver.gradient_shrinking=0.5"
 
 
 def test_the_command_prints_a_table_and_what_to_run() -> None:

@@ -54,18 +54,25 @@ def digits() -> tuple[data.Dataset, data.Dataset]:
     return data.load("digits")
 
 
-def train(name: str, out: Path, digits: Any, resume: bool = False) -> dict[str, torch.Tensor]:
+def train(
+    name: str,
+    out: Path,
+    digits: Any,
+    resume: bool = False,
+    blocks: int = BLOCKS,
+    quiet: bool = True,
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = models.build("resnet8", classes=10, channels=1, image_size=8)
     way = dict(WAYS[name])
     precision = way.pop("precision", "float32")
     settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9, precision=precision)
     trainer = Trainer(
-        split(model, BLOCKS, balance="operations"),
+        split(model, blocks, balance="operations"),
         train=settings,
         out=out,
         resume=resume,
-        quiet=True,
+        quiet=quiet,
         **way,
     )
     trainer.fit(*digits, epochs=2)
@@ -106,6 +113,20 @@ def test_a_stopped_run_resumes_to_the_bits_of_an_undisturbed_one(
     metrics = [tmp_path / run / "metrics.jsonl" for run in ("run", "whole")]
     lines = [[text.split('"seconds"')[0] for text in m.read_text().splitlines()] for m in metrics]
     assert lines[0] == lines[1]
+
+
+def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
+    digits, tmp_path, monkeypatch, capsys
+) -> None:
+    ask_at(monkeypatch, 1)
+    with pytest.raises(StoppedError):
+        train("fdg", tmp_path / "run", digits)
+    monkeypatch.undo()
+    trained = train("fdg", tmp_path / "run", digits, resume=True, blocks=3, quiet=False)
+    assert all(bool(t.isfinite().all()) for t in trained.values())
+    said = capsys.readouterr()
+    told = "what fdg had under way on 2 blocks is dropped, because the cuts changed"
+    assert (said.out + said.err).count(told) == 1
 
 
 @pytest.mark.parametrize("report", [3, 4])

@@ -1,9 +1,9 @@
-"""What each block keeps for backward passes: PETRA against back-propagation, on one network.
+"""What each block holds for backward passes, a column a solver, on one network.
 
-    python docs/benchmarks/petra_memory.py [--model revnet110] [--blocks 4] [--batch-size 32]
+    python docs/benchmarks/held_memory.py [--model revnet110] [--blocks 4] [--batch-size 32]
 
 Counts, at every moment, the bytes of tensors that autograd holds for a backward pass (parameters
-left out, shared memory once) and of inputs in PETRA's queues, and gives each block's peak.
+left out, shared memory once) and of inputs that wait in queues, and gives each block's peak.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hybrid.assemble import make_block
 from hybrid.config import OptimiserSettings
 from hybrid.links import RankLinks, run_threads
 from hybrid.windows import EpochSource
-from solvers import Backprop, Batch, Petra, Solver, Window
+from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Solver, Window
 
 
 class Kept:
@@ -60,15 +60,15 @@ class Holder:
             self.kept.now -= self.size
 
 
-def peaks(solver: Solver, options: argparse.Namespace) -> list[int]:
+def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> list[int]:
     """Of every block, in bytes."""
     train, _ = data.load("synthetic")
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
-    count = 2 * options.blocks + 2
-    ids = torch.arange(count * options.batch_size).split(options.batch_size)
+    count = 2 * blocks_count + 2
+    ids = torch.arange(count * batch_size).split(batch_size)
     batches = [Batch(i, 0.01, source) for i in ids]
     torch.manual_seed(0)
-    blocks = split(models.build(options.model, 10, 3, 32), options.blocks, balance="operations")
+    blocks = split(models.build(model, 10, 3, 32), blocks_count, balance="operations")
 
     def program(links: RankLinks) -> int:
         block = make_block(blocks, links.rank, OptimiserSettings(), torch.device("cpu"))
@@ -78,14 +78,17 @@ def peaks(solver: Solver, options: argparse.Namespace) -> list[int]:
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             for batch in batches:
                 mine.train(block, links, Window([batch]))
-                if isinstance(mine, Petra):
-                    flights = [t for f in mine._flights for t in f.kept.values()]
-                    kept.queues = sum(t.numel() * t.element_size() for t in flights)
+                if isinstance(mine, (FeaturesReplay, Petra)):
+                    # the graphs of the others hold what they keep
+                    flights = [t for f in mine._flights for t in (f.lam, *f.kept.values())]
+                    kept.queues = sum(
+                        t.numel() * t.element_size() for t in flights if t is not None
+                    )
                     kept.peak = max(kept.peak, kept.now + kept.queues)
             mine.drain(block, links)
         return kept.peak
 
-    return run_threads(options.blocks, program)
+    return run_threads(blocks_count, program)
 
 
 def main() -> None:
@@ -94,10 +97,12 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32)
     options = parser.parse_args()
-    found = {"back-propagation": peaks(Backprop(), options), "petra": peaks(Petra(), options)}
+    solvers = (Backprop(), Petra(), FDG(), DDG(), FeaturesReplay())
+    size = (options.model, options.blocks, options.batch_size)
+    found = {solver.name: peaks(solver, *size) for solver in solvers}
     body = {**vars(options), "peak_bytes": found}
     Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
-    print("| block | " + " | ".join(found) + " |\n|---|---|---|")
+    print("| block | " + " | ".join(found) + " |\n" + "|---" * (len(found) + 1) + "|")
     for k, row in enumerate(zip(*found.values(), strict=True)):
         print(f"| {k} | " + " | ".join(f"{size / 1e6:.1f} MB" for size in row) + " |")
 
