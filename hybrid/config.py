@@ -77,7 +77,7 @@ class TrainSettings(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
     report_every: int = Field(default=16, ge=1)
-    """Mini-batches between reports of the losses, when a run can stop, too; at least a window."""
+    """Mini-batches (times K for ddg and the like) between reports, at which a run can stop, too."""
     evaluate_every: int = Field(default=1, ge=1)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     threads: int = Field(default=0, ge=0, le=1024)

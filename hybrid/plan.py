@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,29 +94,31 @@ class Planner:
         return made
 
     def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 4) -> Prediction:
-        """Time `steps` mini-batches (whole windows) after as many to warm up."""
-        size = self.settings.train.batch_size
+        """Time `steps` mini-batches (whole windows) after as many to warm up.
+
+        A solver that trains alone has a pipeline that every report empties: it is timed over
+        as many and four times as many, which gives the time of those between two reports.
+        """
+        size, alone = self.settings.train.batch_size, recipe.solver.standalone
         batches = self.batches(recipe.window if recipe.windowed else steps)
-        # a pipeline of delayed gradients is timed when it is filled
         warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
         optimiser = self.settings.optimiser
         device = torch.device("cpu")
 
-        def program(links: RankLinks) -> dict[str, Any]:
+        def program(links: RankLinks) -> dict[str, float]:
             row = OwnRow(recipe, blocks, links, gaps, optimiser, size, device)
             row.train(warm_up)
-            links.all_gather(None)
-            start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
-            row.train(batches)
-            return {
-                "seconds": links.now() - start,
-                "waited": row.waiting_seconds() - waited,
-                "sent": row.bytes_sent() - sent,
-            }
+            found = _timed(row, links, batches)
+            if not alone:
+                return found
+            every = self.settings.train.report_every * links.size
+            more = (every - len(batches)) / (3 * len(batches))
+            longer = _timed(row, links, batches * 4)
+            return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
         ranks = run_virtual(len(blocks), program, self.network, self.threads)
-        elapsed, images = max(r["seconds"] for r in ranks), size * len(batches)
+        elapsed, images = max(r["seconds"] for r in ranks), max(r["images"] for r in ranks)
         swept = recipe.sweeps if recipe.windowed else 0
         local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
         return Prediction(
@@ -240,6 +241,19 @@ def advice(predictions: Sequence[Prediction], settings: Config) -> str:
             command += f" --set 'rounds.gaps=[{pairs}]'"
         lines.append(command)
     return "\n".join(lines)
+
+
+def _timed(row: OwnRow, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
+    """One rank's share of training on `batches`; all begin together."""
+    links.all_gather(None)
+    start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
+    row.train(batches)
+    return {
+        "seconds": links.now() - start,
+        "waited": row.waiting_seconds() - waited,
+        "sent": row.bytes_sent() - sent,
+        "images": sum(map(len, batches)),
+    }
 
 
 def _graph_bytes(module: torch.nn.Module, x: Tensor) -> int:

@@ -286,9 +286,14 @@ class Run:
             if done <= self.step:
                 continue
             group.append(pair)
-            if done - self.step >= self.trainer.train.report_every or done == end:
+            if done - self.step >= self.report_every or done == end:
                 yield group
                 group = []
+
+    @property
+    def report_every(self) -> int:
+        """Mini-batches between reports: K times as many where a report empties a pipeline."""
+        return self.trainer.train.report_every * (self.links.size if self.rounds.alone else 1)
 
     def _check_weights(self) -> None:
         """A loss is computed before its step: what the last step did shows here first."""

@@ -1,7 +1,7 @@
-"""The decoupled relatives on CIFAR-10 at equal epochs of data: test accuracy, a row a setting.
+"""The decoupled relatives on CIFAR-10: test accuracy, a row a setting.
 
     python docs/benchmarks/relatives.py --data-dir ~/data [--rows fdg,petra] [--seeds 0 1 2]
-        [--epochs 3] [--only-collect]
+        [--only-collect]
 
 K blocks are threads of one process, the bits are those of K MPI ranks. Runs that are already in
 --runs are not repeated; --only-collect makes the table and relatives.json from those.
@@ -11,32 +11,62 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from statistics import mean, stdev
 
 FIXED = (
-    "--data cifar10 --batch-size 128 --set data.limit=20000 --set train.threads=1"
-    " --set train.evaluate_every=100 --set checkpoint.every=100 --set checkpoint.minutes=0"
+    "--data cifar10 --set data.limit=20000 --set train.threads=1 --set train.evaluate_every=100"
+    " --set checkpoint.every=100 --set checkpoint.minutes=0"
 )
-RESNET, REVNET = "--model resnet20", "--model revnet20"
+LARGE, SMALL = "--batch-size 128", "--batch-size 32 --set optimiser.lr=0.05"
+TINY = "--batch-size 16 --set optimiser.lr=0.025"
+SERIAL = "--model resnet20 --solver backprop --blocks 2"
+DDG, FR, FDG, LOCAL = (
+    f"--model resnet20 --blocks 4 --solver {name}"
+    for name in ("ddg", "features-replay", "fdg", "local-updates")
+)
+CORRECTED = "--window 25 --correct-every 2"
 ROWS = {
-    "serial": f"{RESNET} --solver backprop --blocks 2",
-    "ddg, K = 4": f"{RESNET} --solver ddg --blocks 4",
-    "features-replay, K = 4": f"{RESNET} --solver features-replay --blocks 4",
-    "fdg, K = 4": f"{RESNET} --solver fdg --blocks 4",
-    "fdg, K = 4, momentum 0.5": f"{RESNET} --solver fdg --blocks 4 --set optimiser.momentum=0.5",
-    "fdg, K = 4, corrected every 2nd round": (
-        f"{RESNET} --solver fdg --blocks 4 --window 26 --correct-every 2"
+    "serial, batch 128": (3, f"{SERIAL} {LARGE}"),
+    "ddg, K = 4, batch 128": (3, f"{DDG} {LARGE}"),
+    "ddg, K = 4, batch 128, lr 0.05": (3, f"{DDG} {LARGE} --set optimiser.lr=0.05"),
+    "features-replay, K = 4, batch 128": (3, f"{FR} {LARGE}"),
+    "fdg, K = 4, batch 128": (3, f"{FDG} {LARGE}"),
+    "fdg, K = 4, batch 128, momentum 0.5": (3, f"{FDG} {LARGE} --set optimiser.momentum=0.5"),
+    "fdg, K = 4, batch 128, AdamW, lr 0.004": (
+        3,
+        f"{FDG} {LARGE} --set optimiser.name=adamw --set optimiser.lr=0.004",
     ),
-    "fdg, K = 2": f"{RESNET} --solver fdg --blocks 2",
-    "local-updates, greedy, K = 4": f"{RESNET} --solver local-updates --blocks 4",
-    "local-updates, greedy, K = 4, corrected every 2nd round": (
-        f"{RESNET} --solver local-updates --blocks 4 --window 26 --correct-every 2"
+    "fdg, K = 4, batch 128, every 2nd window of 26 serial": (
+        3,
+        f"{FDG} {LARGE} --window 26 --correct-every 2",
     ),
-    "serial, RevNet-20": f"{REVNET} --solver backprop --blocks 2",
-    "petra, RevNet-20, K = 4": f"{REVNET} --solver petra --blocks 4",
+    "fdg, K = 2, batch 128": (3, f"--model resnet20 --blocks 2 --solver fdg {LARGE}"),
+    "local-updates, greedy, K = 4, batch 128": (3, f"{LOCAL} {LARGE}"),
+    "local-updates, overlapping, MLP heads, K = 4, batch 128": (
+        3,
+        f"{LOCAL} {LARGE} --set solver.style=overlapping --set solver.head=mlp:128",
+    ),
+    "serial, batch 32": (3, f"{SERIAL} {SMALL}"),
+    "ddg, K = 4, batch 32": (3, f"{DDG} {SMALL}"),
+    "ddg, K = 4, batch 32, every 2nd window of 25 serial": (3, f"{DDG} {SMALL} {CORRECTED}"),
+    "ddg, K = 4, batch 16": (3, f"{DDG} {TINY}"),
+    "features-replay, K = 4, batch 32": (3, f"{FR} {SMALL}"),
+    "fdg, K = 4, batch 32": (3, f"{FDG} {SMALL}"),
+    "fdg, K = 4, batch 32, b = 0.7": (3, f"{FDG} {SMALL} --set solver.gradient_shrinking=0.7"),
+    "fdg, K = 2, batch 32": (3, f"--model resnet20 --blocks 2 --solver fdg {SMALL}"),
+    "local-updates, greedy, K = 4, batch 32": (3, f"{LOCAL} {SMALL}"),
+    "augmented-lagrangian, window 4, K = 4, batch 32": (
+        3,
+        f"--model resnet20 --blocks 4 --solver augmented-lagrangian --window 4 {SMALL}",
+    ),
+    "serial, RevNet-20, batch 32": (3, f"--model revnet20 --solver backprop --blocks 2 {SMALL}"),
+    "petra, RevNet-20, K = 4, batch 32": (3, f"--model revnet20 --solver petra --blocks 4 {SMALL}"),
+    "serial, batch 32, 6 epochs": (6, f"{SERIAL} {SMALL}"),
+    "ddg, K = 4, batch 32, 6 epochs": (6, f"{DDG} {SMALL}"),
 }
 
 
@@ -45,22 +75,24 @@ def main() -> None:
     parser.add_argument("--data-dir")
     parser.add_argument("--runs", type=Path, default=Path("runs/relatives"))
     parser.add_argument("--rows", default="", help="only rows with one of these words")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only-collect", action="store_true")
     options = parser.parse_args()
     words = [word for word in options.rows.split(",") if word]
     table: dict[str, dict[str, float]] = {}
-    for number, (name, flags) in enumerate(ROWS.items()):
+    for name, (epochs, flags) in ROWS.items():
         for seed in options.seeds:
-            out = options.runs / f"{number}-e{options.epochs}-s{seed}"
+            out = options.runs / f"{folder_name(name)}-s{seed}"
             wanted = not words or any(word in name for word in words)
             if wanted and not options.only_collect and not (out / "summary.json").exists():
-                train(flags, out, options.epochs, seed, options.data_dir)
+                train(flags, out, epochs, seed, options.data_dir)
             if (out / "summary.json").exists():
                 found = json.loads((out / "summary.json").read_text())
                 table.setdefault(name, {})[str(seed)] = found["test_accuracy"]
-    body = {"epochs": options.epochs, "rows": table}
+    body = {
+        name: {"epochs": ROWS[name][0], "flags": f"{FIXED} {ROWS[name][1]}", "test_accuracy": row}
+        for name, row in table.items()
+    }
     Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
     print("| row | test accuracy, mean | standard deviation | seeds |\n|---|---|---|---|")
     for name, row in table.items():
@@ -69,9 +101,16 @@ def main() -> None:
         print(f"| {name} | {mean(values):.2f} % | {spread} | {len(values)} |")
 
 
-def train(flags: str, out: Path, epochs: int, seed: int, data_dir: str) -> None:
+def folder_name(name: str) -> str:
+    """A row's name without what file systems dislike."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def train(flags: str, out: Path, epochs: int, seed: int, data_dir: str | None) -> None:
+    """Leaves a summary in `out`."""
     command = [sys.executable, "-m", "hybrid", "train", *FIXED.split(), *flags.split()]
-    command += ["--epochs", epochs, "--seed", seed, "--data-dir", data_dir, "--out", out]
+    command += ["--epochs", epochs, "--seed", seed, "--out", out]
+    command += ["--data-dir", data_dir] if data_dir else []
     subprocess.run([str(part) for part in command], check=True)
 
 

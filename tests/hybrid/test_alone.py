@@ -338,3 +338,12 @@ def test_windows_are_all_the_same_to_such_a_solver(few) -> None:
         weights.append(made.blocks.model.state_dict())
     first, *others = weights
     assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+
+
+@pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2), (LocalUpdates(), 2)])
+def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
+    solver: Solver, reports: int, few: Data, tmp_path: Path
+) -> None:
+    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, report_every=1)
+    trainer(solver, tmp_path, train=settings, window=1).fit(*few)
+    assert sum("loss" in line for line in lines(tmp_path)) == reports
