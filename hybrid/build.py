@@ -51,13 +51,14 @@ def new_folder(resolved: Config, now: str) -> Path:
 
 
 def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
-    """Training and test data; under mpirun only the first rank keeps images, the last labels."""
+    """Training and test data; under mpirun a rank keeps what its block needs of them."""
     train, test = data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
-        everywhere = REGISTRY[resolved.solver["name"]].needs_images
-        first, last = everywhere or comm.rank == 0, comm.rank == comm.size - 1
-        train, test = train.only(first, last), test.only(first, last)
+        solver = REGISTRY[resolved.solver["name"]]
+        images = solver.needs_images or comm.rank == 0
+        labels = solver.needs_labels or comm.rank == comm.size - 1
+        train, test = train.only(images, labels), test.only(images, labels)
     return train, test
 
 

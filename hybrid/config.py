@@ -43,7 +43,7 @@ class ModelSettings(Section):
     """[model] the network."""
 
     name: str = "resnet8"
-    """resnet20 (any 6n+2), preact-resnet20, wrn-16-4, resnet18|34|50|101|152 (ImageNet)."""
+    """resnet20 (any 6n+2), preact-resnet20, wrn-16-4, revnet20; ImageNet's resnet18, revnet18."""
     shortcut: Literal["auto", "identity", "projection"] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
     factorise: str = ""
@@ -215,8 +215,8 @@ class Config(Section):
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
     """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
 
-    `base` is a TOML file below both; its [solver] and its sweeps and filled gaps hold only for the
-    method it names.
+    `base` is a TOML file below both; its [solver] and what its rounds do hold only for the method
+    it names.
     """
     tree = _read(base) if base is not None else {}
     upper = _read(path) if path is not None else {}
@@ -229,7 +229,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         rounds = tree.get("rounds", {})
-        tree["rounds"] = {k: rounds[k] for k in rounds if k not in ("sweeps", "fill", "gaps")}
+        own = ("sweeps", "fill", "gaps", "correct_every")
+        tree["rounds"] = {k: rounds[k] for k in rounds if k not in own}
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)

@@ -29,7 +29,8 @@ def make(module: nn.Module, settings: OptimiserSettings) -> torch.optim.Optimize
         ]
     groups = [group for group in groups if group["params"]]
     if not groups:
-        return torch.optim.SGD([nn.Parameter(torch.zeros(0))], lr=0.0)
+        nothing = [nn.Parameter(torch.zeros(0))]
+        groups = [{"params": nothing, "weight_decay": settings.weight_decay}]
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.momentum, 0.999))
     nesterov = settings.nesterov and settings.momentum > 0

@@ -21,14 +21,17 @@ class Progress:
     def __init__(self, epochs: int, steps_per_epoch: int, start_step: int, quiet: bool) -> None:
         self.epochs, self.steps_per_epoch, self.quiet = epochs, steps_per_epoch, quiet
         self.start_step = start_step
+        self.images = 0
+        """Of the newest reports."""
         self.begun = self.spoken = perf_counter()
         self._bar: tuple[RichProgress, TaskID] | None = None
         plain = any(name in os.environ for name in ("CI", "NO_COLOR", "SLURM_JOB_ID"))
         if not quiet and not plain and _terminal():
             self._bar = self._live(start_step)
 
-    def step(self, step: int, reports: list[PhaseReport]) -> None:
-        """Show the newest losses; as a plain line every 30 seconds at most."""
+    def step(self, step: int, reports: list[PhaseReport], images: int) -> None:
+        """Show the newest losses, of so many images; as a plain line every 30 seconds at most."""
+        self.images = images
         if self.quiet:
             return
         text = self._text(step, reports)
@@ -64,7 +67,7 @@ class Progress:
         parts = [
             f"loss {serial.loss:.4f}",
             f"accuracy {serial.accuracy:6.2%}",
-            f"{serial.samples / max(seconds, 1e-9):,.0f} images/s",
+            f"{self.images / max(seconds, 1e-9):,.0f} images/s",
         ]
         if any(reports[-1].residual):
             parts.append(f"residual {max(reports[-1].residual):.3f}")

@@ -48,7 +48,10 @@ def set_rates(run: Run) -> None:
 
 
 def _remedy(run: Run) -> str:
-    lower = f"lower --lr (now {run.trainer.optimiser.lr:g}) or set correction.clip_norm"
+    lower = f"lower --lr (now {run.trainer.optimiser.lr:g})"
+    section = "solver" if run.rounds.alone else "correction"
+    if section == "correction" or hasattr(run.trainer.solver, "clip_norm"):
+        lower += f" or set {section}.clip_norm"
     if run.folder is None:
         return lower
     newest = run.folder.newest()

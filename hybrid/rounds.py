@@ -126,9 +126,12 @@ class Rounds:
         if ends_epoch:
             with parallel.timed(self.links):
                 self.drain()
+        if self.alone and not parallel.samples:
+            serial.seconds += parallel.seconds  # of a drain alone
         if fill is not None:
             _add(parallel, fill.stats)
             fill.stats = PhaseStats()
+        worked = bool(parallel.samples) if self.alone else sweeping or fill is not None
         mine = [_summary(serial, self.block), _summary(parallel, self.block)]
         gathered = self.links.all_gather((mine, self.news()))
         everyone = [phases for phases, _ in gathered]
@@ -136,7 +139,7 @@ class Rounds:
         reports = [
             _merge(phase, [rank[i] for rank in everyone])
             for i, phase in enumerate(("serial", "parallel"))
-            if (sweeping or fill is not None if i else serial.samples)
+            if (worked if i else serial.samples)
         ]
         _check_finite(everyone, first_step, epoch)
         self._watch(reports, length)

@@ -267,13 +267,15 @@ class Run:
         counted = reports if self.rounds.alone else reports[:1]
         self.totals["images"] += sum(report.samples for report in counted)
         self.step += steps
-        learning_rate = self.windows.schedule(self.step - 1) * self.block.rates["exact"]
+        scheduled = self.windows.schedule(self.step - 1)
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
+            local = self.rounds.alone and report.phase == "parallel"
+            learning_rate = scheduled * self.block.rates["local" if local else "exact"]
             self.metric({**as_json(report), "learning_rate": learning_rate})
-        self.progress.step(self.step, reports)
+        self.progress.step(self.step, reports, steps * self.trainer.train.batch_size)
         return reports
 
     def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:

@@ -164,6 +164,8 @@ class Trainer:
                 f"links.kind is 'virtual', which runs in 1 process, but there are {comm.size} MPI "
                 "ranks: start it without mpirun"
             )
+        if self.solver.standalone:
+            self._check_alone()
         if self.correct_every != 1 and not self.sweeps and not self.solver.exact:
             raise ValueError(
                 f"rounds.correct_every is {self.correct_every} and rounds.sweeps is 0, so some "
@@ -187,6 +189,24 @@ class Trainer:
                 "the GPU at every step: choose bfloat16, or train.graphs=false"
             )
         return shapes, device
+
+    def _check_alone(self) -> None:
+        name = self.solver.name
+        if self.correct_every == 1:
+            raise ValueError(
+                f"rounds.correct_every is 1, so all rounds would be serial and {name!r} would "
+                "train nothing: set it to 0 (never serial) or to at least 2"
+            )
+        if self.sweeps != 1:
+            raise ValueError(
+                f"rounds.sweeps is {self.sweeps}, but {name!r} trains on every mini-batch once: "
+                "leave it out"
+            )
+        if self.train.compile and name == "petra":
+            raise ValueError(
+                "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "
+                "out"
+            )
 
     def _check_fill(self, sample: torch.Tensor) -> None:
         """Settle what each block does in its gaps."""

@@ -327,6 +327,8 @@ class Solver(ABC):
     """Whether it needs neither correction nor records: a mini-batch is trained by it alone."""
     needs_images: ClassVar[bool] = False
     """Whether blocks behind the first one need the images, too."""
+    needs_labels: ClassVar[bool] = False
+    """Whether blocks before the last one need the labels, too."""
 
     def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:  # noqa: B027
         """Make what the rank's copy keeps between rounds (optimisers, stores).

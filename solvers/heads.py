@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import torch
@@ -28,8 +29,7 @@ class Head:
         layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
         self.module = nn.Sequential(*layers, _linear(width, classes, random))
         self.module.to(block.device, block.dtype)
-        exact = block.optimisers["exact"]
-        self.optimiser = type(exact)(self.module.parameters(), **exact.defaults)
+        self.optimiser = _optimiser_like(block.optimisers["exact"], self.module)
         self.sizes = (channels, classes)
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
@@ -47,6 +47,8 @@ class Head:
             self.optimiser.step()
         else:
             block.scaler.step(self.optimiser)
+            if not block.gradients():  # with which the block's own step would do it
+                block.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
@@ -72,6 +74,18 @@ class Head:
                 kept.setdefault(int(i), {})[name] = tensor.clone()
         made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})
         return made
+
+
+def _optimiser_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
+    """One of the same settings; biases decay if one-dimensional parameters do there."""
+    decays = [group["weight_decay"] for group in exact.param_groups]
+    groups = [
+        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
+        {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": min(decays)},
+    ]
+    known = inspect.signature(type(exact)).parameters
+    settings = {k: v for k, v in exact.param_groups[0].items() if k in known and k != "params"}
+    return type(exact)(groups, **settings)
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:

@@ -14,6 +14,10 @@ from solvers.heads import Head
 
 Style = Literal["greedy", "overlapping", "chunked"]
 
+AHEAD = 8
+"""Where nothing else comes back, the next block tells every so many mini-batches how far it is: a
+block is at most two such counts ahead, or its outputs would pile up."""
+
 
 @dataclass
 class LocalUpdates(Solver):
@@ -23,14 +27,16 @@ class LocalUpdates(Solver):
     composed network has none of the others. Which gradients cross a cut is the style:
 
     greedy        none: a block steps as soon as its input has come, and sends nothing down
-    overlapping   one cut: block k descends on its own loss plus the next block's, windows of two
-                  blocks with stride one; it waits for the next block's backward pass
+    overlapping   one cut: windows of two blocks with stride one, the loss at the end of each, so
+                  block k descends on its own loss and the next block's; the first has none of its
+                  own. It waits for the next block's backward pass
     chunked       those inside one of `chunks` runs of blocks, each of which has the head of its
                   last block and is trained by back-propagation
     """
 
     name: ClassVar[str] = "local-updates"
     standalone: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     style: Style = "greedy"
     """Which gradients cross a cut: none, one cut's, or those inside a chunk."""
@@ -52,6 +58,7 @@ class LocalUpdates(Solver):
             raise ValueError(f"chunks is {self.chunks}, of {block.count} blocks: ask for fewer")
         self._head: Head | None = None
         self._begun = False
+        self._visits = self._heard = 0
 
     def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
         stats = PhaseStats()
@@ -63,9 +70,12 @@ class LocalUpdates(Solver):
         return stats
 
     def drain(self, block: Block, links: Links) -> None:
+        self._hear(block, links, self._visits // AHEAD)
+        self._visits = self._heard = 0
         links.flush()
 
     def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
+        self.drain(block, links)
         if not self._begun:
             return {}
         begun = {"begun": torch.tensor(1)}
@@ -73,11 +83,17 @@ class LocalUpdates(Solver):
 
     def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:
         self._begun = bool(state)
+        if self._begun and ("sizes" in state) != self._has_head(block):
+            raise ValueError(
+                f"the checkpoint has other auxiliary heads than solver.style={self.style} with "
+                f"chunks={self.chunks} asks for: resume with the style and chunks it was made with"
+            )
         if "sizes" in state:
             self._head = Head.of_state(self.head, block, state)
 
     def _visit(self, block: Block, links: Links, batch: Batch, stats: PhaseStats) -> None:
         down = self._crosses(block.index - 1, block.count)
+        self._hear(block, links, self._visits // AHEAD - 1)
         lam = batch.images() if block.first else links.from_previous()
         lam = lam.detach().requires_grad_(down)
         x = block.forward(lam)
@@ -98,6 +114,17 @@ class LocalUpdates(Solver):
         block.step("local", batch.learning_rate)
         stats.samples += len(batch)
         stats.steps += 1
+        self._visits += 1
+        if self._visits % AHEAD == 0 and not (block.first or down):
+            links.to_previous(torch.zeros(1, device=block.device))
+
+    def _hear(self, block: Block, links: Links, wanted: int) -> None:
+        """Wait until the next block, if it sends nothing else, has done `wanted` times AHEAD."""
+        if block.last or self._crosses(block.index, block.count):
+            return
+        while self._heard < wanted:
+            links.from_next()
+            self._heard += 1
 
     def _descend(
         self, block: Block, x: Tensor, batch: Batch, stats: PhaseStats, again: bool
@@ -131,7 +158,12 @@ class LocalUpdates(Solver):
             if not block.last:
                 links.to_next(x)
         classes = links.all_gather(x.shape[1])[-1]
-        inside = self.style == "chunked" and self._crosses(block.index, block.count)
         self._begun = True
-        if not (block.last or inside):
+        if self._has_head(block):
             self._head = Head(self.head, block, x.shape[1], classes)
+
+    def _has_head(self, block: Block) -> bool:
+        """Whether the block's loss is its own head's."""
+        if block.last or (self.style == "overlapping" and block.first):
+            return False
+        return self.style != "chunked" or not self._crosses(block.index, block.count)

@@ -136,27 +136,38 @@ class Petra(Delayed):
 
     def _step(self, block: Block) -> None:
         self._gradients += 1
-        if self._gradients == self.accumulate:
+        if self._gradients >= self.accumulate:
             self._average(block)
 
     def _average(self, block: Block) -> None:
-        if self._gradients > 1:
-            torch._foreach_mul_(block.gradients(), 1 / self._gradients)
+        gradients = block.gradients()
+        if self._gradients > 1 and gradients:
+            torch._foreach_mul_(gradients, 1 / self._gradients)
         self._gradients = 0
         super()._step(block)
+
+
+class _Copy(nn.Module):
+    """Before what works in place: a queue's inputs must stay as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone()
 
 
 def _segments(module: nn.Module) -> list[nn.Module]:
     """A block's reversible units, and runs of the others between them, in order."""
     found: list[nn.Module] = []
     run: list[nn.Module] = []
-    for part in [*module.children(), None]:
+    # children() leaves out the second use of a module
+    for part in [*module._modules.values(), None]:
         if part is None or isinstance(part, Reversible):
             if run:
                 found.append(nn.Sequential(*run))
             run = []
             found += [part] if part is not None else []
         else:
+            if not run and getattr(part, "inplace", False):
+                run.append(_Copy())
             run.append(part)
     return found
 

@@ -340,6 +340,13 @@ def test_windows_are_all_the_same_to_such_a_solver(few) -> None:
     assert all(torch.equal(first[key], other[key]) for other in others for key in first)
 
 
+def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> None:
+    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, report_every=1)
+    trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)
+    reported = [(line["phase"], line["samples"]) for line in lines(tmp_path) if "loss" in line]
+    assert reported == [("serial", 2 * BATCH), ("parallel", 2 * BATCH)]
+
+
 @pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2), (LocalUpdates(), 2)])
 def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
     solver: Solver, reports: int, few: Data, tmp_path: Path

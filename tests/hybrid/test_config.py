@@ -325,6 +325,14 @@ def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, 
     assert config.solver == resolve({"solver": {"name": solver}}).solver
 
 
+def test_a_run_taken_up_with_another_solver_has_its_corrections(stored, tmp_path):
+    alone = load(None, {"solver.name": "ddg"}, base=stored)
+    assert (alone.rounds.correct_every, alone.rounds.fill, alone.rounds.sweeps) == (0, False, 1)
+    base = write(tmp_path / "alone.toml", to_toml(resolve({"solver": {"name": "local-updates"}})))
+    for solver in ("block-admm", "augmented-lagrangian", "backprop"):
+        assert load(None, {"solver.name": solver}, base=base).rounds.correct_every == 1
+
+
 def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored):
     asked = {"solver.name": "block-admm", "rounds.sweeps": 3, "rounds.window": 8}
     config = load(None, asked, base=stored)

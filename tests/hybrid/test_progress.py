@@ -15,7 +15,7 @@ REPORTS = [
 
 def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys) -> None:
     progress = Progress(epochs=4, steps_per_epoch=10, start_step=0, quiet=False)
-    progress.step(10, REPORTS)
+    progress.step(10, REPORTS, 1000)
     progress.epoch(1, REPORTS, 0.75)
     progress.close()
     (line,) = capsys.readouterr().out.splitlines()
@@ -27,8 +27,8 @@ def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys) -> None:
 def test_a_long_epoch_speaks_in_between(capsys, monkeypatch) -> None:
     progress = Progress(epochs=4, steps_per_epoch=10, start_step=0, quiet=False)
     progress.spoken -= 31
-    progress.step(5, REPORTS)
-    progress.step(6, REPORTS)
+    progress.step(5, REPORTS, 1000)
+    progress.step(6, REPORTS, 1000)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("step 5/40")
 
@@ -52,7 +52,7 @@ def test_a_terminal_gets_a_live_line(monkeypatch, capsys) -> None:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("hybrid.progress._terminal", lambda: True)
     progress = Progress(2, 10, 0, quiet=False)
-    progress.step(5, REPORTS)
+    progress.step(5, REPORTS, 1000)
     progress.epoch(1, REPORTS, 0.5)
     progress.close()
     assert progress._bar is not None

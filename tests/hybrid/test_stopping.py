@@ -43,7 +43,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
     "auxnet": {"solver": AuxNet(width=4), "window": 4},
     "fdg": {"solver": FDG(gradient_shrinking=0.8), "window": 3},
-    "petra, corrected": {"solver": Petra(accumulate=2), "window": 4, "correct_every": 3},
+    "petra, corrected": {
+        "solver": Petra(accumulate=3),
+        "window": 4,
+        "correct_every": 3,
+        "model": "revnet8",
+    },
     "local updates": {"solver": LocalUpdates(style="overlapping")},
     "float16": {"solver": AugmentedLagrangian(), "window": 4, "precision": "float16"},
 }
@@ -63,8 +68,8 @@ def train(
     quiet: bool = True,
 ) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = models.build("resnet8", classes=10, channels=1, image_size=8)
     way = dict(WAYS[name])
+    model = models.build(way.pop("model", "resnet8"), classes=10, channels=1, image_size=8)
     precision = way.pop("precision", "float32")
     settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9, precision=precision)
     trainer = Trainer(

@@ -118,9 +118,10 @@ def test_serial_training_under_mpirun_equals_a_hand_written_loop(
         (AugmentedLagrangian(), "all", 2),
         (AuxNet(), 4, 1),
         (FDG(), 4, 1),
-        *(pytest.param(s, 4, 1, marks=pytest.mark.slow) for s in (Petra(), LocalUpdates())),
+        (LocalUpdates(), 4, 1),
+        pytest.param(Petra(), 4, 1, marks=pytest.mark.slow),
     ],
-    ids=["windows", "all", "auxnet", "fdg", "petra", "local-updates"],
+    ids=["windows", "all", "auxnet", "fdg", "local-updates", "petra"],
 )
 def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(
     solver, window, sweeps, mpirun, hybrid_cli, tmp_path, digits
@@ -223,6 +224,19 @@ def test_a_store_over_the_memory_budget_is_refused_before_training(digits) -> No
         ValueError, match=r"needs .* GB .* budget is 0.001 GB: take a window of \d+"
     ):
         trainer(2, AugmentedLagrangian(), window="all", memory_gb=0.001).fit(*digits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"correct_every": 1}, "rounds.correct_every is 1, so all .* set it to 0"),
+        ({"sweeps": 3}, "rounds.sweeps is 3, but 'petra' trains on every mini-batch once"),
+        ({"train": TrainSettings(compile=True)}, "train.compile is true, but 'petra' goes"),
+    ],
+)
+def test_what_a_solver_that_trains_alone_cannot_do_is_refused(settings, words, digits) -> None:
+    with pytest.raises(ValueError, match=words):
+        trainer(2, Petra(), **settings).fit(*digits)
 
 
 def test_a_filter_that_does_not_divide_the_activations_is_refused(digits) -> None:

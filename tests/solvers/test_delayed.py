@@ -188,6 +188,8 @@ def test_a_drained_pipeline_has_trained_every_mini_batch_on_every_block(name: st
         mine.train(block, links, problem.window())
         mine.drain(block, links)
         assert mine.flight_state(block, links) == {}
+        norms = [m for m in block.module.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert all(int(norm.num_batches_tracked) == 2 for norm in norms)
         return steps
 
     assert problem.on_every_block(program) == [2] * 4

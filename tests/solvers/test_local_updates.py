@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from time import sleep
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import torch
 from problems import Problem, make_problem
 from torch import Tensor, nn
 
+from hybrid.config import OptimiserSettings
 from hybrid.links import run_threads
+from hybrid.optimisers import make
 from solvers import LocalUpdates
+from solvers.heads import Head
+from solvers.local_updates import AHEAD
 
 STYLES = {
     "greedy": LocalUpdates(),
@@ -88,6 +93,7 @@ def test_chunked_gradients_cross_the_cuts_inside_a_chunk() -> None:
 def test_overlapping_gradients_cross_one_cut() -> None:
     problem = four_blocks()
     found, heads = gradients(STYLES["overlapping"], problem)
+    assert [head is None for head in heads] == [True, False, False, True]
     for k in range(4):
         # the chain is cut before this block and behind the next
         losses = local_losses(problem, heads, detached=[k, k + 2])
@@ -158,6 +164,69 @@ def test_a_run_goes_on_with_its_heads(name: str) -> None:
 
     whole, resumed = weights(False), weights(True)
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.parametrize("style", ["greedy", "chunked"])
+def test_a_fast_block_waits_for_a_slow_one(style: str) -> None:
+    problem = four_blocks(8 * AHEAD)
+    done = [0] * 4
+    ahead = []
+
+    def program(links: Any) -> None:
+        block = problem.build(links.rank)
+        mine = LocalUpdates(style=style)  # type: ignore[arg-type]
+        mine.prepare(block, 0, False)
+        stepped = block.step
+
+        def step(kind: str, rate: float) -> None:
+            if links.rank == 2:
+                sleep(0.002)
+            stepped(kind, rate)
+            done[links.rank] += 1
+            ahead.append(done[1] - done[2])
+
+        block.step = step
+        mine.train(block, links, problem.window())
+        mine.drain(block, links)
+
+    run_threads(4, program)
+    assert AHEAD < max(ahead) <= 2 * AHEAD + 1
+    assert done == [8 * AHEAD] * 4
+
+
+def test_heads_of_another_style_are_refused() -> None:
+    problem = four_blocks()
+
+    def program(links: Any) -> None:
+        block = problem.build(links.rank)
+        mine, other = LocalUpdates(style="chunked"), LocalUpdates(style="greedy")
+        for solver in (mine, other):
+            solver.prepare(block, 0, False)
+        mine.train(block, links, problem.window())
+        state = mine.flight_state(block, links)
+        if links.rank in (0, 2):
+            with pytest.raises(ValueError, match="resume with the style and chunks it was made"):
+                other.load_flight_state(block, state)
+        else:
+            other.load_flight_state(block, state)
+
+    run_threads(4, program)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_heads_step_with_the_settings_of_their_block(name: str) -> None:
+    settings = OptimiserSettings(name=name, lr=0.2, momentum=0.8, weight_decay=0.01)
+    block = four_blocks().build(0)
+    block.optimisers["exact"] = make(block.module, settings)
+    head = Head("mlp:3", block, 4, 10)
+    exact = block.optimisers["exact"]
+    assert type(head.optimiser) is type(exact)
+    assert [g["weight_decay"] for g in head.optimiser.param_groups] == [0.01, 0.0]
+    given, found = exact.param_groups[0], head.optimiser.param_groups[0]
+    changing = ("params", "weight_decay")
+    assert {k: v for k, v in found.items() if k not in changing} == {
+        k: v for k, v in given.items() if k not in changing
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -89,7 +88,21 @@ CUTS = [
 
 @pytest.mark.parametrize("cuts", CUTS)
 def test_while_weights_stand_still_gradients_are_those_of_back_propagation(cuts) -> None:
-    cut, given_ = blocks(cuts), batches(7, lr=0.0)
+    assert_gradients_of_back_propagation(blocks(cuts))
+
+
+def test_repeated_modules_and_modules_that_work_in_place_are_run_like_any_other() -> None:
+    torch.manual_seed(0)
+    tanh = nn.Tanh()
+    unit = Reversible(Residual(2, 2))
+    layers = [nn.Conv2d(1, 4, 3), tanh, nn.Conv2d(4, 4, 3), tanh, unit, nn.ReLU(inplace=True)]
+    head = [nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 4)]
+    model = nn.Sequential(*layers, *head).double()
+    assert_gradients_of_back_propagation(split(model, cuts=["6"]))
+
+
+def assert_gradients_of_back_propagation(cut: Blocks) -> None:
+    given_ = batches(7, lr=0.0)
 
     def program(block: Block, links: Any) -> list[dict[str, Tensor]]:
         found: list[dict[str, Tensor]] = []
@@ -236,8 +249,6 @@ def test_revnets_have_about_the_weights_of_their_resnets(name: str) -> None:
     assert len(units) >= 4
 
 
-def test_copies_of_a_solver_are_independent() -> None:
-    petra = deepcopy(Petra(accumulate=2))
-    assert petra.accumulate == 2
+def test_a_step_takes_one_mini_batch_at_least() -> None:
     with pytest.raises(ValueError, match="accumulate is 0; it must be at least 1"):
         Petra(accumulate=0)
