@@ -4,7 +4,7 @@
         [--only-collect]
 
 K blocks are threads of one process, the bits are those of K MPI ranks. Runs that are already in
---runs are not repeated; --only-collect makes the table and relatives.json from those.
+--runs are not repeated; --only-collect puts those into relatives.json and prints its table.
 """
 
 from __future__ import annotations
@@ -46,19 +46,24 @@ ROWS = {
     ),
     "fdg, K = 2, batch 128": (3, f"--model resnet20 --blocks 2 --solver fdg {LARGE}"),
     "local-updates, greedy, K = 4, batch 128": (3, f"{LOCAL} {LARGE}"),
-    "local-updates, overlapping, MLP heads, K = 4, batch 128": (
-        3,
-        f"{LOCAL} {LARGE} --set solver.style=overlapping --set solver.head=mlp:128",
-    ),
     "serial, batch 32": (3, f"{SERIAL} {SMALL}"),
     "ddg, K = 4, batch 32": (3, f"{DDG} {SMALL}"),
     "ddg, K = 4, batch 32, every 2nd window of 25 serial": (3, f"{DDG} {SMALL} {CORRECTED}"),
     "ddg, K = 4, batch 16": (3, f"{DDG} {TINY}"),
     "features-replay, K = 4, batch 32": (3, f"{FR} {SMALL}"),
     "fdg, K = 4, batch 32": (3, f"{FDG} {SMALL}"),
+    "fdg, K = 4, batch 32, every 2nd window of 25 serial": (3, f"{FDG} {SMALL} {CORRECTED}"),
     "fdg, K = 4, batch 32, b = 0.7": (3, f"{FDG} {SMALL} --set solver.gradient_shrinking=0.7"),
     "fdg, K = 2, batch 32": (3, f"--model resnet20 --blocks 2 --solver fdg {SMALL}"),
     "local-updates, greedy, K = 4, batch 32": (3, f"{LOCAL} {SMALL}"),
+    "local-updates, greedy, K = 4, batch 32, every 2nd window of 25 serial": (
+        3,
+        f"{LOCAL} {SMALL} {CORRECTED}",
+    ),
+    "local-updates, overlapping, MLP heads, K = 4, batch 32": (
+        3,
+        f"{LOCAL} {SMALL} --set solver.style=overlapping --set solver.head=mlp:128",
+    ),
     "augmented-lagrangian, window 4, K = 4, batch 32": (
         3,
         f"--model resnet20 --blocks 4 --solver augmented-lagrangian --window 4 {SMALL}",
@@ -79,7 +84,11 @@ def main() -> None:
     parser.add_argument("--only-collect", action="store_true")
     options = parser.parse_args()
     words = [word for word in options.rows.split(",") if word]
-    table: dict[str, dict[str, float]] = {}
+    path = Path(__file__).with_suffix(".json")
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    table: dict[str, dict[str, float]] = {
+        name: kept[name]["test_accuracy"] if name in kept else {} for name in ROWS
+    }
     for name, (epochs, flags) in ROWS.items():
         for seed in options.seeds:
             out = options.runs / f"{folder_name(name)}-s{seed}"
@@ -88,15 +97,16 @@ def main() -> None:
                 train(flags, out, epochs, seed, options.data_dir)
             if (out / "summary.json").exists():
                 found = json.loads((out / "summary.json").read_text())
-                table.setdefault(name, {})[str(seed)] = found["test_accuracy"]
+                table[name][str(seed)] = found["test_accuracy"]
     body = {
         name: {"epochs": ROWS[name][0], "flags": f"{FIXED} {ROWS[name][1]}", "test_accuracy": row}
         for name, row in table.items()
+        if row
     }
-    Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
+    path.write_text(json.dumps(body, indent=1) + "\n")
     print("| row | test accuracy, mean | standard deviation | seeds |\n|---|---|---|---|")
-    for name, row in table.items():
-        values = [100 * v for v in row.values()]
+    for name in body:
+        values = [100 * v for v in table[name].values()]
         spread = f"{stdev(values):.2f}" if len(values) > 1 else "-"
         print(f"| {name} | {mean(values):.2f} % | {spread} | {len(values)} |")
 
