@@ -127,7 +127,7 @@ class Planner:
             blocks.cuts,
             images / elapsed,
             float(local),
-            [r["waited"] / elapsed for r in ranks],
+            [max(0.0, r["waited"]) / elapsed for r in ranks],
             sum(r["sent"] for r in ranks) / images,
             self.memory(blocks, recipe, gaps),
             gaps,

@@ -90,11 +90,20 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
         lam = module(lam).detach().requires_grad_()
 
 
-def test_a_solver_that_trains_alone_is_predicted_with_its_pipeline_filled() -> None:
-    made = planner(**{"solver.name": "fdg"})
-    (found,) = [p for p in made.predictions([3], [2], lambda text: None) if p.recipe.name == "fdg"]
-    assert found.local_share == 0
-    assert found.recipe.flags() == "--solver fdg"
+def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower() -> None:
+    recipe = Recipe("fdg", Backprop(), FDG(), sweeps=1)
+    rates = []
+    for every in (1, 64):
+        made = planner(**{"solver.name": "fdg", "train.report_every": every})
+        found = made.predict(made.blocks(3), recipe)
+        rates.append(found.images_per_second)
+        assert found.local_share == 0, "no sweep over what a serial pass has recorded"
+    # of 3 mini-batches between reports two more ticks fill the pipeline, of 192 as well
+    assert rates[1] > 1.1 * rates[0]
+
+
+def test_the_command_of_a_solver_that_trains_alone_has_its_settings() -> None:
+    assert Recipe("fdg", Backprop(), FDG()).flags() == "--solver fdg"
     asked = Recipe("asked", Backprop(), FDG(gradient_shrinking=0.5))
     assert asked.flags() == "--solver fdg --set solver.gradient_shrinking=0.5"
 
