@@ -23,6 +23,7 @@ from solvers import (
     BlockADMM,
     LocalUpdates,
     Penalty,
+    Petra,
     Solver,
 )
 
@@ -354,3 +355,18 @@ def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
     settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, report_every=1)
     trainer(solver, tmp_path, train=settings, window=1).fit(*few)
     assert sum("loss" in line for line in lines(tmp_path)) == reports
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"correct_every": 1}, "rounds.correct_every is 1, so all .* set it to 0"),
+        ({"sweeps": 3}, "rounds.sweeps is 3, but 'petra' trains on every mini-batch once"),
+        ({"train": TrainSettings(compile=True)}, "train.compile is true, but 'petra' goes"),
+    ],
+)
+def test_what_a_solver_that_trains_alone_cannot_do_is_refused(
+    settings: dict[str, Any], words: str, few: Data
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        trainer(Petra(), **settings).fit(*few)

@@ -226,19 +226,6 @@ def test_a_store_over_the_memory_budget_is_refused_before_training(digits) -> No
         trainer(2, AugmentedLagrangian(), window="all", memory_gb=0.001).fit(*digits)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"correct_every": 1}, "rounds.correct_every is 1, so all .* set it to 0"),
-        ({"sweeps": 3}, "rounds.sweeps is 3, but 'petra' trains on every mini-batch once"),
-        ({"train": TrainSettings(compile=True)}, "train.compile is true, but 'petra' goes"),
-    ],
-)
-def test_what_a_solver_that_trains_alone_cannot_do_is_refused(settings, words, digits) -> None:
-    with pytest.raises(ValueError, match=words):
-        trainer(2, Petra(), **settings).fit(*digits)
-
-
 def test_a_filter_that_does_not_divide_the_activations_is_refused(digits) -> None:
     with pytest.raises(ValueError, match="choose a filter that divides"):
         trainer(2, AugmentedLagrangian(filter=3)).fit(*digits)
