@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hybrid.models import Unit
-from solvers.base import frozen_statistics
+from solvers.norms import frozen_statistics
 from solvers.pipeline import Cost
 
 OPERATIONS_A_BYTE = 4.0

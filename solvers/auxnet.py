@@ -20,9 +20,9 @@ from solvers.base import (
     Shape,
     Solver,
     Window,
-    frozen_statistics,
 )
 from solvers.kernels import couple
+from solvers.norms import frozen_statistics
 
 
 @dataclass

@@ -20,10 +20,10 @@ from solvers.base import (
     Recorder,
     Solver,
     Window,
-    frozen_statistics,
 )
 from solvers.bubble import BubbleFill
 from solvers.clipping import clip_gradients, gradient_norms
+from solvers.norms import frozen_statistics
 from solvers.pipeline import Op, order
 from solvers.wire import Wire, WireFormat
 

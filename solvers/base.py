@@ -386,23 +386,3 @@ class Solver(ABC):
 
         Empty for a cut that was not there: its auxiliary variables begin with a forward pass.
         """
-
-
-@contextmanager
-def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """BatchNorm normalises by the batch and leaves its running statistics alone.
-
-    They belong to the composed network, which only a serial pass sees.
-    """
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
-    for m in norms:
-        m.track_running_stats = False
-    try:
-        yield
-    finally:
-        for m in norms:
-            m.track_running_stats = True

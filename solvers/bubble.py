@@ -9,8 +9,9 @@ from typing import Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from solvers.base import Batch, Block, PhaseStats, Recorder, Rows, frozen_statistics
+from solvers.base import Batch, Block, PhaseStats, Recorder, Rows
 from solvers.clipping import clip_gradients, gradient_norms
+from solvers.norms import frozen_statistics
 from solvers.pipeline import Gaps, Op, records_needed
 
 FillStep = Literal["added", "own"]

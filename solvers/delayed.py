@@ -20,9 +20,9 @@ from solvers.base import (
     PhaseStats,
     Solver,
     Window,
-    frozen_statistics,
 )
 from solvers.clipping import clip_gradients, gradient_norms
+from solvers.norms import frozen_statistics
 
 
 @dataclass

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from solvers import heads
-from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window, frozen_statistics
+from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window
 from solvers.heads import Head
+from solvers.norms import frozen_statistics
 
 Style = Literal["greedy", "overlapping", "chunked"]
 

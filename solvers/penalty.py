@@ -21,11 +21,11 @@ from solvers.base import (
     Shape,
     Solver,
     Window,
-    frozen_statistics,
 )
 from solvers.clipping import clip_gradients, gradient_norms
 from solvers.graphs import StepGraphs
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
+from solvers.norms import frozen_statistics
 from solvers.store import FORMATS, Store, channels_last
 from solvers.subproblem import approach, classify
 

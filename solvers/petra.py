@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import Batch, Block, GraphBytes, Links, PhaseStats, frozen_statistics
+from solvers.base import Batch, Block, GraphBytes, Links, PhaseStats
 from solvers.delayed import Delayed, Flight, tensor_bytes
+from solvers.norms import frozen_statistics
 from solvers.reversible import Reversible
 
 
