@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 FIXED = (
-    "--data cifar10 --set data.limit=20000 --set train.threads=1 --set train.evaluate_every=100"
-    " --set checkpoint.every=100 --set checkpoint.minutes=0"
+    "--data cifar10 --epochs 3 --set data.limit=20000 --set train.threads=1"
+    " --set train.evaluate_every=100 --set checkpoint.every=100 --set checkpoint.minutes=0"
 )
 LARGE, SMALL = "--batch-size 128", "--batch-size 32 --set optimiser.lr=0.05"
 TINY = "--batch-size 16 --set optimiser.lr=0.025"
@@ -30,48 +30,43 @@ DDG, FR, FDG, LOCAL = (
 )
 CORRECTED = "--window 25 --correct-every 2"
 ROWS = {
-    "serial, batch 128": (3, f"{SERIAL} {LARGE}"),
-    "ddg, K = 4, batch 128": (3, f"{DDG} {LARGE}"),
-    "ddg, K = 4, batch 128, lr 0.05": (3, f"{DDG} {LARGE} --set optimiser.lr=0.05"),
-    "features-replay, K = 4, batch 128": (3, f"{FR} {LARGE}"),
-    "fdg, K = 4, batch 128": (3, f"{FDG} {LARGE}"),
-    "fdg, K = 4, batch 128, momentum 0.5": (3, f"{FDG} {LARGE} --set optimiser.momentum=0.5"),
+    "serial, batch 128": f"{SERIAL} {LARGE}",
+    "ddg, K = 4, batch 128": f"{DDG} {LARGE}",
+    "ddg, K = 4, batch 128, lr 0.05": f"{DDG} {LARGE} --set optimiser.lr=0.05",
+    "features-replay, K = 4, batch 128": f"{FR} {LARGE}",
+    "fdg, K = 4, batch 128": f"{FDG} {LARGE}",
+    "fdg, K = 4, batch 128, momentum 0.5": f"{FDG} {LARGE} --set optimiser.momentum=0.5",
     "fdg, K = 4, batch 128, AdamW, lr 0.004": (
-        3,
-        f"{FDG} {LARGE} --set optimiser.name=adamw --set optimiser.lr=0.004",
+        f"{FDG} {LARGE} --set optimiser.name=adamw --set optimiser.lr=0.004"
     ),
     "fdg, K = 4, batch 128, every 2nd window of 26 serial": (
-        3,
-        f"{FDG} {LARGE} --window 26 --correct-every 2",
+        f"{FDG} {LARGE} --window 26 --correct-every 2"
     ),
-    "fdg, K = 2, batch 128": (3, f"--model resnet20 --blocks 2 --solver fdg {LARGE}"),
-    "local-updates, greedy, K = 4, batch 128": (3, f"{LOCAL} {LARGE}"),
-    "serial, batch 32": (3, f"{SERIAL} {SMALL}"),
-    "ddg, K = 4, batch 32": (3, f"{DDG} {SMALL}"),
-    "ddg, K = 4, batch 32, every 2nd window of 25 serial": (3, f"{DDG} {SMALL} {CORRECTED}"),
-    "ddg, K = 4, batch 16": (3, f"{DDG} {TINY}"),
-    "features-replay, K = 4, batch 32": (3, f"{FR} {SMALL}"),
-    "fdg, K = 4, batch 32": (3, f"{FDG} {SMALL}"),
-    "fdg, K = 4, batch 32, every 2nd window of 25 serial": (3, f"{FDG} {SMALL} {CORRECTED}"),
-    "fdg, K = 4, batch 32, b = 0.7": (3, f"{FDG} {SMALL} --set solver.gradient_shrinking=0.7"),
-    "fdg, K = 2, batch 32": (3, f"--model resnet20 --blocks 2 --solver fdg {SMALL}"),
-    "local-updates, greedy, K = 4, batch 32": (3, f"{LOCAL} {SMALL}"),
+    "fdg, K = 2, batch 128": f"--model resnet20 --blocks 2 --solver fdg {LARGE}",
+    "local-updates, greedy, K = 4, batch 128": f"{LOCAL} {LARGE}",
+    "serial, batch 32": f"{SERIAL} {SMALL}",
+    "ddg, K = 4, batch 32": f"{DDG} {SMALL}",
+    "ddg, K = 4, batch 32, every 2nd window of 25 serial": f"{DDG} {SMALL} {CORRECTED}",
+    "ddg, K = 4, batch 16": f"{DDG} {TINY}",
+    "features-replay, K = 4, batch 32": f"{FR} {SMALL}",
+    "fdg, K = 4, batch 32": f"{FDG} {SMALL}",
+    "fdg, K = 4, batch 32, every 2nd window of 25 serial": f"{FDG} {SMALL} {CORRECTED}",
+    "fdg, K = 4, batch 32, b = 0.7": f"{FDG} {SMALL} --set solver.gradient_shrinking=0.7",
+    "fdg, K = 2, batch 32": f"--model resnet20 --blocks 2 --solver fdg {SMALL}",
+    "local-updates, greedy, K = 4, batch 32": f"{LOCAL} {SMALL}",
     "local-updates, greedy, K = 4, batch 32, every 2nd window of 25 serial": (
-        3,
-        f"{LOCAL} {SMALL} {CORRECTED}",
+        f"{LOCAL} {SMALL} {CORRECTED}"
     ),
     "local-updates, overlapping, MLP heads, K = 4, batch 32": (
-        3,
-        f"{LOCAL} {SMALL} --set solver.style=overlapping --set solver.head=mlp:128",
+        f"{LOCAL} {SMALL} --set solver.style=overlapping --set solver.head=mlp:128"
     ),
     "augmented-lagrangian, window 4, K = 4, batch 32": (
-        3,
-        f"--model resnet20 --blocks 4 --solver augmented-lagrangian --window 4 {SMALL}",
+        f"--model resnet20 --blocks 4 --solver augmented-lagrangian --window 4 {SMALL}"
     ),
-    "serial, RevNet-20, batch 32": (3, f"--model revnet20 --solver backprop --blocks 2 {SMALL}"),
-    "petra, RevNet-20, K = 4, batch 32": (3, f"--model revnet20 --solver petra --blocks 4 {SMALL}"),
-    "serial, batch 32, 6 epochs": (6, f"{SERIAL} {SMALL}"),
-    "ddg, K = 4, batch 32, 6 epochs": (6, f"{DDG} {SMALL}"),
+    "serial, RevNet-20, batch 32": f"--model revnet20 --solver backprop --blocks 2 {SMALL}",
+    "petra, RevNet-20, K = 4, batch 32": f"--model revnet20 --solver petra --blocks 4 {SMALL}",
+    "serial, batch 32, 6 epochs": f"{SERIAL} {SMALL} --epochs 6",
+    "ddg, K = 4, batch 32, 6 epochs": f"{DDG} {SMALL} --epochs 6",
 }
 
 
@@ -89,17 +84,17 @@ def main() -> None:
     table: dict[str, dict[str, float]] = {
         name: kept[name]["test_accuracy"] if name in kept else {} for name in ROWS
     }
-    for name, (epochs, flags) in ROWS.items():
+    for name, flags in ROWS.items():
         for seed in options.seeds:
             out = options.runs / f"{folder_name(name)}-s{seed}"
             wanted = not words or any(word in name for word in words)
             if wanted and not options.only_collect and not (out / "summary.json").exists():
-                train(flags, out, epochs, seed, options.data_dir)
+                train(flags, out, seed, options.data_dir)
             if (out / "summary.json").exists():
                 found = json.loads((out / "summary.json").read_text())
                 table[name][str(seed)] = found["test_accuracy"]
     body = {
-        name: {"epochs": ROWS[name][0], "flags": f"{FIXED} {ROWS[name][1]}", "test_accuracy": row}
+        name: {"flags": f"{FIXED} {ROWS[name]}", "test_accuracy": row}
         for name, row in table.items()
         if row
     }
@@ -116,10 +111,10 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
-def train(flags: str, out: Path, epochs: int, seed: int, data_dir: str | None) -> None:
+def train(flags: str, out: Path, seed: int, data_dir: str | None) -> None:
     """Leaves a summary in `out`."""
     command = [sys.executable, "-m", "hybrid", "train", *FIXED.split(), *flags.split()]
-    command += ["--epochs", epochs, "--seed", seed, "--out", out]
+    command += ["--seed", seed, "--out", out]
     command += ["--data-dir", data_dir] if data_dir else []
     subprocess.run([str(part) for part in command], check=True)
 
