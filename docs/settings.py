@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hybrid.config import resolve, to_toml
+from hybrid.settings.config import resolve, to_toml
 from solvers import REGISTRY
 
 HEAD = """# Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 
-from hybrid.stopping import listening
+from hybrid.ranks.stopping import listening
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ from solvers.base import (
     Solver,
     Window,
 )
+from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
-from solvers.norms import frozen_statistics
 
 
 @dataclass

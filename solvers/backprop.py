@@ -21,11 +21,11 @@ from solvers.base import (
     Solver,
     Window,
 )
-from solvers.bubble import BubbleFill
-from solvers.clipping import clip_gradients, gradient_norms
-from solvers.norms import frozen_statistics
-from solvers.pipeline import Op, order
-from solvers.wire import Wire, WireFormat
+from solvers.blocks.clipping import clip_gradients, gradient_norms
+from solvers.blocks.norms import frozen_statistics
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.pipeline import Op, order
+from solvers.passes.wire import Wire, WireFormat
 
 
 @dataclass

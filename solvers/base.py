@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from solvers.graphs import StepGraphs
-from solvers.projection import Projection
+from solvers.blocks.graphs import StepGraphs
+from solvers.layers.projection import Projection
 
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""

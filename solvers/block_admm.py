@@ -10,10 +10,10 @@ from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.base import Batch, Block, Links, PhaseStats, Rows, Window
-from solvers.deepfacto import FactorCut
-from solvers.factorisation import Factorisation
 from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
-from solvers.projection import Free, leading, passing_by, projection
+from solvers.layers.factorisation import Factorisation
+from solvers.layers.projection import Free, leading, passing_by, projection
+from solvers.variables.factors import FactorCut
 
 
 @dataclass

@@ -21,8 +21,8 @@ from solvers.base import (
     Solver,
     Window,
 )
-from solvers.clipping import clip_gradients, gradient_norms
-from solvers.norms import frozen_statistics
+from solvers.blocks.clipping import clip_gradients, gradient_norms
+from solvers.blocks.norms import frozen_statistics
 
 
 @dataclass

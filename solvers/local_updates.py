@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from solvers import heads
 from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window
-from solvers.heads import Head
-from solvers.norms import frozen_statistics
+from solvers.blocks.norms import frozen_statistics
+from solvers.layers import heads
+from solvers.layers.heads import Head
 
 Style = Literal["greedy", "overlapping", "chunked"]
 

@@ -22,12 +22,12 @@ from solvers.base import (
     Solver,
     Window,
 )
-from solvers.clipping import clip_gradients, gradient_norms
-from solvers.graphs import StepGraphs
+from solvers.blocks.clipping import clip_gradients, gradient_norms
+from solvers.blocks.graphs import StepGraphs
+from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
-from solvers.norms import frozen_statistics
-from solvers.store import FORMATS, Store, channels_last
-from solvers.subproblem import approach, classify
+from solvers.variables.store import FORMATS, Store, channels_last
+from solvers.variables.subproblem import approach, classify
 
 
 @dataclass

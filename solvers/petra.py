@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from solvers.base import Batch, Block, GraphBytes, Links, PhaseStats
+from solvers.blocks.norms import frozen_statistics
 from solvers.delayed import Delayed, Flight, tensor_bytes
-from solvers.norms import frozen_statistics
-from solvers.reversible import Reversible
+from solvers.layers.reversible import Reversible
 
 
 @dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from hybrid.cli import app
-from hybrid.failure import run_command
+from hybrid.cli.app import app
+from hybrid.cli.failure import run_command
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Command = Callable[..., tuple[int, str, str]]

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from hybrid import models, split
-from hybrid.assemble import make_block
-from hybrid.config import OptimiserSettings
 from hybrid.data.generated import synthetic
 from hybrid.links import Network, RankLinks, run_virtual
-from hybrid.windows import EpochSource
+from hybrid.rounds.windows import EpochSource
+from hybrid.settings.config import OptimiserSettings
+from hybrid.training.assemble import make_block
 from solvers import AuxNet, Backprop, Batch, Window
 from solvers.auxnet import auxiliary_network
 from solvers.kernels import couple

@@ -14,12 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from hybrid import build, config
-from hybrid.costs import seconds, unit_costs
+from hybrid.bench.plan import Planner
+from hybrid.bench.recipes import Recipe
+from hybrid.cuts.costs import seconds, unit_costs
+from hybrid.cuts.partition import default_sample, split
 from hybrid.links import Network
-from hybrid.partition import default_sample, split
-from hybrid.plan import Planner
-from hybrid.recipes import Recipe
+from hybrid.runs import build
+from hybrid.settings import config
 from solvers import Backprop
 
 KINDS = ("even", "operations", "measured")

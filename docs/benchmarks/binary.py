@@ -2,7 +2,7 @@
 
     python docs/benchmarks/binary.py
 
-Digits; a hidden layer of {-1, 1} values (`solvers.projection.Sign`) between two halves:
+Digits; a hidden layer of {-1, 1} values (`solvers.layers.projection.Sign`) between two halves:
 
     Linear 64-128, ReLU, Linear 128-64, BatchNorm | Sign, Linear 64-128, ReLU, Linear 128-10
 
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import Trainer, split
-from hybrid.config import OptimiserSettings, ScheduleSettings, TrainSettings
 from hybrid.data.generated import digits
+from hybrid.settings.config import OptimiserSettings, ScheduleSettings, TrainSettings
 from solvers import Backprop, BlockADMM
-from solvers.projection import Sign
+from solvers.layers.projection import Sign
 
 
 class BlockedSign(nn.Module):

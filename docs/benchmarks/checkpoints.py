@@ -21,13 +21,15 @@ from typing import Any
 
 import torch
 
-from hybrid import checkpoint, data, launch, models
-from hybrid.assemble import make_block
-from hybrid.config import OptimiserSettings
+from hybrid import data, models
+from hybrid.cuts.partition import split
+from hybrid.folder import checkpoint
+from hybrid.folder.writer import Writer
 from hybrid.links.mpi import MpiLinks
-from hybrid.partition import split
-from hybrid.windows import EpochSource
-from hybrid.writer import Writer
+from hybrid.ranks import launch
+from hybrid.rounds.windows import EpochSource
+from hybrid.settings.config import OptimiserSettings
+from hybrid.training.assemble import make_block
 from solvers import Backprop, Batch, Window
 
 

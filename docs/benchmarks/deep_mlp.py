@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from hybrid import Trainer, split
-from hybrid.config import OptimiserSettings, ScheduleSettings, TrainSettings
 from hybrid.data.generated import digits
+from hybrid.settings.config import OptimiserSettings, ScheduleSettings, TrainSettings
 from solvers import Backprop, BlockADMM
 
 LAYERS, WIDTH, GAIN = 20, 64, 4.0

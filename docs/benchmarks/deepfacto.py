@@ -26,12 +26,12 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from hybrid import Trainer, models, split
-from hybrid.config import TrainSettings
 from hybrid.data import Dataset
 from hybrid.data.generated import digits
 from hybrid.models import Chain, units
+from hybrid.settings.config import TrainSettings
 from solvers import Backprop, BlockADMM, Solver
-from solvers.factorisation import Factorisation
+from solvers.layers.factorisation import Factorisation
 
 
 def network(seed: int, classes: int, factorise: str = "") -> tuple[Chain, str]:

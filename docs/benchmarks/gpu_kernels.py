@@ -21,7 +21,7 @@ from torch import Tensor
 
 from solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from solvers.kernels.choice import choose, set_launcher
-from solvers.projection import Box
+from solvers.layers.projection import Box
 
 Work = Callable[[], Any]
 

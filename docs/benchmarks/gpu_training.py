@@ -26,11 +26,11 @@ import torch
 from torch import nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.config import OptimiserSettings, TrainSettings
 from hybrid.links import threads
-from hybrid.optimisers import make
+from hybrid.rounds.optimisers import make
+from hybrid.settings.config import OptimiserSettings, TrainSettings
 from solvers import AugmentedLagrangian
-from solvers.graphs import StepGraphs
+from solvers.blocks.graphs import StepGraphs
 
 BATCH = 128
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hybrid import data, models, split
-from hybrid.assemble import make_block
-from hybrid.config import OptimiserSettings
 from hybrid.links import RankLinks, run_threads
-from hybrid.windows import EpochSource
+from hybrid.rounds.windows import EpochSource
+from hybrid.settings.config import OptimiserSettings
+from hybrid.training.assemble import make_block
 from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Solver, Window
 
 

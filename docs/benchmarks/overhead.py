@@ -17,13 +17,14 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from hybrid import data, launch, models
-from hybrid.config import OptimiserSettings
+from hybrid import data, models
+from hybrid.cuts.partition import split
 from hybrid.links import run_threads
-from hybrid.optimisers import make
-from hybrid.partition import split
-from hybrid.rounds import Rounds
-from hybrid.windows import EpochSource
+from hybrid.ranks import launch
+from hybrid.rounds.optimisers import make
+from hybrid.rounds.rounds import Rounds
+from hybrid.rounds.windows import EpochSource
+from hybrid.settings.config import OptimiserSettings
 from solvers import Backprop, Batch, Block, Window
 
 

@@ -14,13 +14,15 @@ from statistics import median
 
 import torch
 
-from hybrid import build, config, launch
 from hybrid.bench.measure import meet, timed
+from hybrid.bench.plan import Planner
+from hybrid.bench.recipes import OwnRow, recipes
+from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
-from hybrid.partition import split
-from hybrid.plan import Planner
-from hybrid.recipes import OwnRow, recipes
+from hybrid.ranks import launch
+from hybrid.runs import build
+from hybrid.settings import config
 
 
 def main() -> None:

@@ -17,12 +17,13 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from hybrid import data, launch, models
-from hybrid.config import OptimiserSettings
+from hybrid import data, models
+from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks
-from hybrid.optimisers import make
-from hybrid.partition import split
-from hybrid.windows import EpochSource
+from hybrid.ranks import launch
+from hybrid.rounds.optimisers import make
+from hybrid.rounds.windows import EpochSource
+from hybrid.settings.config import OptimiserSettings
 from solvers import AugmentedLagrangian, Backprop, Batch, Block, Window
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from hybrid import launch
 from hybrid.bench.baselines import Row
 from hybrid.bench.measure import meet, timed
-from hybrid.config import Config
+from hybrid.bench.recipes import OwnRow
 from hybrid.data import Dataset
-from hybrid.evaluation import accuracy
 from hybrid.links import run_threads
 from hybrid.models import Chain
-from hybrid.recipes import OwnRow
-from hybrid.schedule import Schedule
-from hybrid.windows import Windows
+from hybrid.ranks import launch
+from hybrid.rounds.schedule import Schedule
+from hybrid.rounds.windows import Windows
+from hybrid.settings.config import Config
+from hybrid.training.evaluation import accuracy
 from solvers.base import Block
 
 

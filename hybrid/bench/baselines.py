@@ -22,10 +22,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.processes import compute_threads, host_cores, process_group
-from hybrid.config import OptimiserSettings
+from hybrid.cuts.partition import BlockModule, split
 from hybrid.models import Chain
-from hybrid.optimisers import make
-from hybrid.partition import BlockModule, split
+from hybrid.rounds.optimisers import make
+from hybrid.settings.config import OptimiserSettings
 from solvers.base import Batch, Shape
 
 __all__ = ["DataParallel", "Pipeline", "PlainLoop", "Row", "host_cores", "process_group"]

@@ -15,7 +15,7 @@ import torch
 
 from hybrid.bench.accuracy import Runs, shortest
 from hybrid.bench.measure import Speed
-from hybrid.files import write_atomically
+from hybrid.folder.files import write_atomically
 
 
 def machine() -> dict[str, Any]:

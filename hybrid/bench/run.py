@@ -14,22 +14,23 @@ from typing import Any
 
 import torch
 
-from hybrid import build, launch
 from hybrid.bench import baselines, report
 from hybrid.bench.accuracy import Runs, to_accuracy
 from hybrid.bench.baselines import Row
 from hybrid.bench.measure import throughput
-from hybrid.config import Config
+from hybrid.bench.recipes import OwnRow, Recipe, recipes
+from hybrid.cuts.partition import Blocks, split
 from hybrid.data import Dataset
 from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
-from hybrid.partition import Blocks, split
-from hybrid.recipes import OwnRow, Recipe, recipes
-from hybrid.windows import EpochSource
+from hybrid.ranks import launch
+from hybrid.rounds.windows import EpochSource
+from hybrid.runs import build
+from hybrid.settings.config import Config
 from solvers import REGISTRY, Batch
 from solvers.kernels import choose
-from solvers.pipeline import fit
+from solvers.passes.pipeline import fit
 
 BASE = "plain loop"
 """The base case."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybrid import launch
 from hybrid.doctor import batch, cores, mpi, storage, versions
 from hybrid.doctor.finding import Finding
 from hybrid.errors import one_line
+from hybrid.ranks import launch
 
 __all__ = ["Finding", "report"]
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 
 from hybrid.doctor.finding import Finding, said
-from hybrid.slurm import SIGNAL_SECONDS
+from hybrid.ranks.slurm import SIGNAL_SECONDS
 
 
 def slurm(environment: Mapping[str, str]) -> list[Finding]:

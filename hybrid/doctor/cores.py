@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from hybrid import launch
 from hybrid.doctor.finding import Finding, said
+from hybrid.ranks import launch
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 

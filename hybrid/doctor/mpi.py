@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from hybrid import launch
 from hybrid.doctor.finding import Finding, said
-from hybrid.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 from hybrid.links import probe
+from hybrid.ranks import launch
+from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
 _CONTAINERS = {"APPTAINER_CONTAINER": "Apptainer", "SINGULARITY_CONTAINER": "Singularity"}
 _MARKS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}

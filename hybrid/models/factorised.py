@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hybrid.models.chain import Chain, units
-from solvers.factorisation import Factorisation
+from solvers.layers.factorisation import Factorisation
 
 NAME = "factors"
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hybrid.models.blocks import check_sizes, conv1x1, conv3x3, initialise
 from hybrid.models.chain import Chain
-from solvers.reversible import Reversible
+from solvers.layers.reversible import Reversible
 
 LARGE_IMAGE = 64
 """Smaller images have a stem that keeps their size."""

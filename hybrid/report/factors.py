@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import evaluating
 from hybrid.data import Dataset
 from hybrid.models import units
-from hybrid.partition import evaluating
-from solvers.factorisation import Factorisation
+from solvers.layers.factorisation import Factorisation
 
 IMAGES = 2000
 """Test images that a layer is shown, spread over the data set."""

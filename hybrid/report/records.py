@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hybrid import config
-from hybrid.config import Config
+from hybrid.settings import config
+from hybrid.settings.config import Config
 
 
 class Line(BaseModel):

@@ -7,17 +7,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hybrid import build, checkpoint, launch
 from hybrid.data import Dataset
 from hybrid.errors import one_line
-from hybrid.files import check_folder, write_atomically
+from hybrid.folder import checkpoint
+from hybrid.folder.files import check_folder, write_atomically
+from hybrid.folder.runfolder import RunFolder
+from hybrid.ranks import launch
 from hybrid.report import tables
 from hybrid.report.curves import curves
 from hybrid.report.factors import kept_dictionary, layers, responses
 from hybrid.report.page import Html, heading, note, page, picture, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
-from hybrid.runfolder import RunFolder
+from hybrid.runs import build
 
 
 def write(run: Path, data_dir: str | None = None) -> Path:

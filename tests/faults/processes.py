@@ -24,7 +24,13 @@ PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
-    ["torch._dynamo", "sklearn.datasets", "hybrid.build", "hybrid.cli", "torch.utils.tensorboard"]
+    [
+        "torch._dynamo",
+        "sklearn.datasets",
+        "hybrid.runs.build",
+        "hybrid.cli.app",
+        "torch.utils.tensorboard",
+    ]
 )
 
 

@@ -48,7 +48,7 @@ def _limit(fault: dict[str, Any], rank: int) -> None:
 
 def _poison(fault: dict[str, Any], rank: int) -> None:
     """Once, before the n-th rounds, make weights of one block not a number."""
-    from hybrid.rounds import Rounds
+    from hybrid.rounds.rounds import Rounds
 
     run = Rounds.run
     calls = 0

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hybrid import checkpoint
+from hybrid.folder import checkpoint
 from tests.faults.processes import Job
 
 WAYS = {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from slurm_cluster import Slurm
 
-from hybrid.failure import STOPPED
-from hybrid.slurm import Request, script
+from hybrid.cli.failure import STOPPED
+from hybrid.ranks.slurm import Request, script
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("mpirun", "srun")

@@ -13,7 +13,7 @@ from hybrid.links import RankLinks
 from solvers import Backprop, Block, PhaseStats
 from solvers.backprop import _Pass
 from solvers.kernels import pool, upsample
-from solvers.wire import Wire
+from solvers.passes.wire import Wire
 
 
 def exact_gradients(problem: Problem, solver: Backprop) -> dict[str, Tensor]:

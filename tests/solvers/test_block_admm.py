@@ -16,10 +16,10 @@ from problems import Fixed, Problem, kept_window, make_problem, problems, record
 from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from hybrid.partition import split
 from solvers import AugmentedLagrangian, Batch, Block, BlockADMM, Penalty
-from solvers.projection import PROJECTIONS, Projection, Sign
+from solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BELOW, ABOVE = ("target", "kappa_out"), ("lam", "kappa_in")

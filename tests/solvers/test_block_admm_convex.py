@@ -9,8 +9,8 @@ import torch
 from problems import Fixed, Problem, kept_window, make_problem, recorded, started
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from hybrid.partition import split
 from solvers import Batch, Block, BlockADMM
 
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from problems import Problem, kept_window, make_problem, started
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from hybrid.partition import split
 from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Penalty, PhaseStats
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)

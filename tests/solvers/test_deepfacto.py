@@ -11,13 +11,13 @@ import torch
 from problems import Problem, make_problem, recorded
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from hybrid.partition import split
 from solvers import Block, BlockADMM, Window
-from solvers.deepfacto import FactorCut
-from solvers.factorisation import EPSILON, Factorisation
-from solvers.projection import leading
-from solvers.store import Store
+from solvers.layers.factorisation import EPSILON, Factorisation
+from solvers.layers.projection import leading
+from solvers.variables.factors import FactorCut
+from solvers.variables.store import Store
 
 RHO, RHO_M, RANK = 0.5, 0.25, 2
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])

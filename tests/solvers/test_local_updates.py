@@ -11,11 +11,11 @@ import torch
 from problems import Problem, make_problem
 from torch import Tensor, nn
 
-from hybrid.config import OptimiserSettings
 from hybrid.links import run_threads
-from hybrid.optimisers import make
+from hybrid.rounds.optimisers import make
+from hybrid.settings.config import OptimiserSettings
 from solvers import LocalUpdates
-from solvers.heads import Head
+from solvers.layers.heads import Head
 from solvers.local_updates import AHEAD
 
 STYLES = {

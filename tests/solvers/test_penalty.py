@@ -15,7 +15,7 @@ from torch import Tensor
 from hybrid.links import RankLinks
 from solvers import AugmentedLagrangian, Backprop, Block, Penalty
 from solvers.kernels import pool
-from solvers.store import Store
+from solvers.variables.store import Store
 
 KINDS = pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian()], ids=lambda s: s.name)
 

@@ -13,11 +13,11 @@ from problems import Fixed
 from torch import Tensor, nn
 
 from hybrid import models, split
+from hybrid.cuts.partition import Blocks
 from hybrid.links import run_threads
 from hybrid.models.reversible import Residual
-from hybrid.partition import Blocks
 from solvers import Backprop, Batch, Block, Petra, Window
-from solvers.reversible import Reversible
+from solvers.layers.reversible import Reversible
 
 
 def blocks(cuts: list[str] | int, depth: int = 14, dtype: torch.dtype = torch.float64) -> Blocks:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hybrid import models
 from hybrid.bench.baselines import DataParallel, Pipeline, PlainLoop, host_cores, process_group
-from hybrid.config import OptimiserSettings
+from hybrid.settings.config import OptimiserSettings
 from solvers import Batch
 
 SETTINGS = OptimiserSettings()

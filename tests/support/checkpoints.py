@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid import checkpoint, models, split
-from hybrid.config import OptimiserSettings
+from hybrid import models, split
+from hybrid.cuts.partition import Blocks
+from hybrid.folder import checkpoint
+from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
-from hybrid.optimisers import make
-from hybrid.partition import Blocks
-from hybrid.writer import Writer
+from hybrid.rounds.optimisers import make
+from hybrid.settings.config import OptimiserSettings
 
 MANIFEST = {"model": "resnet8", "epoch": 1}
 

@@ -32,11 +32,11 @@ def reader(kind: str) -> Callable[[Path], Any]:
         download.MOST_BYTES = 1 << 26  # quicker to reach
         return lambda path: download.extract(path, ["a.bin"], path.with_suffix(".out"))
     if kind == "checkpoint":
-        from hybrid import checkpoint
+        from hybrid.folder import checkpoint
 
         return lambda path: checkpoint.load_model(path, checkpoint.read_manifest(path))
     if kind == "settings":
-        from hybrid import config
+        from hybrid.settings import config
 
         return lambda path: config.load(path, {})
     from hybrid.report.records import read

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tomli_w
 from hypothesis import strategies as st
 
-from hybrid.config import Config, known_settings
+from hybrid.settings.config import Config, known_settings
 from solvers import REGISTRY, Backprop
 
 KEYS = sorted({key for solver in REGISTRY for key in known_settings(solver)})

@@ -11,10 +11,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hybrid.cuts.partition import Blocks, split
 from hybrid.links import RankLinks, run_threads
-from hybrid.partition import Blocks, split
 from solvers import Backprop, Batch, Block, Penalty, Solver, Window
-from solvers.projection import leading
+from solvers.layers.projection import leading
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from hybrid.slurm import Request, script
+from hybrid.ranks.slurm import Request, script
 
 BASH = shutil.which("bash")
 

@@ -10,8 +10,8 @@ import torch
 
 from hybrid import models
 from hybrid.bench.baselines import PlainLoop
-from hybrid.config import OptimiserSettings
-from hybrid.partition import split
+from hybrid.cuts.partition import split
+from hybrid.settings.config import OptimiserSettings
 
 PROGRAM = Path(__file__).parents[2] / "support" / "baselines_program.py"
 PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")

@@ -83,7 +83,7 @@ def test_wrong_use_gets_one_line(mpirun, hybrid_cli: Path, arguments: list[str],
 def test_without_ranks_it_says_how_to_start() -> None:
     from typer.testing import CliRunner
 
-    from hybrid.cli import app
+    from hybrid.cli.app import app
 
     outcome = CliRunner().invoke(app, ["bench"])
     assert outcome.exit_code != 0

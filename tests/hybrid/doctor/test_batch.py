@@ -120,7 +120,7 @@ def test_a_job_by_hand_has_no_script_to_look_at(commands) -> None:
 
 
 def test_the_scripts_of_hybrid_submit_pass(tmp_path) -> None:
-    from hybrid.slurm import Request, script
+    from hybrid.ranks.slurm import Request, script
 
     text = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
     assert not batch.signal(text).remedy

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hybrid.links import Network, RankLinks, VirtualLinks, run_threads, run_virtual
 from solvers import AugmentedLagrangian, Backprop, Block
-from solvers.bubble import BubbleFill
-from solvers.pipeline import Gaps
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.pipeline import Gaps
 
 SLOW = Network(bytes_per_second=100.0, latency_seconds=0.25)
 """A byte takes 10 ms."""

@@ -1,0 +1,278 @@
+"""What a cluster would do: every recipe at every number of blocks, timed on virtual links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hybrid.bench.recipes import OwnRow, Recipe, recipes
+from hybrid.cuts.costs import seconds, unit_costs
+from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split
+from hybrid.data import Dataset
+from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.models import Chain, units
+from hybrid.ranks import launch
+from hybrid.rounds.windows import EpochSource
+from hybrid.runs import build
+from hybrid.settings.config import Config
+from solvers import Backprop, Batch
+from solvers.base import Shape
+from solvers.passes.pipeline import Gaps, fit
+from solvers.passes.wire import Wire
+
+FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
+"""Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
+
+Measured with tuned learning rates: docs/benchmarks/README.md, "What a sweep is worth".
+"""
+
+
+@dataclass
+class Prediction:
+    """One recipe at one number of blocks. Lists are per rank."""
+
+    blocks: int
+    recipe: Recipe
+    cuts: list[str]
+    images_per_second: float
+    local_share: float
+    """Images of local steps over images of exact steps."""
+    idle_share: list[float]
+    bytes_per_image: float
+    memory_bytes: list[int]
+    gaps: list[Gaps] = field(default_factory=list)
+
+    @property
+    def progress(self) -> float:
+        """Images a second, an image of local work counted as what it is worth."""
+        worth = FILL_WORTH if self.recipe.fill else SWEEP_WORTH
+        return self.images_per_second * (1 + worth * self.local_share)
+
+
+class Planner:
+    """Predicts from runs of a few mini-batches, K blocks in turn on this machine."""
+
+    def __init__(self, settings: Config, model: Chain, data: Dataset, network: Network) -> None:
+        self.settings, self.network = settings, network
+        self.model, self.data = model.to(memory_format=torch.channels_last), data  # type: ignore[call-overload]
+        self.threads = settings.train.threads or 1
+        launch.keep_memory()
+        torch.set_num_threads(self.threads)
+        self.costs = unit_costs(self.model, units(model), default_sample(model, None), seconds)
+        """Seconds of every unit and one sample, measured here."""
+
+    def blocks(self, count: int) -> Blocks:
+        """The model in `count` blocks, balanced by the measured costs."""
+        blocks = split(self.model, count, balance="even")
+        starts = balanced_starts([sum(cost) for cost in self.costs], count)
+        return replace(blocks, starts=starts, costs=self.costs)
+
+    def base(self) -> Prediction:
+        """The plain loop: one block on one rank."""
+        return self.predict(split(self.model, 1), Recipe("plain loop", Backprop()))
+
+    def predictions(
+        self, counts: Sequence[int], micro_batches: Sequence[int], say: Callable[[str], None]
+    ) -> list[Prediction]:
+        """Every recipe at every number of blocks, over cuts balanced by measured cost."""
+        made = []
+        most = len(units(self.model))
+        if max(counts) > most:
+            raise ValueError(
+                f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
+                f"most {most}, or take a deeper model"
+            )
+        solvers = [self.settings.make_solver()]
+        for count in counts:
+            blocks = self.blocks(count)
+            for recipe in recipes(micro_batches, self.settings.make_correction(), solvers):
+                say(f"{count} blocks: {recipe.name}")
+                made.append(self.predict(blocks, recipe))
+        return made
+
+    def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 4) -> Prediction:
+        """Time `steps` mini-batches (whole windows) after as many to warm up.
+
+        A solver that trains alone has a pipeline that every report empties: it is timed over
+        as many and four times as many, which gives the time of those between two reports.
+        """
+        size, alone = self.settings.train.batch_size, recipe.solver.standalone
+        batches = self.batches(recipe.window if recipe.windowed else steps)
+        warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
+        gaps = self.gaps(blocks, recipe) if recipe.fill else []
+        optimiser = self.settings.optimiser
+        device = torch.device("cpu")
+
+        def program(links: RankLinks) -> dict[str, float]:
+            row = OwnRow(recipe, blocks, links, gaps, optimiser, size, device)
+            row.train(warm_up)
+            found = _timed(row, links, batches)
+            if not alone:
+                return found
+            every = self.settings.train.report_every * links.size
+            more = (every - len(batches)) / (3 * len(batches))
+            longer = _timed(row, links, batches * 4)
+            return {k: v + more * (longer[k] - v) for k, v in found.items()}
+
+        ranks = run_virtual(len(blocks), program, self.network, self.threads)
+        elapsed, images = max(r["seconds"] for r in ranks), max(r["images"] for r in ranks)
+        swept = recipe.sweeps if recipe.windowed else 0
+        local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
+        return Prediction(
+            len(blocks),
+            recipe,
+            blocks.cuts,
+            images / elapsed,
+            float(local),
+            [max(0.0, r["waited"]) / elapsed for r in ranks],
+            sum(r["sent"] for r in ranks) / images,
+            self.memory(blocks, recipe, gaps),
+            gaps,
+        )
+
+    def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
+        """The local work that fits, by measured costs and this network."""
+        exact = recipe.correction
+        wire = Wire(exact.messages, exact.filter)
+        rate = self.network.bytes_per_second
+        shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
+        transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
+        size = self.settings.train.batch_size
+        costs = replace(blocks, costs=self.costs).block_costs()
+        return fit(costs, size, exact.micro_batches, transfers)
+
+    def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
+        """Bytes a rank: weights, their optimiser, graphs alive at once, auxiliary variables."""
+        size, exact = self.settings.train.batch_size, recipe.correction
+        m, K = exact.micro_batches, len(blocks)
+        shapes: list[Shape | None] = [None, *blocks.cut_shapes(self._image(1)), None]
+        x = self._image(-(-size // m))
+        copies = 4 if self.settings.optimiser.name == "adamw" else 3
+        needed = []
+        for k in range(K):
+            module = blocks.module(k)
+            weights = sum(p.numel() * p.element_size() for p in module.parameters())
+            arriving = torch.zeros(size, *x.shape[1:]).to(memory_format=torch.channels_last)
+            arriving.requires_grad_(k > 0)
+            x, graph = _saved_bytes(module, x)
+            a_sample = graph / -(-size // m)
+            flying = m if recipe.fill and k < K - 1 else min(m, K - k)
+            if exact.recompute:
+                lam = shapes[k] or tuple(self.model.input_shape)
+                graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
+            samples = recipe.window * size if recipe.windowed else 0
+            live = flying * graph
+            if recipe.solver.standalone:
+                live = recipe.solver.held_bytes(module, arriving, k, K, _graph_bytes)
+            if recipe.windowed:
+                live = max(live, round(size * a_sample))
+            if recipe.fill:
+                live += round(min(max(gaps[k]), size) * a_sample)
+                samples = (-(-sum(gaps[k]) // size) + 1) * size
+            exchanges = recipe.sweeps > 1
+            store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, exchanges)
+            needed.append(copies * weights + live + (store if samples else 0))
+        return needed
+
+    def _image(self, count: int) -> Tensor:
+        return torch.zeros(count, *self.model.input_shape).to(memory_format=torch.channels_last)
+
+    def batches(self, count: int) -> list[Batch]:
+        """As many mini-batches of the data, with a learning rate of almost nothing."""
+        size = self.settings.train.batch_size
+        source = EpochSource(self.data, 0, 0, True, torch.device("cpu"))
+        ids = torch.arange(count * size).remainder(len(self.data)).split(size)
+        return [Batch(i, 1e-6, source) for i in ids]
+
+
+def report(
+    settings: Config,
+    counts: Sequence[int],
+    micro_batches: Sequence[int],
+    say: Callable[[str], None],
+) -> str:
+    """The table of all predictions, and the commands to take."""
+    images, _ = build.data_sets(settings.data)
+    wire = settings.links
+    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
+    planner = Planner(settings, build.model(settings, images), images, network)
+    base = planner.base()
+    found = planner.predictions(counts, micro_batches, say)
+    return f"{table(base, found, len(images))}\n\n{advice(found, settings)}"
+
+
+def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int) -> str:
+    """Markdown: a row each."""
+    lines = [
+        "| blocks | | images/s | epoch | speed-up | with local steps | idle share "
+        "| KB sent an image | memory a rank |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for p in [base, *predictions]:
+        idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
+        lines.append(
+            f"| {p.blocks} | {p.recipe.name} | {p.images_per_second:.0f} "
+            f"| {epoch_images / p.images_per_second:.1f} s "
+            f"| {p.images_per_second / base.images_per_second:.2f} "
+            f"| {p.progress / base.progress:.2f} | {idle} "
+            f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
+def advice(predictions: Sequence[Prediction], settings: Config) -> str:
+    """The command that trains fastest at each number of blocks."""
+    lines = []
+    for count in dict.fromkeys(p.blocks for p in predictions):
+        best = max((p for p in predictions if p.blocks == count), key=lambda p: p.progress)
+        command = (
+            f"mpirun -n {count} hybrid train --model {settings.model.name} "
+            f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
+            f"{best.recipe.flags()}"
+        )
+        if best.cuts:
+            names = ",".join(f'"{cut}"' for cut in best.cuts)
+            command += f" --set 'split.cuts=[{names}]'"
+        if best.gaps:
+            pairs = ",".join(f"[{g.middle},{g.turn}]" for g in best.gaps)
+            command += f" --set 'rounds.gaps=[{pairs}]'"
+        lines.append(command)
+    return "\n".join(lines)
+
+
+def _timed(row: OwnRow, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
+    """One rank's share of training on `batches`; all begin together."""
+    links.all_gather(None)
+    start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
+    row.train(batches)
+    return {
+        "seconds": links.now() - start,
+        "waited": row.waiting_seconds() - waited,
+        "sent": row.bytes_sent() - sent,
+        "images": sum(map(len, batches)),
+    }
+
+
+def _graph_bytes(module: torch.nn.Module, x: Tensor) -> int:
+    with torch.enable_grad():
+        return _saved_bytes(module, x)[1]
+
+
+def _saved_bytes(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    """The module's output, and what autograd keeps for its backward pass, parameters left out."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = module(x.detach().requires_grad_(x.requires_grad))
+    return out.detach().requires_grad_(), sum(kept.values())

@@ -1,0 +1,162 @@
+"""The settings that `bench` and `plan` compare, one recipe a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hybrid.cuts.partition import Blocks
+from hybrid.links import RankLinks
+from hybrid.models import units
+from hybrid.settings.config import OptimiserSettings
+from hybrid.training.assemble import make_block, make_rounds
+from solvers import REGISTRY, Backprop, Batch, Penalty, Solver, Window
+from solvers.passes.pipeline import Gaps
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to train: a solver beside a serial pass."""
+
+    name: str
+    correction: Backprop
+    solver: Solver = field(default_factory=Backprop)
+    sweeps: int = 0
+    fill: bool = False
+    window: int = 4
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a round sweeps over a window that a serial pass has recorded."""
+        return self.sweeps > 0 and not self.solver.standalone
+
+    def flags(self) -> str:
+        """What gives this recipe to `hybrid train`."""
+        parts = [f"--solver {self.solver.name}"]
+        if not self.solver.exact:
+            parts += _changed("solver", self.solver)
+        if self.solver.standalone:
+            return " ".join(parts)
+        if not self.solver.exact:
+            parts.append(f"--sweeps {self.sweeps}")
+        parts += _changed("solver" if self.solver.exact else "correction", self.correction)
+        if self.sweeps:
+            parts.append(f"--window {self.window}")
+        if self.fill:
+            parts.append("--set rounds.fill=true")
+        return " ".join(parts)
+
+
+def _changed(section: str, solver: Solver) -> list[str]:
+    """The settings that are not the default."""
+    assert is_dataclass(solver)
+    parts = []
+    for setting in fields(solver):
+        value = getattr(solver, setting.name)
+        if value != setting.default:
+            text = str(value).lower() if isinstance(value, bool) else value
+            parts.append(f"--set {section}.{setting.name}={text}")
+    return parts
+
+
+def recipes(
+    micro_batches: Sequence[int],
+    correction: Backprop | None = None,
+    solvers: Sequence[Solver] | None = None,
+) -> list[Recipe]:
+    """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
+    pipeline and a windowed one, or it alone.
+
+    `correction` gives the serial passes' other settings (number format of messages, ...).
+    """
+    exact = correction or Backprop()
+    made = [
+        Recipe(f"backprop, m={m}", replace(exact, micro_batches=m))
+        for m in dict.fromkeys((1, *micro_batches))
+    ]
+    if exact.messages == "float32":
+        m = micro_batches[0]
+        narrow = replace(exact, micro_batches=m, messages="bfloat16")
+        made.append(Recipe(f"backprop, m={m}, bfloat16 messages", narrow))
+    for solver in solvers or [kind() for kind in REGISTRY.values()]:
+        name = solver.name
+        if solver.exact:
+            continue
+        if solver.standalone:
+            made.append(Recipe(name, exact, solver, sweeps=1))
+            continue
+        for m in micro_batches:
+            pipelined = replace(exact, micro_batches=m)
+            if not isinstance(solver, Penalty):
+                continue
+            made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, solver, fill=True))
+        made.append(Recipe(f"{name}, m={m}, window 4", pipelined, solver, sweeps=1))
+    return made
+
+
+class OwnRow:
+    """A recipe on this rank; a `Row` of the bench."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        blocks: Blocks,
+        links: RankLinks,
+        gaps: list[Gaps],
+        settings: OptimiserSettings,
+        batch_size: int,
+        device: torch.device,
+    ) -> None:
+        self.name = recipe.name
+        self.recipe, self.links = recipe, links
+        model = deepcopy(blocks.model)
+        self.blocks = replace(blocks, model=model, units=units(model))
+        self.block = make_block(self.blocks, links.rank, settings, device)
+        self.rounds = make_rounds(
+            self.block,
+            links,
+            recipe.solver,
+            recipe.correction,
+            batch_size=batch_size,
+            window=recipe.window,
+            sweeps=recipe.sweeps,
+            fill=gaps if recipe.fill else None,
+            correct_every=0 if recipe.solver.standalone else 1,
+        )
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        """Rounds over windows of the given mini-batches."""
+        solver, length = self.rounds.solver, self.recipe.window
+        recorder = None if solver is None else solver.recorder
+        starts = range(0, len(batches), length)
+        chunks = [list(batches[start : start + length]) for start in starts]
+        windows = [Window(chunk, self.recipe.sweeps, recorder) for chunk in chunks]
+        self.rounds.run([(window, window) for window in windows], 0, 0)
+
+    def begin_epoch(self) -> None:
+        """Forget the records of the epoch before."""
+        self.rounds.end_epoch()
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """The composed network's state on rank 0, nothing under way."""
+        self.rounds.drain()
+        module = self.blocks.module(self.links.rank)
+        mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
+        everyone = self.links.all_gather(mine)
+        whole = {k: v for part in everyone for k, v in part.items()}
+        return whole if self.links.rank == 0 else None
+
+    def bytes_sent(self) -> float:
+        """Bytes this rank has sent so far, counted."""
+        return self.links.traffic.total_bytes
+
+    def waiting_seconds(self) -> float:
+        """Seconds this rank has waited for others so far, measured."""
+        return self.links.traffic.total_waiting
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,71 @@
+"""How the command ends when something goes wrong: one line, once, and a non-zero exit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hybrid.errors import printable, reason
+from hybrid.links import AgreedError
+from hybrid.ranks import launch
+from hybrid.ranks.stopping import StoppedError
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130
+STOPPED = 75
+"""Stopped on request with a checkpoint: not done, to be gone on with (EX_TEMPFAIL)."""
+
+
+def run_command(command: Callable[[], Any]) -> int:
+    """Run `command`; give the exit status. Ranks other than 0 print nothing to the terminal.
+
+    Errors that every rank knows of end the ranks one by one; any other ends the MPI job at once.
+    """
+    if launch.launched_rank() > 0:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    try:
+        comm = launch.communicator()
+    except ValueError as error:
+        return _say(error, FAILED)
+    try:
+        result = command()
+        if result == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return _say("interrupted; go on with --resume", INTERRUPTED)
+    except StoppedError as error:
+        return _leave(comm, error, STOPPED)
+    except AgreedError as error:
+        return _leave(comm, error, FAILED)
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is not None:
+            hint = "see hybrid --help"
+            return _leave(comm, f"{' '.join(message().split()) or hint}", USAGE)
+        return _fail(comm, error)
+
+
+def _leave(comm: Any, error: object, status: int) -> int:
+    """Every rank is here: rank 0 speaks, and none leaves before it has."""
+    _say(error, status)
+    if comm is not None:
+        comm.Barrier()
+    return status
+
+
+def _fail(comm: Any, error: BaseException) -> int:
+    if comm is not None:
+        from hybrid.links.mpi import abort
+
+        abort(comm, error)
+    return _say(reason(error), FAILED)
+
+
+def _say(error: object, status: int) -> int:
+    if launch.launched_rank() == 0:
+        kind = "" if status == STOPPED else "error: "
+        print(f"hybrid: {kind}{printable(str(error))}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,1 @@
+"""Units into blocks: what they cost and where to cut."""

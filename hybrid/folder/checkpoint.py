@@ -1,0 +1,221 @@
+"""Checkpoints: one safetensors file a unit, and a JSON manifest with their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from hybrid.folder.files import read_whole, write_durably
+from hybrid.folder.manifest import MOST_BYTES, Files, check
+from hybrid.models import Unit
+from hybrid.rounds.optimisers import SLOTS
+
+FORMAT = 4
+Optimisers = Mapping[str, torch.optim.Optimizer]
+
+
+def tensors_of(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
+    """What a unit's file holds: its parameters and buffers, and their optimiser state."""
+    tensors = _model_tensors(unit)
+    for kind, optimiser in _distinct(optimisers).items():
+        for name, parameter in _parameters(unit).items():
+            for slot, value in optimiser.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"{name}:{kind}.{slot}"] = value
+    return tensors
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in host memory that no later step changes; tied weights get one each."""
+    form = torch.contiguous_format
+    return {k: t.detach().to("cpu", copy=True, memory_format=form) for k, t in tensors.items()}
+
+
+def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Write one file; give its entry in the manifest."""
+    content = save_tensors(tensors)
+    file = quote(name, safe="") + ".safetensors"
+    write_durably(folder / file, content)
+    found = hashlib.sha256(content).hexdigest()
+    return {"file": file, "sha256": found, "bytes": len(content)}
+
+
+def complete(root: Path) -> list[Path]:
+    """The whole checkpoints below `root`, oldest first."""
+    named = (p for p in root.glob("[0-9]*") if p.name.isdigit() and not p.is_symlink())
+    return sorted(p for p in named if (p / "manifest.json").is_file())
+
+
+def clear_partial(root: Path) -> None:
+    """Remove what writes that never ended have left below `root`."""
+    for partial in root.glob(".[0-9]*.partial"):
+        shutil.rmtree(partial)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; ValueError if it is damaged or of another format."""
+    path = folder / "manifest.json"
+    content = read_whole(path, MOST_BYTES)
+    try:
+        body = json.loads(content)
+        claimed = body.pop("sha256")
+        format_number = body["format"]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise ValueError(damaged(path)) from None
+    if claimed != digest(body):
+        raise ValueError(damaged(path))
+    if format_number != FORMAT:
+        raise ValueError(f"{path} has format {format_number}; this version reads {FORMAT}")
+    check(Files, body, path)
+    return dict(body)
+
+
+def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """One unit's tensors; ValueError if its file is missing or not the one that was written."""
+    return _load(folder, manifest["units"][name])
+
+
+def load_kept(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """What a solver kept under `name`, empty if nothing; ValueError as for `load_unit`."""
+    entry = manifest["kept"].get(name)
+    return _load(folder, entry) if entry else {}
+
+
+def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
+    path = folder / entry["file"]
+    try:
+        content = read_whole(path, entry["bytes"])
+    except FileNotFoundError:
+        raise ValueError(damaged(path, "is missing")) from None
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise ValueError(damaged(path))
+    try:
+        return load_tensors(content)
+    except SafetensorError as error:
+        raise ValueError(damaged(path, f"cannot be read ({error})")) from None
+
+
+def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The state dict of the composed network, without optimiser state."""
+    tensors: dict[str, Tensor] = {}
+    for name in manifest["units"]:
+        loaded = load_unit(folder, manifest, name)
+        tensors |= {key: value for key, value in loaded.items() if ":" not in key}
+    return tensors
+
+
+def restore(
+    folder: Path, manifest: Mapping[str, Any], units: Iterable[Unit], optimisers: Optimisers
+) -> None:
+    """Load units and their optimiser state in place; ValueError if they are other units."""
+    for unit in units:
+        if unit.name not in manifest["units"]:
+            raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
+        loaded = load_unit(folder, manifest, unit.name)
+        for name, tensor in _model_tensors(unit).items():
+            _check_like(folder, name, loaded.get(name), tensor)
+            with torch.no_grad():
+                tensor.copy_(loaded[name])
+        for kind, optimiser in _distinct(optimisers).items():
+            for name, parameter in _parameters(unit).items():
+                slots = {
+                    key.rpartition(".")[2]: value.clone()
+                    for key, value in loaded.items()
+                    if key.startswith(f"{name}:{kind}.")
+                }
+                if slots:
+                    _check_slots(folder, name, optimiser, slots, parameter)
+                    on_device = {
+                        slot: value if value.ndim == 0 else _like(value, parameter)
+                        for slot, value in slots.items()
+                    }
+                    optimiser.state[parameter] = on_device
+
+
+def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
+    if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
+        what = "nothing" if found is None else f"{tuple(found.shape)}"
+        if found is not None and found.dtype != tensor.dtype:
+            what = f"{what} of {found.dtype}"
+        raise ValueError(
+            f"{folder} holds {what} where the model has {name} of shape "
+            f"{tuple(tensor.shape)}: it is of another model"
+        )
+
+
+def _check_slots(
+    folder: Path,
+    name: str,
+    optimiser: torch.optim.Optimizer,
+    slots: Mapping[str, Tensor],
+    parameter: Tensor,
+) -> None:
+    """ValueError unless they are what the optimiser keeps of a parameter."""
+    wanted = SLOTS.get(type(optimiser), set(slots))
+    if set(slots) != wanted:
+        raise ValueError(
+            f"{folder} holds {', '.join(sorted(slots))} of {name}, but "
+            f"{type(optimiser).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
+            "optimiser of the run"
+        )
+    for slot, value in slots.items():
+        if value.ndim and value.shape != parameter.shape:
+            raise ValueError(
+                f"{folder} holds {slot} {tuple(value.shape)} of {name}, which has shape "
+                f"{tuple(parameter.shape)}: it is of another model"
+            )
+
+
+def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:
+    """What to say of a damaged file, and of the checkpoint to go back to."""
+    before = [p for p in complete(path.parent.parent) if p < path.parent]
+    if before:
+        way = f"remove {path.parent} to resume from {before[-1].name}"
+    else:
+        way = "no checkpoint is left before it; start again with a new --out"
+    return f"{path} {how}: {way}"
+
+
+def _model_tensors(unit: Unit) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, module in unit.parts.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def _parameters(unit: Unit) -> dict[str, torch.nn.Parameter]:
+    return {
+        f"{prefix}.{name}": parameter
+        for prefix, module in unit.parts.items()
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _distinct(optimisers: Optimisers) -> dict[str, torch.optim.Optimizer]:
+    """A shared optimiser is kept once."""
+    first: dict[int, str] = {}
+    for kind, optimiser in optimisers.items():
+        first.setdefault(id(optimiser), kind)
+    return {kind: optimisers[kind] for kind in first.values()}
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    made = torch.empty_like(parameter, requires_grad=False)
+    return made.copy_(value)
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """Checksum of a manifest without its checksum."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

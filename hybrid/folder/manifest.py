@@ -1,0 +1,107 @@
+"""What a checkpoint's manifest must hold before any of it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hybrid.settings.config import first_fault
+
+MOST_BYTES = 1 << 26
+"""The largest manifest read; one of a thousand units has 0.3 MB."""
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+# a plain name: no folder, and no way out of the checkpoint's own
+FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=255)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Entry(_Part):
+    """A file of tensors."""
+
+    file: FileName
+    sha256: str
+    bytes: Count
+
+
+class Files(_Part):
+    """What every checkpoint says of itself."""
+
+    step: Count
+    units: dict[str, Entry]
+    kept: dict[str, Entry]
+
+
+class Rounds(_Part):
+    """`hybrid.rounds.rounds.Rounds.state`."""
+
+    probe: list[float]
+    resting: bool
+    returns: Count
+    count: Count
+    length: Count
+    recorded: bool
+
+
+class Rollback(_Part):
+    """An entry of `hybrid.training.run.Run.rollbacks`."""
+
+    step: Count
+    reason: str
+    to: Count
+    rates: dict[str, float]
+
+
+class Progress(_Part):
+    """What a run needs to go on; lists are per rank, `residual` per cut."""
+
+    solver: str
+    model: str
+    data: str
+    seed: int
+    step: Count
+    epoch: Count
+    steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
+    window: Annotated[int, Field(ge=1, lt=2**53)]
+    cuts: list[str]
+    kept_as: list[Any]
+    gaps: list[list[Count]]
+    test_accuracy: float | None
+    residual: list[float]
+    rounds: Rounds
+    rollbacks: list[Rollback]
+    totals: list[dict[str, float]]
+    loss_scales: list[dict[str, float]]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Progress:
+        done = self.step - self.epoch * self.steps_per_epoch
+        if not 0 <= done < self.steps_per_epoch:
+            raise ValueError(
+                f"step {self.step} is not within epoch {self.epoch} of {self.steps_per_epoch} steps"
+            )
+        blocks = len(self.cuts) + 1
+        sizes = (len(self.residual) + 1, len(self.totals), len(self.loss_scales))
+        if sizes != (blocks,) * 3:
+            raise ValueError(f"{blocks} blocks have {sizes} residuals, totals and loss scales")
+        return self
+
+
+P = TypeVar("P", bound=_Part)
+
+
+def check(cls: type[P], body: Mapping[str, Any], path: Path) -> None:
+    """ValueError, naming the file and the first fault, unless `body` is as `cls` says."""
+    try:
+        cls.model_validate(body)
+    except ValidationError as error:
+        raise ValueError(
+            f"{path} is no manifest of this program: {first_fault(error)}; do not use a checkpoint "
+            "of unknown origin"
+        ) from None

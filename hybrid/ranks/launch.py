@@ -1,0 +1,158 @@
+"""How this process was started: alone, by mpirun or by srun; and what it may use."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from hybrid.errors import one_line
+from hybrid.ranks.heartbeat import Heartbeat
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+
+
+def launched_size() -> int:
+    """Number of ranks the launcher says it started; 0 without one."""
+    size = _first_number(_SIZES)
+    if size is None and "SLURM_STEP_ID" in os.environ:
+        size = _first_number(("SLURM_STEP_NUM_TASKS",))
+        size = None if size == 1 else size
+    return size or 0
+
+
+def launched_rank() -> int:
+    """This process's rank according to the launcher; 0 without one."""
+    rank = _first_number(_RANKS)
+    if rank is None and launched_size():
+        rank = _first_number(("SLURM_PROCID",))
+    return rank or 0
+
+
+class Ranks(NamedTuple):
+    """The ranks of a job, and this one's place among them."""
+
+    comm: Any
+    local_rank: int
+    """Its number among the ranks of its host."""
+    local_size: int
+    sharing: int
+    """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
+    heartbeat: Heartbeat | None = None
+
+
+@cache
+def ranks() -> Ranks | None:
+    """The ranks a launcher started, or None where there is no launcher. All must call it.
+
+    Raises ValueError if mpi4py is missing, or if the launcher started N processes that do not
+    find each other (srun without PMIx starts N jobs of size one).
+    """
+    size = launched_size()
+    if not size:
+        return None
+    _set_gpu()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
+            "pip install 'hybrid[mpi]' and an MPI library, or run without mpirun"
+        ) from None
+    if MPI.COMM_WORLD.size != size:
+        raise ValueError(
+            f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: "
+            "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
+        )
+    _abort_on_exceptions(MPI.COMM_WORLD)
+    host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    mine = sorted(os.sched_getaffinity(0))
+    sharing = host.allgather(mine).count(mine)
+    heartbeat = Heartbeat(MPI.COMM_WORLD.Dup(), host)
+    atexit.register(heartbeat.stop)
+    return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing, heartbeat)
+
+
+def communicator() -> Any:
+    """The communicator of all ranks, or None where there is no launcher."""
+    found = ranks()
+    return None if found is None else found.comm
+
+
+def threads_per_rank(blocks: int) -> int:
+    """Cores this process may use, shared among those who use the same.
+
+    Those are its `blocks` threads where there is no launcher, else the ranks with its cores.
+    """
+    found = ranks()
+    sharing = blocks if found is None else found.sharing
+    return max(1, len(os.sched_getaffinity(0)) // sharing)
+
+
+def device(setting: str) -> torch.device:
+    """Where this rank's block lives; the local rank chooses among the visible GPUs."""
+    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("train.device is 'cuda' but torch sees no GPU; use auto or cpu")
+    found = ranks()
+    gpu = torch.device("cuda", (found.local_rank if found else 0) % torch.cuda.device_count())
+    torch.cuda.set_device(gpu)
+    return gpu
+
+
+def _set_gpu() -> None:
+    """Choose this rank's GPU before MPI is initialised, as a GPU-aware library needs it."""
+    local = _first_number(_LOCAL_RANKS)
+    if local is not None and torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
+
+
+def keep_memory() -> None:
+    """Let glibc keep freed memory: a training step frees and asks for the same sizes.
+
+    Without it large buffers go back to the system and are cleared by it again at every step.
+    Other C libraries have no such settings, and none is needed.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+        libc.mallopt(m_mmap_threshold, 1 << 30)
+        libc.mallopt(m_trim_threshold, (1 << 31) - 1)
+        libc.mallopt(m_top_pad, 1 << 26)
+
+
+def _abort_on_exceptions(comm: Any) -> None:
+    """An exception that leaves a rank's script ends the job: the others may wait for it."""
+    show = sys.excepthook
+
+    def hook(*exception: Any) -> None:
+        try:
+            show(*exception)
+            sys.stderr.flush()
+        finally:  # nobody may be left to read it
+            comm.Abort(1)
+
+    sys.excepthook = hook
+
+
+def _first_number(names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None

@@ -1,0 +1,272 @@
+"""A training as a Slurm batch script, which goes on in a later job where its time ends."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, fields
+from pathlib import Path
+from shlex import quote
+
+from hybrid.folder.files import write_atomically
+from hybrid.settings.config import SplitSettings
+
+SIGNAL_SECONDS = 120
+"""How long before its end Slurm tells a job so; Slurm may be a minute early."""
+
+LAUNCHERS = {
+    # pe: the cores of a rank; the hosts come from Slurm
+    "mpirun": "mpirun --map-by ppr:{ranks}:node:pe={cpus} --bind-to core",
+    # srun does not take --cpus-per-task from the job since 22.05; with --kill-on-bad-exit=1, some
+    # sites' default, the first rank to leave with 75 would get the others killed
+    "srun": "srun --mpi=pmix --cpus-per-task={cpus} --cpu-bind=cores --kill-on-bad-exit=0",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of Slurm; ValueError names a field that cannot be, and what can."""
+
+    config: Path
+    """Settings, read when the job starts."""
+    out: Path
+    """Run folder; with seeds the beginning of its name."""
+    nodes: int
+    ranks_per_node: int
+    gpus_per_rank: int = 0
+    cpus_per_rank: int = 8
+    time: str = "04:00:00"
+    seeds: str = ""
+    """A job a seed: "0,1,2" or "0-4"; empty: one job with the seed of the settings."""
+    max_requeues: int = 20
+    partition: str = ""
+    account: str = ""
+    launcher: str = "mpirun"
+    setup: str = ""
+    """Shell commands that make hybrid and MPI available."""
+    settings: tuple[str, ...] = ()
+    """Values of --set, "section.key=value"."""
+
+    def __post_init__(self) -> None:
+        least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
+        for name in (*least, "gpus_per_rank", "max_requeues"):
+            value = getattr(self, name)
+            if value < least.get(name, 0):
+                at_least = f"it must be at least {least.get(name, 0)}"
+                raise ValueError(f"--{name.replace('_', '-')} is {value}; {at_least}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for text in value if isinstance(value, tuple) else [str(value)]:
+                if not text.isprintable():
+                    raise ValueError(f"{field.name} is {text!r}; no line break or control fits in")
+        if "\\" in str(self.out) or not self.out.name:
+            raise ValueError(f"--out is {str(self.out)!r}; Slurm's log needs a name, without \\")
+        if self.launcher not in LAUNCHERS:
+            raise ValueError(f"--launcher is {self.launcher!r}; choose {' or '.join(LAUNCHERS)}")
+        if seconds(self.time) <= SIGNAL_SECONDS:
+            raise ValueError(
+                f"--time is {self.time}; a job is told {SIGNAL_SECONDS} seconds before its end, "
+                "so ask for more"
+            )
+        _check_seeds(self.seeds)
+        if self.seeds and "train.seed" in (
+            text.partition("=")[0].strip() for text in self.settings
+        ):
+            raise ValueError("--array gives the seeds, and so does --set train.seed: choose one")
+        if self.setup.endswith("\\"):
+            raise ValueError(f"--setup is {self.setup!r}; it ends in the middle, at \\")
+
+    @property
+    def ranks(self) -> int:
+        """MPI ranks of a job, one block each."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def file(self) -> Path:
+        """Where the script is written: beside the run folder, which a job may set aside."""
+        return self.out.with_name(f"{self.out.name}.sbatch")
+
+
+def script(request: Request) -> str:
+    """The batch script, for bash."""
+    return f"""\
+#!/bin/bash
+# Submitted again, or requeued, this goes on from the newest checkpoint.
+{_directives(request)}
+{_START}
+{request.setup or ":  # no --setup: hybrid and MPI are those of the shell that submits"}
+set -u # not before: modules and environments read unset variables
+
+export OMP_NUM_THREADS={request.cpus_per_rank}
+export CUPY_CACHE_DIR=${{TMPDIR:-/tmp}}/cupy-$SLURM_JOB_ID  # on the node, not in the home
+{_job(request)}
+max_requeues={request.max_requeues}
+{_TRAIN}"""
+
+
+def submit(request: Request) -> str:
+    """Write the script and hand it to sbatch; gives the job's number. ValueError if it refuses."""
+    request.file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(request.file, script(request))
+    command = ["sbatch", "--parsable", str(request.file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no sbatch here to take {request.file}: submit on a login node of the "
+            "cluster, or look at the script with --dry-run"
+        ) from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit {done.returncode}"
+        hint = " (--gpus-per-rank 0 asks for no GPU)" if "gres" in said else ""
+        raise ValueError(f"sbatch refused {request.file}: {said}{hint}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def check_blocks(split: SplitSettings, request: Request) -> None:
+    """ValueError unless the settings' blocks, where they give any, are the ranks asked for."""
+    named = len(split.cuts) + 1 if split.cuts else 0
+    for key, blocks in (("split.blocks", split.blocks), ("split.cuts", named)):
+        if blocks not in (0, request.ranks):
+            raise ValueError(
+                f"{key} asks for {blocks} blocks but {request.nodes} nodes of "
+                f"{request.ranks_per_node} ranks are {request.ranks}, one block each: change "
+                f"--nodes and --ranks-per-node, or --set {key}="
+                + (f"{request.ranks}" if key == "split.blocks" else "[]")
+            )
+
+
+def check_setup(setup: str) -> None:
+    """ValueError if bash, where there is one, cannot read the commands."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return
+    done = subprocess.run([bash, "-n", "-c", setup], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"--setup is {setup!r}, which bash cannot read: {done.stderr.strip()}")
+
+
+def seconds(time: str) -> int:
+    """A time limit as Slurm writes it: MM, HH:MM:SS or D-HH:MM:SS."""
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)|(\d+))", time, re.ASCII)
+    if found is None or (found[1] and int(found[2]) > 23):
+        raise ValueError(f"--time is {time!r}; write minutes, HH:MM:SS or D-HH:MM:SS")
+    days, hours, minutes, rest, alone = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes + alone) * 60 + rest
+
+
+def _check_seeds(seeds: str) -> None:
+    for part in seeds.split(",") if seeds else []:
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"--array is {seeds!r}; write seeds such as 0,1,2 or 0-4")
+
+
+def _directives(request: Request) -> str:
+    log = str(request.out).replace("%", "%%") + ("-%A_%a.out" if request.seeds else "-%j.out")
+    options = {
+        "job-name": request.out.name,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.ranks_per_node,
+        "cpus-per-task": request.cpus_per_rank,
+        # not per task: a rank would not see its neighbour's GPU, which GPU-aware MPI copies from,
+        # and mpirun's one daemon a node would get the GPUs of one rank
+        "gpus-per-node": request.ranks_per_node * request.gpus_per_rank or "",
+        "hint": "nomultithread",
+        "time": request.time,
+        "array": request.seeds,
+        "partition": request.partition,
+        "account": request.account,
+        "output": log,
+        "open-mode": "append",
+        "signal": f"B:USR1@{SIGNAL_SECONDS}",
+    }
+    lines = [f"#SBATCH --{key}={_word(str(text))}" for key, text in options.items() if text]
+    return "\n".join([*lines, "#SBATCH --requeue"])
+
+
+def _word(text: str) -> str:
+    """One word of an #SBATCH line; sbatch has its own rules, in which a # may end even a quote."""
+    if re.fullmatch(r"[\w%+,./:=@-]*", text, re.ASCII):
+        return text
+    return '"' + re.sub(r"([\"'\\#])", r"\\\1", text) + '"'
+
+
+def _job(request: Request) -> str:
+    start = LAUNCHERS[request.launcher]
+    start = start.format(ranks=request.ranks_per_node, cpus=request.cpus_per_rank)
+    words = ["train", str(request.config)]
+    for text in request.settings:
+        words += ["--set", text]
+    run, train = quote(str(request.out)), " ".join(quote(word) for word in words)
+    lines = ["job=$SLURM_JOB_ID", f"run={run}", f"train=({train})"]
+    if request.seeds:
+        lines = [
+            "seed=$SLURM_ARRAY_TASK_ID",
+            "job=${SLURM_ARRAY_JOB_ID}_$seed",
+            f'run={run}-seed"$seed"',
+            f'train=({train} --set "train.seed=$seed")',
+        ]
+    return "\n".join([*lines, f"launch=({start})"])
+
+
+_START = """\
+set -eo pipefail
+
+signals=0 launcher=
+forward() { # mpirun and srun hand the signal to their ranks
+    signals=$((signals + 1))
+    if [[ -n $launcher ]]; then kill -USR1 "$launcher" || true; fi
+}
+trap forward USR1
+"""
+
+_TRAIN = """\
+
+shopt -s nullglob
+checkpoints=("$run"/checkpoints/[0-9]*/manifest.json)
+if ((${#checkpoints[@]})); then
+    train+=(--resume)
+elif [[ -e $run ]]; then
+    mv -- "$run" "$run.without-checkpoint-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
+fi
+
+written() { stat --format=%i,%z -- "$run/summary.json" 2>/dev/null || true; }
+before_start=$(written)
+status=75
+if ((signals == 0)); then
+    "${launch[@]}" hybrid "${train[@]}" --out "$run" &
+    launcher=$!
+    while :; do
+        before=$signals status=0
+        wait "$launcher" || status=$?
+        ((signals > before)) || break # a signal ends the wait, not the launcher
+    done
+fi
+
+# mpirun gives 0 as well where a node's daemon is lost or gets TERM, as preemption sends it
+summary=$(written)
+if [[ -n $summary && $summary != "$before_start" ]]; then
+    if ((status == 138 || status == 143)); then status=0; fi # a signal after the end
+elif ((status == 0)); then
+    echo "the launcher ended before the training: a lost node, or preemption" >&2
+    status=75
+fi
+
+# 75: not ended, go on from the checkpoint; 138, 143: USR1, TERM before hybrid could take them
+if ((status == 75 || status == 143 || (status == 138 && signals > 0))); then
+    requeued=${SLURM_RESTART_COUNT:-0}
+    state=$(squeue --noheader --format=%T --jobs="$job" 2>/dev/null) || state=RUNNING
+    if [[ $state != RUNNING ]]; then
+        echo "the job is cancelled, or requeued by Slurm itself" >&2
+    elif ((requeued >= max_requeues)); then
+        echo "not ended after $requeued requeues, as many as allowed; sbatch again to go on" >&2
+    elif scontrol requeue "$job"; then
+        exit 0
+    else
+        echo "cannot be requeued here; sbatch again to go on" >&2
+    fi
+fi
+exit "$status"
+"""

@@ -1,0 +1,1 @@
+"""Settings into runs, and what reads a run folder again."""

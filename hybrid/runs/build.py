@@ -1,0 +1,214 @@
+"""Settings into things: data, model, blocks, solver, trainer; and what reads a run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+
+from hybrid import data, models
+from hybrid.cuts.partition import Blocks, split
+from hybrid.data import Dataset
+from hybrid.folder import checkpoint
+from hybrid.folder.files import write_atomically
+from hybrid.folder.runfolder import RunFolder
+from hybrid.links import run_threads
+from hybrid.ranks import launch
+from hybrid.settings import config
+from hybrid.settings.config import Config, DataSettings
+from hybrid.training.evaluation import accuracy
+from hybrid.training.trainer import Trainer
+from solvers import REGISTRY
+from solvers.base import Block
+from solvers.layers.projection import Projection
+from solvers.passes.pipeline import Gaps
+
+
+def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
+    """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
+    if not resume:
+        return _with_blocks(config.load(path, overrides))
+    if out is None:
+        raise ValueError("--resume needs --out, the run folder to go on with")
+    RunFolder(out).check(resume=True)
+    stored = out / "config.toml"
+    resolved = config.load(path, overrides, base=stored if stored.exists() else None)
+    comm = launch.communicator()
+    blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
+    if blocks != len(resolved.split.cuts) + 1:
+        cuts: list[str] = []
+        resolved.split = resolved.split.model_copy(update={"blocks": blocks, "cuts": cuts})
+    return _with_blocks(resolved)
+
+
+def new_folder(resolved: Config, now: str) -> Path:
+    """A run folder named after the time and the run."""
+    return Path(
+        "runs", f"{now}-{resolved.model.name}-{resolved.data.name}-{resolved.solver['name']}"
+    )
+
+
+def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
+    """Training and test data; under mpirun a rank keeps what its block needs of them."""
+    train, test = data_sets(resolved.data)
+    comm = launch.communicator()
+    if comm is not None:
+        solver = REGISTRY[resolved.solver["name"]]
+        images = solver.needs_images or comm.rank == 0
+        labels = solver.needs_labels or comm.rank == comm.size - 1
+        train, test = train.only(images, labels), test.only(images, labels)
+    return train, test
+
+
+def data_sets(wanted: DataSettings) -> tuple[Dataset, Dataset]:
+    """Training and test data, whole."""
+    train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
+    augmentation = train.augmentation if wanted.augment else data.Augmentation()
+    return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
+
+
+def model(resolved: Config, images: Dataset) -> models.Chain:
+    """The network, its weights a function of the seed alone."""
+    channels, height, width = images.shape
+    if height != width:
+        raise ValueError(f"images of {height} x {width} pixels are not square")
+    torch.manual_seed(resolved.train.seed)
+    shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
+    chain = models.build(resolved.model.name, images.classes, channels, height, shortcut)
+    if not resolved.model.factorise:
+        return chain
+    return models.factorised(chain, resolved.model.factorise)[0]
+
+
+def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume: bool) -> Trainer:
+    """The trainer of a run."""
+    network = model(resolved, loaded[0])
+    wanted = resolved.split
+    blocks = split(network, wanted.blocks, cuts=wanted.cuts or None, balance=wanted.balance)
+    blocks = _cut_at_projections(blocks, bool(wanted.cuts))
+
+    def describe(cuts: list[str]) -> str:
+        chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
+        return config.to_toml(resolved.model_copy(update={"split": chosen}))
+
+    return Trainer(
+        blocks,
+        resolved.make_solver(),
+        resolved.make_correction(),
+        window=resolved.rounds.window,
+        sweeps=resolved.rounds.sweeps,
+        correct_every=resolved.rounds.correct_every,
+        fill=resolved.rounds.fill,
+        fill_step=resolved.rounds.fill_step,
+        gaps=[Gaps(*pair) for pair in resolved.rounds.gaps],
+        memory_gb=resolved.rounds.memory_gb,
+        train=resolved.train,
+        optimiser=resolved.optimiser,
+        schedule=resolved.schedule,
+        links=resolved.links,
+        checkpoint=resolved.checkpoint,
+        out=out,
+        resume=resume,
+        names={"model": resolved.model.name, "data": resolved.data.name},
+        describe=describe,
+    )
+
+
+def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
+    """Test accuracy of a run's newest checkpoint, on one device; and the checkpoint."""
+    resolved, folder, network, test = restore(run, data_dir)
+    device = launch.device(resolved.train.device)
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    precision = getattr(torch, resolved.train.precision)
+    block = Block(network, 0, 1, {}, device, precision)
+    threads = len(os.sched_getaffinity(0))
+    return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
+
+
+class Restored(NamedTuple):
+    """The network of a run's newest checkpoint, on the CPU, and what it was tested on."""
+
+    settings: Config
+    checkpoint: Path
+    network: models.Chain
+    test: Dataset
+
+
+def restore(run: Path, data_dir: str | None) -> Restored:
+    """Rebuild the composed network of a run; `data_dir` is where its data lie by now."""
+    resolved, folder, manifest = _open(run)
+    if data_dir is not None:
+        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
+    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
+    network = model(resolved, test)
+    tensors = checkpoint.load_model(folder, manifest)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder} is not of the model that {run / 'config.toml'} describes: put back the "
+            f"settings it was trained with ({' '.join(str(error).split())[:200]})"
+        ) from None
+    return Restored(resolved, folder, network, test)
+
+
+def export(run: Path, file: Path) -> None:
+    """Write the composed network as one safetensors state dict, whole or not at all."""
+    _, folder, manifest = _open(run)
+    tensors = checkpoint.load_model(folder, manifest)
+    content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
+    write_atomically(file, content)
+
+
+def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
+    folder = RunFolder(run).newest()
+    if folder is None or not (run / "config.toml").is_file():
+        raise ValueError(f"{run} is not a run folder with a checkpoint")
+    resolved, manifest = config.load(run / "config.toml", {}), checkpoint.read_manifest(folder)
+    if manifest["model"] != resolved.model.name:
+        raise ValueError(
+            f"{run} holds a model of your own ({manifest['model']}), not one of this command's: "
+            "read its checkpoints with hybrid.folder.checkpoint.load_model"
+        )
+    return resolved, folder, manifest
+
+
+def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:
+    """Cuts moved to where a projection is: a constraint is a cut's, so it must start a block."""
+    starts = list(blocks.starts)
+    for index, unit in enumerate(blocks.units):
+        if index in starts or not any(isinstance(m, Projection) for m in unit.parts.values()):
+            continue
+        if explicit or len(starts) < 2:
+            raise ValueError(
+                f"unit {unit.name!r} is a constraint on a cut, and no block starts there (cuts: "
+                f"{', '.join(blocks.cuts) or 'none'}): add it to split.cuts"
+            )
+        nearest = min(starts[1:], key=lambda start: abs(start - index))
+        starts[starts.index(nearest)] = index
+    return replace(blocks, starts=sorted(starts))
+
+
+def _with_blocks(resolved: Config) -> Config:
+    """Settle the number of blocks: the ranks' under mpirun, else as asked, else 2."""
+    wanted = resolved.split
+    comm = launch.communicator()
+    asked = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
+    if wanted.cuts and asked != len(wanted.cuts) + 1:
+        raise ValueError(
+            f"split.blocks is {asked} but split.cuts names {len(wanted.cuts)} cuts, which make "
+            f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
+        )
+    if comm is not None and asked not in (0, comm.size):
+        raise ValueError(
+            f"{asked} blocks asked of {comm.size} MPI ranks: under mpirun every rank owns one "
+            f"block, so leave out --blocks, or start mpirun -n {asked}"
+        )
+    blocks = comm.size if comm is not None else asked or 2
+    resolved.split = wanted.model_copy(update={"blocks": blocks})
+    return resolved

@@ -1,0 +1,1 @@
+"""A training from its first step to its last, on every rank."""

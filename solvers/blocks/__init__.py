@@ -1,0 +1,1 @@
+"""A block, and what its steps are made of."""

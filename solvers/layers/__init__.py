@@ -1,0 +1,1 @@
+"""Layers that methods need: projections, factorisations, reversible units, heads."""

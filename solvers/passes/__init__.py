@@ -1,0 +1,1 @@
+"""The exact pass: its order, its gaps and its messages."""

@@ -1,0 +1,1 @@
+"""Auxiliary variables on one rank: storage and sub-problems."""

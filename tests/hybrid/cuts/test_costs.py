@@ -1,0 +1,94 @@
+"""What units cost: counted or measured, with the model left as it was."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from hybrid.cuts.costs import OPERATIONS_A_BYTE, operations, seconds, unit_costs
+from hybrid.models import units
+from solvers.passes.pipeline import Cost
+
+MEASURES = pytest.mark.parametrize("measure", [operations, seconds])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 25, 3),
+    ).train()
+
+
+def counted(samples: int = 8) -> list[Cost]:
+    model = network()
+    return unit_costs(model, units(model), torch.randn(samples, 2, 5, 5), operations)
+
+
+def test_a_linear_layer_costs_its_operations_and_four_for_every_byte_it_moves() -> None:
+    layer, x = nn.Linear(7, 5, bias=False), torch.randn(3, 7)
+    forward, _ = operations(layer, x, False)
+    assert forward == 2 * 3 * 7 * 5 + OPERATIONS_A_BYTE * 4 * (3 * 7 + 7 * 5 + 3 * 5)
+    assert OPERATIONS_A_BYTE == 4
+
+
+def test_the_gradient_of_the_input_costs_at_least_another_product() -> None:
+    layer, x = nn.Linear(7, 5, bias=False), torch.randn(3, 7)
+    (_, without), (_, with_input) = (operations(layer, x, wanted) for wanted in (False, True))
+    product = 2 * 3 * 7 * 5 + OPERATIONS_A_BYTE * 4 * (3 * 7 + 7 * 5 + 3 * 5)
+    assert product <= with_input - without < 3 * product
+
+
+def test_a_view_costs_nothing_forward() -> None:
+    assert operations(nn.Flatten(), torch.randn(3, 2, 5, 5), True)[0] == 0
+
+
+def test_counting_gives_the_same_every_time() -> None:
+    assert counted() == counted()
+
+
+def test_costs_are_of_one_sample() -> None:
+    for small, large in zip(counted(8), counted(64), strict=True):
+        # what a batch reads once, the weights, weighs less in a larger one
+        assert 0.4 * sum(small) < sum(large) <= sum(small)
+
+
+@MEASURES
+def test_every_unit_with_work_costs_something_forward_and_backward(measure) -> None:
+    model = network()
+    for unit, cost in zip(
+        units(model),
+        unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure),
+        strict=True,
+    ):
+        assert cost.backward > 0, unit.name
+        assert cost.forward > 0 or unit.name == "3"
+
+
+@MEASURES
+def test_the_model_is_left_as_it_was(measure) -> None:
+    model = network()
+    model(torch.randn(4, 2, 5, 5)).sum().backward()
+    model[4].weight.grad = None
+    tensors = deepcopy(model.state_dict())
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure)
+    assert all(torch.equal(tensors[name], now) for name, now in model.state_dict().items())
+    for p, before in zip(model.parameters(), gradients, strict=True):
+        assert (p.grad is None) == (before is None)
+        assert before is None or torch.equal(p.grad, before)
+    assert model[1].track_running_stats
+    assert model.training
+
+
+def test_a_unit_without_parameters_may_be_the_first() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(50, 3))
+    costs = unit_costs(model, units(model), torch.randn(8, 2, 5, 5), operations)
+    assert costs[0] == Cost(0.0, 0.0)
+    assert costs[1].backward > 0

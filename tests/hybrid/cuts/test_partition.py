@@ -1,0 +1,220 @@
+"""Units into blocks: the best split, the user's split, and a model left as it was."""
+
+from collections import OrderedDict
+from copy import deepcopy
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hybrid import models, split
+from hybrid.cuts.costs import OPERATIONS_A_BYTE
+from hybrid.cuts.partition import BALANCES, balanced_starts
+from solvers.passes.pipeline import Cost
+
+
+def resnet(depth=14):
+    torch.manual_seed(0)
+    return models.resnet(depth=depth, classes=5, channels=1, image_size=8)
+
+
+def composed(blocks, x):
+    for index in range(len(blocks)):
+        x = blocks.module(index)(x)
+    return x
+
+
+def peak_and_squares(costs, starts):
+    runs = [sum(costs[a:b]) for a, b in pairwise([*starts, len(costs)])]
+    return max(runs), sum(run**2 for run in runs)
+
+
+@settings(max_examples=200, deadline=None)
+@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=9), data=st.data())
+def test_balanced_starts_are_the_best_of_all(costs, data):
+    blocks = data.draw(st.integers(1, len(costs)))
+    every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
+    best = min(every, key=lambda starts: (*peak_and_squares(costs, starts), starts))
+    assert balanced_starts(costs, blocks) == best
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
+def test_a_split_covers_every_unit_once_and_in_order(balance, blocks):
+    made = split(resnet(), blocks, balance=balance)
+    assert len(made) == blocks
+    assert [unit for k in range(blocks) for unit in made.of(k)] == made.units
+    assert all(made.of(k) for k in range(blocks))
+
+
+def test_counted_operations_give_the_same_split_every_time():
+    made = [split(resnet(), 3, balance="operations") for _ in range(2)]
+    assert made[0].starts == made[1].starts
+    assert made[0].costs == made[1].costs
+
+
+def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
+    first, second = (nn.Conv2d(*c, 3, padding=1, bias=False) for c in ((2, 3), (3, 2)))
+    model = nn.Sequential(first, nn.ReLU(), second)
+    costs = split(model, 2, balance="operations", sample=torch.randn(4, 2, 6, 6)).costs
+    narrow, wide, weight = 2 * 36, 3 * 36, 3 * 2 * 9 / 4
+    arithmetic, value = 2 * 3 * 2 * 9 * 36, 4 * OPERATIONS_A_BYTE
+    assert [cost.forward for cost in costs] == [
+        arithmetic + value * (narrow + wide + weight),
+        value * (wide + wide),
+        arithmetic + value * (wide + narrow + weight),
+    ]
+    # the first needs no gradient of its input
+    least = [
+        arithmetic + value * (wide + narrow + 2 * weight),
+        value * 3 * wide,
+        2 * arithmetic + value * (narrow + 2 * wide + 2 * weight),
+    ]
+    for cost, bound in zip(costs, least, strict=True):
+        assert bound <= cost.backward < bound + arithmetic
+
+
+def test_the_cost_of_a_block_is_the_sum_of_its_units():
+    costs = [Cost(1.0, 2.0), Cost(3.0, 5.0), Cost(7.0, 11.0)]
+    chain = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    blocks = split(chain, cuts=["2"])
+    blocks.costs = costs
+    assert blocks.block_costs() == [Cost(4.0, 7.0), Cost(7.0, 11.0)]
+
+
+def test_blocks_of_explicit_cuts_cost_their_counted_operations():
+    balanced = split(resnet(8), 2, balance="operations")
+    cut = split(resnet(8), cuts=balanced.cuts)
+    assert cut.costs == []
+    for found, expected in zip(cut.block_costs(), balanced.block_costs(), strict=True):
+        assert found == pytest.approx(expected)
+
+
+def test_even_splits_by_the_number_of_units():
+    assert split(resnet(), 4, balance="even").starts == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("blocks", [0, -1, 9])
+def test_an_impossible_number_of_blocks_is_refused_with_the_number_of_units(blocks):
+    with pytest.raises(ValueError, match=rf"^{blocks} blocks asked of 8 units \(stem, .*1 to 8"):
+        split(resnet(), blocks)
+
+
+def test_a_split_into_nothing_is_refused():
+    with pytest.raises(ValueError, match="needs a number of blocks, or cuts"):
+        split(resnet())
+
+
+def test_an_unknown_balance_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"balance is 'fair'; choose one of operations, measured"):
+        split(resnet(), 2, balance="fair")
+
+
+def test_a_users_model_needs_a_sample_to_be_measured_with():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"^costs need sample=.*or give cuts=, or balance='even'"):
+        split(model, 2)
+    assert len(split(model, 2, sample=torch.randn(3, 2))) == 2
+
+
+def users_model():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
+    return nn.Sequential(OrderedDict(stem=nn.Linear(3, 4), body=body, head=nn.Linear(4, 2)))
+
+
+def test_a_users_model_is_cut_before_the_units_they_name():
+    blocks = split(users_model(), cuts=["body.1.0", "head"])
+    assert [[unit.name for unit in blocks.of(k)] for k in range(3)] == [
+        ["stem", "body.0"],
+        ["body.1.0", "body.1.1"],
+        ["head"],
+    ]
+    assert blocks.cuts == ["body.1.0", "head"]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [
+        (["body.2"], r"^no unit 'body.2' among the 5 units \(stem, .*\); did you mean 'body.0'\?"),
+        (["q"], r"^no unit 'q' among the 5 units \(stem, body.0, .*; see the list"),
+        (["stem"], r"^a cut before 'stem', the first unit, would leave block 0 empty"),
+        (
+            ["head", "body.0"],
+            r"cuts \['head', 'body.0'\] are not in the model's order: stem, body.0",
+        ),
+        (["head", "head"], r"cuts \['head', 'head'\] are not in the model's order"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused_with_the_names_there_are(cuts, said):
+    with pytest.raises(ValueError, match=said):
+        split(users_model(), cuts=cuts)
+
+
+@pytest.mark.parametrize("name", ["resnet14", "preact-resnet14", "wrn-10-1", "resnet18"])
+@pytest.mark.parametrize("training", [True, False])
+def test_blocks_run_one_after_the_other_are_the_model_bit_for_bit(name, training):
+    torch.manual_seed(0)
+    model = models.build(name, classes=5, channels=1, image_size=32).train(training)
+    x = torch.randn(2, 1, 32, 32)
+    for k in (1, 2, 3):
+        assert torch.equal(composed(split(model, k, balance="even"), x), model(x))
+
+
+def test_blocks_share_their_tensors_with_the_model_under_its_names():
+    model = resnet()
+    blocks = split(model, 3, balance="even")
+    tensors = {
+        module.global_name(name): tensor
+        for k in range(3)
+        for module in [blocks.module(k)]
+        for name, tensor in module.state_dict().items()
+    }
+    whole = model.state_dict()
+    assert list(tensors) == list(whole)
+    assert all(tensors[name].data_ptr() == whole[name].data_ptr() for name in whole)
+
+
+@pytest.mark.parametrize("balance", ["operations", "measured"])
+def test_measuring_leaves_the_model_as_it_was(balance):
+    model = resnet(8).train()
+    model.layer1.eval()
+    model.zero_grad()
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    tensors = deepcopy(model.state_dict())
+    gradients = [p.grad.clone() for p in model.parameters()]
+    modes = [module.training for module in model.modules()]
+
+    blocks = split(model, 2, balance=balance)
+    blocks.cut_shapes(torch.randn(4, 1, 8, 8))
+
+    assert all(torch.equal(tensors[name], now) for name, now in model.state_dict().items())
+    assert all(
+        torch.equal(before, p.grad) for before, p in zip(gradients, model.parameters(), strict=True)
+    )
+    assert [module.training for module in model.modules()] == modes
+    assert all(m.track_running_stats for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+
+
+def test_the_shape_of_one_sample_is_known_at_every_cut():
+    blocks = split(resnet(8), cuts=["layer2.0", "head"])
+    assert blocks.cut_shapes(torch.zeros(1, 1, 8, 8)) == [(16, 8, 8), (64, 2, 2)]
+
+
+def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
+    blocks = split(resnet(8), cuts=["layer2.0"])
+    said = r"^images of shape \(3, 8, 8\) do not fit the model: units stem\.\.layer1\.0 say: .+$"
+    with pytest.raises(ValueError, match=said):
+        blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
+
+
+def test_a_module_that_works_in_place_stays_with_the_one_before_it() -> None:
+    relu = nn.ReLU(inplace=True)
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), nn.ReLU(inplace=True))
+    for balance in BALANCES:
+        assert split(model, 2, balance=balance, sample=torch.randn(8, 4)).cuts == ["2"]
+    with pytest.raises(ValueError, match="no unit '1' among the 2 units"):
+        split(model, cuts=["1"])

@@ -1,0 +1,143 @@
+"""Nothing is written through a link that lies in a folder: it may lead to somebody else's file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+
+from hybrid.cli.app import app
+from hybrid.cli.failure import run_command
+from hybrid.folder.files import write_atomically, write_durably
+
+QUICK = ("train", "--epochs", "1", "--batch-size", "700", "--blocks", "1", "--solver", "backprop")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    command = typer.main.get_command(app)
+    words = [*QUICK, "--out", str(out)]
+    assert run_command(lambda: command.main(args=words, standalone_mode=False)) == 0
+    return out
+
+
+@pytest.fixture
+def run_folder(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def outside(tmp_path):
+    """Another user's folder, with a file of each name in it."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "precious").write_text("theirs")
+    return folder
+
+
+def untouched(folder):
+    return [(p.name, p.read_text()) for p in folder.iterdir()] == [("precious", "theirs")]
+
+
+def assert_refused(answer, link):
+    status, _, err = answer
+    assert status == 1
+    assert err.startswith("hybrid: error: ")
+    assert err.count("\n") == 1
+    assert f"{link} is a link to " in err
+
+
+FILES = ["config.toml", "metrics.jsonl", "summary.json", "trace.json"]
+FOLDERS = ["checkpoints", "events"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, "checkpoints/.00000002.partial"])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_new_run_names_a_link_in_its_folder(hybrid, tmp_path, name, dangling) -> None:
+    theirs, out = outside(tmp_path), tmp_path / "run"
+    target = theirs if name in FOLDERS or name.startswith("checkpoints/") else theirs / "precious"
+    link = out / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target.with_name("none") if dangling else target)
+    assert_refused(hybrid(*QUICK, "--out", out), link)
+    assert untouched(theirs)
+    assert not target.with_name("none").exists()
+    assert [p for p in out.rglob("*") if not p.is_symlink()] in ([], [out / "checkpoints"])
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS, "checkpoints/00000099", "events/x"])
+def test_a_resumed_run_names_a_link_in_its_folder(hybrid, tmp_path, run_folder, name) -> None:
+    theirs, link = outside(tmp_path), run_folder / name
+    if link.exists():
+        link.rename(tmp_path / "moved")
+    link.symlink_to(theirs if name in FOLDERS else theirs / "precious")
+    assert_refused(hybrid("train", "--resume", "--epochs", "2", "--out", run_folder), link)
+    assert untouched(theirs)
+
+
+def test_the_run_folder_itself_may_be_a_link(hybrid, tmp_path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "scratch")
+    assert hybrid(*QUICK, "--out", tmp_path / "run")[0] == 0
+    assert (tmp_path / "scratch" / "summary.json").is_file()
+    assert hybrid("evaluate", tmp_path / "run")[0] == 0
+
+
+def test_a_file_where_checkpoints_belong_is_named_before_training(hybrid, tmp_path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "checkpoints").write_text("mine")
+    status, said, err = hybrid(*QUICK, "--out", out)
+    assert (status, said, err.count("\n")) == (1, "", 1)
+    assert f"{out / 'checkpoints'} is a file where a folder must be" in err
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_an_export_replaces_files_only(hybrid, tmp_path, run_folder, kind) -> None:
+    theirs, file = outside(tmp_path), tmp_path / "model.safetensors"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(theirs / ("precious" if kind == "link" else "none"))
+    status, _, err = hybrid("export", run_folder, file)
+    assert (status, err.count("\n")) == (1, 1)
+    assert f"{file} is " in err
+    assert untouched(theirs)
+    assert file.is_symlink() or file.is_fifo()
+
+
+def test_the_null_device_survives_an_export(hybrid, run_folder) -> None:
+    status, _, err = hybrid("export", run_folder, "/dev/null")
+    assert (status, "/dev/null is not a regular file" in err) == (1, True)
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("name", ["report", "report/index.html"])
+def test_a_report_is_not_written_through_a_link(hybrid, tmp_path, run_folder, name) -> None:
+    theirs, link = outside(tmp_path), run_folder / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(theirs if name == "report" else theirs / "precious")
+    assert_refused(hybrid("report", run_folder), link)
+    assert untouched(theirs)
+
+
+def test_a_slurm_script_is_not_written_through_a_link(hybrid, tmp_path) -> None:
+    theirs, settings = outside(tmp_path), tmp_path / "x.toml"
+    settings.write_text("")
+    (tmp_path / "run.sbatch").symlink_to(theirs / "precious")
+    words = ("submit", settings, "--nodes", 1, "--ranks-per-node", 2, "--out", tmp_path / "run")
+    assert_refused(hybrid(*words), tmp_path / "run.sbatch")
+    assert untouched(theirs)
+
+
+@pytest.mark.parametrize("write", [write_atomically, write_durably])
+def test_a_link_put_where_a_file_is_being_made_is_not_followed(tmp_path, write) -> None:
+    theirs = outside(tmp_path)
+    place = tmp_path / ("file" if write is write_atomically else ".file.partial")
+    (tmp_path / ".file.partial").symlink_to(theirs / "precious")
+    write(place, "mine")
+    assert place.read_text() == "mine"
+    assert untouched(theirs)

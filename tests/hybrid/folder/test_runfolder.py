@@ -1,0 +1,93 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybrid.folder.files import write_atomically
+from hybrid.folder.runfolder import RunFolder
+
+
+def lines(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_metrics_after_the_resumed_step_are_dropped_and_a_torn_last_line_too(tmp_path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step, "phase": "serial", "loss": 0.5}) for step in (1, 2, 3)]
+    metrics.write_text("\n".join(whole) + '\n{"step": 4, "pha')
+    folder = RunFolder(tmp_path)
+    folder.open("# settings\n", from_step=2)
+    folder.metric({"step": 3, "epoch": 0, "phase": "serial", "loss": 0.25})
+    folder.close(None, [])
+    assert lines(metrics) == [1, 2, 3]
+    assert json.loads(metrics.read_text().splitlines()[-1])["loss"] == 0.25
+
+
+def test_a_run_that_did_not_end_well_has_no_summary(tmp_path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open("# settings\n", from_step=0)
+    folder.close(None, [{"name": "serial"}])
+    assert not (tmp_path / "summary.json").exists()
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace == {"traceEvents": [{"name": "serial"}]}
+
+
+def test_a_metric_is_on_disk_at_once(tmp_path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open("", from_step=0)
+    folder.metric({"step": 1, "epoch": 0, "phase": "parallel", "residual": [0.1, 0.2]})
+    assert lines(tmp_path / "metrics.jsonl") == [1]
+    folder.close(None, [])
+
+
+def test_words_in_a_metric_are_kept_and_are_no_curve(tmp_path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.open("", from_step=0)
+    folder.metric({"step": 1, "epoch": 0, "phase": "parallel", "loss": 0.5, "notices": ["so"]})
+    folder.close(None, [])
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["notices"] == ["so"]
+
+
+def test_starting_where_a_run_is_says_what_to_do(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="already holds a run: remove it"):
+        RunFolder(tmp_path).check(resume=False)
+
+
+@pytest.mark.parametrize("content", ["text", b"bytes"])
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, content) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, content)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("line", ['{"step": 1}', "[]}", '{"step": "x", "phase": "test"}', "7}"])
+def test_a_line_that_is_no_metric_is_named_before_anything_goes_on(tmp_path, line: str) -> None:
+    good = '{"step": 1, "phase": "test"}\n'
+    (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n" if line[-1] == "}" else line + "}\n")
+    with pytest.raises(ValueError, match=r"line \d of metrics.jsonl is no metric: remove the line"):
+        RunFolder(tmp_path).open("", from_step=2)
+
+
+def test_lines_of_a_way_that_was_left_are_dropped_but_not_for_who_resumes_on_it(tmp_path) -> None:
+    def line(step: int, phase: str = "serial") -> str:
+        return json.dumps({"step": step, "phase": phase}) + "\n"
+
+    told = [line(1), line(2), line(1, "rollback"), line(2), line(3)]
+    path = tmp_path / "metrics.jsonl"
+    for rollbacks, expected in ((1, [told[0], *told[2:4]]), (0, told[:2])):
+        path.write_text("".join(told))
+        RunFolder(tmp_path).open("", from_step=2, rollbacks=rollbacks)
+        assert path.read_text() == "".join(expected)

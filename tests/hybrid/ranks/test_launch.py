@@ -1,0 +1,137 @@
+"""How a process learns that it was started by mpirun or srun, and what it may use."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hybrid.ranks import launch
+
+LAUNCHER = (*launch._SIZES, *launch._RANKS)
+SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher, and nothing remembered of one."""
+    for name in LAUNCHER + SLURM:
+        monkeypatch.delenv(name, raising=False)
+    cached = launch.ranks
+    cached.cache_clear()
+    yield
+    cached.cache_clear()
+
+
+def test_a_process_started_by_hand_has_no_communicator():
+    assert (launch.launched_size(), launch.launched_rank()) == (0, 0)
+    assert launch.communicator() is None
+    assert launch.ranks() is None
+
+
+@pytest.mark.parametrize(("size", "rank"), [*zip(launch._SIZES, launch._RANKS, strict=True)])
+def test_every_launchers_variables_are_understood(monkeypatch, size, rank):
+    monkeypatch.setenv(size, "4")
+    monkeypatch.setenv(rank, "3")
+    assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
+
+
+def test_a_variable_that_is_no_number_is_ignored(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "many")
+    assert launch.launched_size() == 0
+
+
+def test_srun_of_several_tasks_is_a_launcher(monkeypatch):
+    for name, value in zip(SLURM, ("0", "4", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert (launch.launched_size(), launch.launched_rank()) == (4, 2)
+
+
+def test_a_single_task_of_slurm_is_no_launcher(monkeypatch):
+    for name, value in zip(SLURM, ("0", "1", "0"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert launch.launched_size() == 0
+
+
+def test_ranks_that_do_not_find_each_other_are_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    with pytest.raises(ValueError, match=r"^the launcher started 4 ranks but MPI sees 1: use srun"):
+        launch.communicator()
+
+
+def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ValueError, match=r"^2 ranks were started but .*: pip install 'hybrid\[mpi"):
+        launch.communicator()
+
+
+@pytest.mark.parametrize(
+    ("usable", "blocks", "threads"),
+    [
+        (8, 1, 8),  # one block
+        (8, 2, 4),  # two threads of one process
+        (2, 5, 1),  # more blocks than cores
+    ],
+)
+def test_the_cores_of_a_process_are_shared_among_its_blocks(monkeypatch, usable, blocks, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    assert launch.threads_per_rank(blocks) == threads
+
+
+@pytest.mark.parametrize(
+    ("usable", "sharing", "threads"),
+    [
+        (8, 4, 2),  # four unbound ranks on a host
+        (2, 1, 2),  # bound to two cores of its own
+        (16, 1, 16),  # one rank a host, of many hosts
+        (4, 4, 1),  # a cpuset of four cores, four unbound ranks
+    ],
+)
+def test_a_rank_shares_its_cores_with_the_ranks_that_have_the_same(
+    monkeypatch, usable, sharing, threads
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)))
+    monkeypatch.setattr(launch, "ranks", lambda: launch.Ranks(None, 0, 4, sharing))
+    assert launch.threads_per_rank(blocks=8) == threads
+
+
+def test_cuda_without_a_gpu_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert launch.device("auto") == launch.device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"torch sees no GPU; use auto or cpu$"):
+        launch.device("cuda")
+
+
+MAPPED = """
+import ctypes
+import torch
+from hybrid.ranks import launch
+
+class MallInfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks mapped_bytes usmblks fsmblks uord ford keep"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+statistics = ctypes.CDLL(None).mallinfo2
+statistics.restype = MallInfo
+if {kept}:
+    launch.keep_memory()
+before = statistics().mapped_bytes
+buffer = torch.empty(1 << 26, dtype=torch.uint8)  # glibc's own threshold is 32 MB at most
+print(statistics().mapped_bytes - before >= len(buffer))
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_large_buffers_are_not_handed_back_to_the_system(kept):
+    # in a process of its own: where a heap cannot grow, glibc maps memory all the same
+    script = MAPPED.replace("{kept}", str(kept))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout.strip() == str(not kept)

@@ -1,0 +1,237 @@
+"""The batch script equals recorded files, and does with stand-ins for Slurm what it promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slurm_stand_ins import BASH, RANKS, Cluster
+
+from hybrid.ranks.slurm import Request, script, seconds
+
+RECORDED = Path(__file__).with_name("recorded")
+JOBS = Path(__file__).parents[3] / "jobs"
+PLAIN = Request(Path("/home/ada/first.toml"), Path("/scratch/runs/first"), 2, 4)
+REQUESTS = {
+    "mpirun": replace(
+        PLAIN, gpus_per_rank=1, setup="module load openmpi; source .venv/bin/activate"
+    ),
+    "srun": replace(PLAIN, launcher="srun", partition="gpu", account="p 1", time="1-00:00:00"),
+    "array": replace(PLAIN, nodes=1, seeds="0-4,7", cpus_per_rank=3, max_requeues=0),
+    "quoting": replace(
+        PLAIN,
+        config=Path("/home/ada l/it's.toml"),
+        out=Path('/scratch/#1 100%/the "first" [0]*'),
+        settings=("data.dir=/a b/$HOME", "optimiser.lr=1e-3", 'split.cuts=["it\'s"]'),
+    ),
+}
+needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "cluster")
+
+
+@pytest.fixture
+def request_here(tmp_path: Path) -> Request:
+    return replace(PLAIN, out=tmp_path / "runs" / "first")
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_script_is_the_recorded_one(name) -> None:
+    assert script(REQUESTS[name]) == (RECORDED / f"{name}.sbatch").read_text()
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    "file", [*RECORDED.glob("*.sbatch"), *JOBS.glob("*")], ids=lambda file: file.name
+)
+def test_bash_can_read_the_script(file) -> None:
+    subprocess.run([str(BASH), "-n", str(file)], check=True, timeout=60)
+
+
+@needs_bash
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_the_signal_reaches_the_launcher_and_the_job_is_requeued(
+    cluster, request_here, launcher
+) -> None:
+    assert cluster.signalled(replace(request_here, launcher=launcher)) == 0
+    (started, *_), *rest = cluster.calls()
+    assert started == launcher
+    assert rest == [["USR1"], ["scontrol", "requeue", "17"]]
+
+
+@needs_bash
+def test_a_signal_during_the_setup_requeues_without_starting(cluster, request_here) -> None:
+    request = replace(request_here, setup="kill -USR1 $$; sleep 0.1")
+    assert cluster.run(request)[0] == 0
+    assert cluster.calls() == [["scontrol", "requeue", "17"]]
+
+
+@needs_bash
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
+def test_a_job_that_slurm_has_ended_is_not_requeued(cluster, request_here, state) -> None:
+    status, err = cluster.run(request_here, "75", SQUEUE=state)
+    assert status == 75
+    assert err == "the job is cancelled, or requeued by Slurm itself\n"
+    assert not [call for call in cluster.calls() if call[0] == "scontrol"]
+
+
+def test_a_job_whose_state_cannot_be_told_is_requeued(cluster, request_here) -> None:
+    cluster.program("squeue", "sys.exit(1)")
+    assert cluster.run(request_here, "75")[0] == 0
+    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
+
+
+def test_ranks_killed_by_a_signal_they_cannot_take_yet_are_requeued(cluster, request_here) -> None:
+    for name in ("mpirun", "srun"):
+        cluster.program(name, RANKS.replace("sys.exit(75)", "sys.exit(138)"))
+    assert cluster.signalled(request_here) == 0
+    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
+
+
+@needs_bash
+def test_the_last_allowed_run_ends_with_75_and_says_how_to_go_on(cluster, request_here) -> None:
+    status, err = cluster.run(request_here, "75", SLURM_RESTART_COUNT="20")
+    assert status == 75
+    assert "after 20 requeues" in err
+    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
+    assert cluster.run(request_here, "75", SLURM_RESTART_COUNT="19")[0] == 0
+
+
+@needs_bash
+def test_a_site_that_forbids_requeueing_gets_75(cluster, request_here) -> None:
+    status, err = cluster.run(request_here, "75", SCONTROL="1")
+    assert (status, "sbatch again" in err) == (75, True)
+
+
+@needs_bash
+def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
+    cluster, request_here
+) -> None:
+    assert cluster.run(request_here)[0] == 0
+    (request_here.out / "checkpoints" / "00000010").mkdir(parents=True)
+    (request_here.out / "checkpoints" / "00000010" / "manifest.json").touch()
+    status, err = cluster.run(request_here, "0 lost")
+    assert (status, "before the training" in err) == (0, True)
+    assert [name for name, *_ in cluster.calls()] == ["mpirun", "mpirun", "scontrol"]
+
+
+@needs_bash
+@pytest.mark.parametrize("late", ["138", "143"])
+def test_a_signal_after_the_end_of_the_training_does_not_repeat_it(
+    cluster, request_here, late
+) -> None:
+    assert cluster.run(request_here, "0", LATE=late)[0] == 0
+    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
+
+
+@needs_bash
+def test_ranks_ended_by_term_before_they_could_take_it_are_requeued(cluster, request_here) -> None:
+    assert cluster.run(request_here, "143")[0] == 0
+    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
+
+
+@needs_bash
+@pytest.mark.parametrize("status", [0, 1, 137, 138])
+def test_any_other_status_is_passed_on(cluster, request_here, status) -> None:
+    assert cluster.run(request_here, str(status))[0] == status
+    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
+
+
+@needs_bash
+def test_a_setup_that_fails_ends_the_job_before_it_trains(cluster, request_here) -> None:
+    assert cluster.run(replace(request_here, setup="false"))[0] == 1
+    assert not cluster.log.exists()
+
+
+@needs_bash
+def test_a_run_with_a_checkpoint_is_resumed(cluster, request_here) -> None:
+    folder = request_here.out / "checkpoints" / "00000010"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    assert cluster.run(request_here)[0] == 0
+    assert cluster.calls()[0][-3:] == ["--resume", "--out", str(request_here.out)]
+
+
+@needs_bash
+def test_a_run_without_a_whole_checkpoint_is_set_aside_each_time(cluster, request_here) -> None:
+    for count in ("0", "1"):
+        (request_here.out / "checkpoints" / "00000010").mkdir(parents=True)
+        (request_here.out / "metrics.jsonl").write_text(count)
+        assert cluster.run(request_here, SLURM_RESTART_COUNT=count)[0] == 0
+        assert "--resume" not in cluster.calls()[-1]
+        aside = request_here.out.with_name(f"first.without-checkpoint-17-{count}")
+        assert (aside / "metrics.jsonl").read_text() == count
+        assert [file.name for file in request_here.out.iterdir()] == ["summary.json"]
+
+
+@needs_bash
+def test_words_with_spaces_and_quotes_arrive_unchanged(cluster, tmp_path) -> None:
+    request = replace(REQUESTS["quoting"], out=tmp_path / REQUESTS["quoting"].out.relative_to("/"))
+    (request.out / "checkpoints" / "00000010").mkdir(parents=True)
+    (request.out / "checkpoints" / "00000010" / "manifest.json").touch()
+    assert cluster.run(request)[0] == 0
+    sets = [word for text in request.settings for word in ("--set", text)]
+    words = cluster.calls()[0]
+    assert words[words.index("hybrid") :] == [
+        *("hybrid", "train", str(request.config), *sets, "--resume", "--out", str(request.out))
+    ]
+
+
+@needs_bash
+def test_a_seed_of_an_array_has_its_own_folder_and_requeues_itself_alone(
+    cluster, request_here
+) -> None:
+    task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
+    assert cluster.run(replace(request_here, seeds="0-4"), "75", **task)[0] == 0
+    words, requeue = cluster.calls()
+    assert words[-4:] == ["--set", "train.seed=3", "--out", f"{request_here.out}-seed3"]
+    assert requeue == ["scontrol", "requeue", "16_3"]
+
+
+@needs_bash
+def test_a_chain_of_jobs_waits_for_one_after_another(cluster) -> None:
+    search = f"{cluster.bin}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(BASH), str(JOBS / "chain.sh"), "2", str(JOBS / "train.sbatch"), "--epochs", "3"],
+        env=os.environ | {"PATH": search},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    words = [str(JOBS / "train.sbatch"), "--epochs", "3"]
+    assert done.stdout == "17\n17\n"
+    assert cluster.calls() == [
+        ["sbatch", "--parsable", *words],
+        ["sbatch", "--parsable", "--dependency=afterany:17", *words],
+    ]
+
+
+@needs_bash
+@pytest.mark.parametrize("name", ["train", "train-srun", "sweep"])
+def test_the_scripts_to_edit_forward_the_signal_and_requeue(cluster, tmp_path, name) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    array = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"} if name == "sweep" else {}
+    given = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "8", "RUN": "a run"}
+    file = JOBS / f"{name}.sbatch"
+    assert cluster.signalled(file, "--epochs", "3", cwd=tmp_path, **given, **array) == 0
+    words, *rest = cluster.calls()
+    run = "a run-seed3" if array else "a run"
+    assert words[0] == ("srun" if name == "train-srun" else "mpirun")
+    assert words[-4:] == ["--out", run, "--epochs", "3"]
+    assert rest == [["USR1"], ["scontrol", "requeue", "16_3" if array else "17"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5", 300), ("04:00:00", 14400), ("100:00:01", 360001), ("2-01:00:00", 176400)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text, expected) -> None:
+    assert seconds(text) == expected

@@ -1,0 +1,270 @@
+"""Stopping on request: a checkpoint at a round boundary, and the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+
+from hybrid import Trainer, data, models, split
+from hybrid.cli.failure import STOPPED
+from hybrid.folder.checkpoint import complete, load_model, read_manifest
+from hybrid.ranks.stopping import StoppedError, StopRequest, listening
+from hybrid.settings.config import TrainSettings
+from solvers import (
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    LocalUpdates,
+    Petra,
+)
+
+BLOCKS, BATCH, STEPS = 2, 32, 44
+WAYS: dict[str, dict[str, Any]] = {
+    "serial": {"solver": Backprop(micro_batches=2)},
+    "gaps filled": {
+        "solver": AugmentedLagrangian(),
+        "correction": Backprop(micro_batches=4),
+        "sweeps": 0,
+        "fill": True,
+    },
+    "windows": {"solver": AugmentedLagrangian(), "window": 5, "sweeps": 2},
+    "every third round": {"solver": BlockADMM(), "window": 2, "correct_every": 3},
+    "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
+    "auxnet": {"solver": AuxNet(width=4), "window": 4},
+    "fdg": {"solver": FDG(gradient_shrinking=0.8), "window": 3},
+    "petra, corrected": {
+        "solver": Petra(accumulate=3),
+        "window": 4,
+        "correct_every": 3,
+        "model": "revnet8",
+    },
+    "local updates": {"solver": LocalUpdates(style="overlapping")},
+    "float16": {"solver": AugmentedLagrangian(), "window": 4, "precision": "float16"},
+}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[data.Dataset, data.Dataset]:
+    return data.load("digits")
+
+
+def train(
+    name: str,
+    out: Path,
+    digits: Any,
+    resume: bool = False,
+    blocks: int = BLOCKS,
+    quiet: bool = True,
+) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    way = dict(WAYS[name])
+    model = models.build(way.pop("model", "resnet8"), classes=10, channels=1, image_size=8)
+    precision = way.pop("precision", "float32")
+    settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9, precision=precision)
+    trainer = Trainer(
+        split(model, blocks, balance="operations"),
+        train=settings,
+        out=out,
+        resume=resume,
+        quiet=quiet,
+        **way,
+    )
+    trainer.fit(*digits, epochs=2)
+    return dict(model.state_dict())
+
+
+def ask_at(monkeypatch: pytest.MonkeyPatch, report: int) -> None:
+    """Some rank is asked to stop before the `report`-th report of all ranks.
+
+    The ranks look once before they begin, and then at every report.
+    """
+    calls, lock = 0, threading.Lock()
+
+    def asked(self: StopRequest) -> str:
+        nonlocal calls
+        with lock:
+            calls += 1
+            return "SIGUSR1" if calls == BLOCKS * report + 1 else ""
+
+    monkeypatch.setattr(StopRequest, "__call__", asked)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stopped_run_resumes_to_the_bits_of_an_undisturbed_one(
+    way: str, digits, tmp_path, monkeypatch
+) -> None:
+    whole = train(way, tmp_path / "whole", digits)
+    ask_at(monkeypatch, 1)
+    with pytest.raises(StoppedError, match=r"stopped by SIGUSR1 after step [0-9]+; go on with"):
+        train(way, tmp_path / "run", digits)
+    monkeypatch.undo()
+    stopped = complete(tmp_path / "run" / "checkpoints")
+    assert len(stopped) == 2, "one from before the first step"
+    step = read_manifest(stopped[-1])["step"]
+    assert step == STEPS if way == "kept" else 0 < step < STEPS
+    resumed = train(way, tmp_path / "run", digits, resume=True)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    metrics = [tmp_path / run / "metrics.jsonl" for run in ("run", "whole")]
+    lines = [[text.split('"seconds"')[0] for text in m.read_text().splitlines()] for m in metrics]
+    assert lines[0] == lines[1]
+
+
+def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
+    digits, tmp_path, monkeypatch, capsys
+) -> None:
+    ask_at(monkeypatch, 1)
+    with pytest.raises(StoppedError):
+        train("fdg", tmp_path / "run", digits)
+    monkeypatch.undo()
+    trained = train("fdg", tmp_path / "run", digits, resume=True, blocks=3, quiet=False)
+    assert all(bool(t.isfinite().all()) for t in trained.values())
+    said = capsys.readouterr()
+    told = "what fdg had under way on 2 blocks is dropped, because the cuts changed"
+    assert (said.out + said.err).count(told) == 1
+
+
+@pytest.mark.parametrize("report", [3, 4])
+def test_a_run_may_stop_at_an_epochs_last_report_and_in_the_next_epoch(
+    report: int, digits, tmp_path, monkeypatch
+) -> None:
+    whole = train("gaps filled", tmp_path / "whole", digits)
+    ask_at(monkeypatch, report)
+    with pytest.raises(StoppedError):
+        train("gaps filled", tmp_path / "run", digits)
+    monkeypatch.undo()
+    newest = complete(tmp_path / "run" / "checkpoints")[-1]
+    assert read_manifest(newest)["epoch"] == 1
+    names = set(read_manifest(newest)["kept"])
+    assert bool(names) == (report == 4), "records outlive no epoch"
+    resumed = train("gaps filled", tmp_path / "run", digits, resume=True)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+def test_a_request_after_the_last_step_is_too_late_to_matter(digits, tmp_path, monkeypatch) -> None:
+    ask_at(monkeypatch, 6)
+    train("serial", tmp_path / "run", digits)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_signals_are_heard_while_listening_only() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with listening() as request:
+        assert request() == ""
+        signal.raise_signal(signal.SIGUSR2)
+        assert request() == "SIGUSR2"
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_an_inner_listener_has_what_the_outer_has_heard() -> None:
+    with listening() as outer:
+        signal.raise_signal(signal.SIGUSR1)
+        with listening() as inner:
+            assert inner is outer
+        signal.raise_signal(signal.SIGUSR2)
+        assert outer() == "SIGUSR1"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "said"),
+    [
+        (["SIGTERM"], 0, "hybrid: SIGTERM: stopping"),
+        (["SIGTERM", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
+        (["SIGUSR1", "SIGTERM"], -signal.SIGTERM, "hybrid: ended by a second signal"),
+        (["SIGTERM", "SIGUSR1"], 0, "hybrid: SIGTERM: stopping"),
+    ],
+)
+def test_a_second_sigterm_ends_the_process_at_once(numbers, status, said) -> None:
+    program = (
+        "import signal\nfrom hybrid.ranks.stopping import listening\n"
+        "with listening():\n"
+        f"    for name in {numbers}:\n"
+        "        signal.raise_signal(signal.Signals[name])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == status
+    assert done.stderr.splitlines()[-1].startswith(said)
+
+
+def test_a_request_when_the_command_has_ended_does_not_change_its_status() -> None:
+    program = (
+        "import os, signal, sys\nfrom hybrid import __main__, cli\n"
+        "def over(): raise SystemExit(3)\n"
+        "cli.main = over\nsys.argv = ['hybrid', 'train']\n"
+        "try:\n    __main__.main()\nfinally:\n"
+        "    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):\n"
+        "        os.kill(os.getpid(), number)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 3
+
+
+def test_the_command_listens_before_it_imports_torch() -> None:
+    program = (
+        "import sys\nfrom hybrid.__main__ import listening\n"
+        "with listening():\n    assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
+
+
+def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
+    digits, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(StopRequest, "__call__", lambda self: "SIGTERM")
+    with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
+        train("gaps filled", tmp_path / "run", digits)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
+    mpirun, hybrid_cli, tmp_path
+) -> None:
+    out = tmp_path / "run"
+    command = [
+        *(hybrid_cli.parent / "mpirun", "-n", "2", hybrid_cli, "train"),
+        *("--epochs", "200", "--batch-size", "32", "--out", out),
+    ]
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    job = subprocess.Popen(
+        [str(part) for part in command],
+        env=os.environ | allowed,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    limit = monotonic() + 90
+    while monotonic() < limit and not list((out / "checkpoints").glob("0*")):
+        sleep(0.1)
+    job.send_signal(signal.SIGUSR1)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == STOPPED, errors
+    assert errors.count("hybrid: stopped by SIGUSR1 after step") == 1
+    assert "Traceback" not in errors
+    newest = complete(out / "checkpoints")[-1]
+    manifest = read_manifest(newest)
+    assert load_model(newest, manifest)
+    epochs = manifest["epoch"] + 1
+    done = mpirun(2, hybrid_cli, "train", "--resume", "--out", out, "--epochs", epochs)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_run_folder_the_reason_says_that_nothing_is_kept(digits, monkeypatch) -> None:
+    ask_at(monkeypatch, 1)
+    with pytest.raises(StoppedError, match="nothing is kept"):
+        train("serial", None, digits)  # type: ignore[arg-type]

@@ -1,0 +1,117 @@
+"""`hybrid submit`: what sbatch gets, and wrong requests in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from slurm_stand_ins import Cluster
+
+from hybrid.cli.app import app
+from hybrid.cli.failure import run_command
+from hybrid.ranks.slurm import Request, script
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "cluster")
+
+
+@pytest.fixture
+def submit(capfd, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """`hybrid submit` of a small TOML file, 2 nodes of 2 ranks: (exit status, stdout, stderr)."""
+    (tmp_path / "run.toml").write_text("[split]\nblocks = 4\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["submit", "run.toml", "--nodes", "2", "--ranks-per-node", "2", "--out", "runs/first"]
+
+    def run(*more: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        command = typer.main.get_command(app)
+        status = run_command(lambda: command.main(args=[*words, *more], standalone_mode=False))
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_a_dry_run_prints_the_script_and_leaves_nothing(submit, tmp_path) -> None:
+    status, out, err = submit("--dry-run", "--set", "optimiser.lr=0.2")
+    request = Request(tmp_path / "run.toml", tmp_path / "runs" / "first", 2, 2, 1)
+    assert (status, err) == (0, "")
+    assert out == script(replace(request, settings=("optimiser.lr=0.2",)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_gpu_is_asked_for_where_the_settings_say_cpu(submit) -> None:
+    assert "gpus" not in submit("--dry-run", "--set", "train.device=cpu")[1]
+
+
+def test_sbatch_gets_the_script_and_the_number_is_printed(
+    submit, cluster, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    status, out, _ = submit()
+    file = tmp_path / "runs" / "first.sbatch"
+    assert (status, out) == (0, "17\n")
+    assert cluster.calls() == [["sbatch", "--parsable", str(file)]]
+    assert file.read_text() == submit("--dry-run")[1]
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_what_sbatch_says_against_it_is_one_line(submit, cluster, monkeypatch) -> None:
+    cluster.program("sbatch", "sys.exit('sbatch: error:\\nInvalid account')")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    assert_one_line(submit(), "refused", "sbatch: error: Invalid account")
+
+
+def test_a_cluster_without_gpus_is_met_with_the_flag_to_ask_for_none(
+    submit, cluster, monkeypatch
+) -> None:
+    cluster.program("sbatch", "sys.exit('Invalid generic resource (gres) specification')")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=os.pathsep)
+    assert_one_line(submit(), "(gres)", "--gpus-per-rank 0")
+
+
+def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert_one_line(submit(), "no sbatch here", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--nodes", "0"), ("--nodes is 0", "at least 1")),
+        (("--ranks-per-node", "-1"), ("--ranks-per-node is -1", "at least 1")),
+        (("--ranks-per-node", "3"), ("4 blocks", "2 nodes of 3 ranks are 6", "split.blocks=6")),
+        (("--set", "split.cuts=['layer2.0']", "--set", "split.blocks=0"), ("2 blocks", "4")),
+        (("--time", "4h"), ("'4h'", "HH:MM:SS")),
+        (("--time", "1-24:00:00"), ("D-HH:MM:SS",)),
+        (("--time", "2"), ("120 seconds", "more")),
+        (("--array", "4-0"), ("'4-0'", "0-4")),
+        (("--array", "1,x"), ("'1,x'",)),
+        (("--array", "0-4", "--set", "train.seed=1"), ("--array", "train.seed")),
+        (("--max-requeues", "-1"), ("--max-requeues is -1", "at least 0")),
+        (("--launcher", "prun"), ("'prun'", "mpirun or srun")),
+        (("--out", "a\nb"), ("line break",)),
+        (("--set", "data.dir=a\nb"), ("line break",)),
+        (("--setup", "module load 'mpi"), ("--setup", "bash cannot read")),
+        (("--setup", "module load \\"), ("--setup", "in the middle")),
+        (("--set", "optimiser.rl=1"), ("optimiser.rl", "optimiser.lr")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_wrong_request_is_one_line_with_a_remedy(submit, tmp_path, flags, parts) -> None:
+    assert_one_line(submit(*flags), *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+def assert_one_line(answer: tuple[int, str, str], *parts: str) -> None:
+    status, out, err = answer
+    assert (status, out) == (1, "")
+    assert err.startswith("hybrid: error: ")
+    assert err.count("\n") == 1
+    for part in parts:
+        assert part in err

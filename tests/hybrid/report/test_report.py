@@ -1,0 +1,371 @@
+"""The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections import OrderedDict
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from matplotlib.image import imread
+from torch import Tensor, nn
+
+from hybrid.cli.app import app
+from hybrid.cli.failure import run_command
+from hybrid.data import Dataset
+from hybrid.models import Chain
+from hybrid.report import factors, write
+from hybrid.report.curves import curves
+from hybrid.report.factors import responses
+from hybrid.report.pictures import section, strip
+from hybrid.report.records import Line, read
+from hybrid.report.run import factor_sections
+from hybrid.report.tables import amount
+from hybrid.runs import build
+from solvers.layers.factorisation import Factorisation
+
+QUICK = ("--epochs", "1", "--batch-size", "256", "--set", "train.threads=1")
+HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert _command("train", *QUICK, "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Path:
+    """The smallest run folder there is."""
+    _lines(tmp_path, {"step": 1, "epoch": 0, "phase": "serial", "loss": 2.0})
+    return tmp_path
+
+
+def _command(*arguments: object) -> int:
+    command = typer.main.get_command(app)
+    words = [str(argument) for argument in arguments]
+    return run_command(lambda: command.main(args=words, standalone_mode=False))
+
+
+def _lines(run: Path, *lines: dict[str, object]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+class Page(HTMLParser):
+    """The tags of a page, its text, and its table rows by their first cell."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.rows: dict[str, list[str]] = {}
+        self._row: list[str] = []
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag == "tr":
+            self._row = []
+        elif tag in ("td", "th"):
+            self._row.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "tr":
+            self.rows[self._row[0]] = self._row[1:]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._row and self.tags[-1] in ("td", "th"):
+            self._row[-1] += data
+
+
+def assert_one_line(answer: tuple[int, str, str], *parts: str) -> None:
+    code, _, err = answer
+    assert code == 1
+    assert err.startswith("hybrid: error: ")
+    assert err.count("\n") == 1
+    assert "details in" not in err
+    for part in parts:
+        assert part in err
+
+
+def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder) -> None:
+    status, out, err = hybrid("report", run_folder)
+    assert (status, err) == (0, "")
+    assert out == f"wrote {run_folder / 'report' / 'index.html'}\n"
+    page = Page(run_folder / "report" / "index.html")
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert page.rows["test accuracy"] == [f"{summary['test_accuracy']:.2%}"]
+    assert page.rows["solver"] == ["augmented-lagrangian"]
+    assert page.rows["blocks"] == [f"2, cut before {summary['cuts'][0]}"]
+    # the row of cut 1 comes after that of rank 1
+    assert page.rows["1"] == [summary["cuts"][0], f"{summary['residual'][0]:.3g}"]
+    sent, peak = summary["bytes_sent"][0], summary["peak_memory_bytes"][0]
+    assert page.rows["0"] == [f"{summary['idle_share'][0]:.1%}", amount(sent), amount(peak)]
+    assert len(page.links) == 3
+    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert "script" not in page.tags
+    assert "has not ended" not in page.text
+    assert [p.name for p in (run_folder / "report").iterdir()] == ["index.html"]
+
+
+def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run_folder) -> None:
+    (run_folder / "summary.json").unlink()
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_folder / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:9])
+    assert hybrid("report", run_folder)[0] == 0
+    page = Page(run_folder / "report" / "index.html")
+    assert "has not ended" in page.text
+    assert f"step {json.loads(lines[1])['step']}, after 0 of 1 epochs" in page.text
+    assert page.rows["model"] == ["resnet8"]
+    assert "test accuracy" not in page.rows
+    assert page.rows["1"][1] == f"{json.loads(lines[1])['residual'][0]:.3g}"
+
+
+def test_a_roll_back_is_a_row_with_its_reason(run_folder) -> None:
+    path = run_folder / "summary.json"
+    told = {
+        "step": 640,
+        "reason": "the loss <is> not finite",
+        "to": 512,
+        "rates": {"exact": 1.0, "local": 0.5},
+    }
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, "rollbacks": [told], "checkpoint_seconds": [0.1, 1.25]}))
+    page = Page(write(run_folder))
+    assert page.rows["640"] == ["the loss <is> not finite", "512", "1", "0.5"]
+    assert page.rows["waited for checkpoints"] == ["1.25 s"]
+
+
+def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_folder) -> None:
+    ended = read(run_folder).summary
+    (run_folder / "summary.json").unlink()
+    so_far = read(run_folder).summary
+    unknown = {
+        *("idle_share", "bytes_sent", "peak_memory_bytes", "replicas"),
+        *("returns_to_serial", "checkpoint_seconds"),
+    }
+    assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
+
+
+def test_a_run_of_the_library_is_reported_without_settings_it_never_had(by_hand) -> None:
+    (by_hand / "config.toml").write_text("# cuts = ['3']\n")
+    assert read(by_hand).settings is None
+    assert "model" not in Page(write(by_hand)).rows
+
+
+def test_hostile_names_are_text(by_hand) -> None:
+    (by_hand / "summary.json").write_text(
+        json.dumps({"solver": HOSTILE, "model": HOSTILE, "cuts": [HOSTILE], "residual": [0.5]})
+    )
+    line = {"step": 1, "epoch": 0, "phase": "parallel", "loss": 2.0, "residual": [0.5]}
+    _lines(by_hand, line, line | {"phase": HOSTILE})
+    page = Page(write(by_hand))
+    assert "script" not in page.tags
+    assert page.rows["1"][0].startswith(HOSTILE[:-1])
+
+
+def test_a_report_is_replaced_by_the_next(by_hand) -> None:
+    first = write(by_hand).read_bytes()
+    assert write(by_hand).read_bytes() == first
+    (by_hand / "summary.json").write_text('{"model": "other"}')
+    assert b"other" in write(by_hand).read_bytes()
+
+
+def test_curves_are_drawn_of_what_the_lines_hold() -> None:
+    serial = Line(step=1, epoch=0, phase="serial", loss=2.0)
+    parallel = Line(step=1, epoch=0, phase="parallel", loss=2.0, residual=[0.1, 0.0])
+    tested = Line(step=1, epoch=1, phase="test", accuracy=0.5)
+    norms = parallel.model_copy(update={"primal": [3.0, 1.0], "dual": [float("inf"), 0.1]})
+    fewer = norms.model_copy(update={"residual": [0.2], "primal": [1.0], "dual": []})
+    zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
+    assert list(curves([serial, zeros])) == ["Loss of each phase, on training images"]
+    drawn = curves([serial, norms, fewer, tested])
+    assert [title.split()[0] for title in drawn] == ["Loss", "Test", "Relative", "Primal"]
+    assert all(imread(BytesIO(png)).shape[:2] == (396, 672) for png in drawn.values())
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "parts"),
+    [
+        ("metrics.jsonl", None, ("not a run folder", "--out")),
+        ("metrics.jsonl", "", ("0 whole lines", "at least 1", "wait")),
+        ("metrics.jsonl", '{"step": 1', ("0 whole lines",)),
+        ("metrics.jsonl", "{}\n{}\n", ("metrics.jsonl line 1", "step", "remove it")),
+        ("metrics.jsonl", '{"step": -1, "epoch": 0, "phase": ""}\n', ("step is -1", "greater")),
+        ("metrics.jsonl", "nothing\n", ("line 1", "not a JSON object", "correct it")),
+        ("metrics.jsonl", "[" * 100000 + "\n", ("line 1", "not a JSON object")),
+        ("summary.json", "{", ("summary.json", "not a JSON object")),
+        ("summary.json", "[1]", ("summary.json", "a list")),
+        ("summary.json", '{"residual": 3}', ("summary.json", "residual is 3", "list")),
+        ("summary.json", b"\xff\xfe\xff", ("summary.json", "not a JSON object")),
+        ("config.toml", "[model", ("config.toml", "TOML")),
+        ("config.toml", "[model]\nnam = 1", ("config.toml", "model.nam", "model.name")),
+        ("report", "a file", ("report", "where a folder must be", "remove it")),
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, parts) -> None:
+    (by_hand / file).unlink(missing_ok=True)
+    if content is not None:
+        raw = content if isinstance(content, bytes) else content.encode()
+        (by_hand / file).write_bytes(raw)
+    assert_one_line(hybrid("report", by_hand), *parts)
+    assert not (by_hand / "report").is_dir()
+
+
+def test_a_folder_that_is_not_there_is_named(hybrid, tmp_path) -> None:
+    assert_one_line(hybrid("report", tmp_path / "no"), str(tmp_path / "no"), "not a run folder")
+
+
+def test_a_damaged_checkpoint_names_its_file_and_leaves_an_earlier_report(
+    hybrid, run_folder
+) -> None:
+    before = write(run_folder).read_bytes()
+    file = next((run_folder / "checkpoints").glob("*/layer1.0.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[700] ^= 1
+    file.write_bytes(content)
+    assert_one_line(hybrid("report", run_folder), str(file), "wrong checksum")
+    assert (run_folder / "report" / "index.html").read_bytes() == before
+
+
+def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder) -> None:
+    path = run_folder / "config.toml"
+    path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
+    with pytest.raises(ValueError, match=r"config\.toml.*put back"):
+        build.restore(run_folder, None)
+
+
+def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch) -> None:
+    monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
+    assert hybrid("report", by_hand) == (0, "", "")
+    assert not (by_hand / "report").exists()
+
+
+class Quadrants(nn.Module):
+    """(N, 1, 4, 4) -> (N, 3, 2, 2): channel c is lit where pixels of a value that has bit c are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = nn.functional.max_pool2d(x, 2).round().long()
+        return torch.cat([(values >> bit & 1).float() for bit in range(3)], 1)
+
+
+def _images(labels: list[int]) -> Dataset:
+    """Image i is black but for its upper right quadrant, of value 2^label."""
+    images = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[0, :2, 2:] = 2**label
+    return Dataset(images, torch.tensor(labels), classes=3, mean=(0.0,), std=(1 / 255,))
+
+
+def _factorised(flat: bool = False) -> tuple[nn.Sequential, Factorisation]:
+    """Factor 0 answers to channel 1, factor 1 to nothing, factor 2 to channels 0 and 2."""
+    layer = Factorisation(3, 3)
+    layer.dictionary.copy_(torch.tensor([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))
+    pooled = [nn.AdaptiveMaxPool2d(1), nn.Flatten()] if flat else []
+    return nn.Sequential(Quadrants(), *pooled, layer, nn.Flatten(), nn.LazyLinear(3)), layer
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_factors_find_the_classes_and_images_they_respond_to(flat) -> None:
+    model, layer = _factorised(flat)
+    found = responses(model, "1", layer, _images([0, 1, 2, 1]))
+    assert [factor.number for factor in found.factors] == [2, 0]
+    assert found.unused == [1]
+    torch.testing.assert_close(
+        found.shares, torch.tensor([[0.0, 1, 0], [0, 0, 0], [0.5, 0, 0.5]]), atol=1e-3, rtol=0
+    )
+    assert found.top_classes(2)[0][1] == pytest.approx(0.5, abs=1e-3)
+    both, second = found.factors
+    assert set(both.images.flatten(1).amax(1).tolist()) == {1, 4}
+    assert second.images.flatten(1).amax(1).tolist() == [2, 2]
+    if flat:
+        assert second.codes is None
+    else:
+        assert second.codes is not None
+        assert second.codes.argmax(2).tolist() == [[1, 0], [1, 0]]
+    assert model.training
+
+
+def test_the_page_shows_factors_and_lists_the_unused(tmp_path) -> None:
+    model, _ = _factorised()
+    (tmp_path / "page").write_text("".join(factor_sections(model, _images([0, 1, 2, 1]))))
+    page = Page(tmp_path / "page")
+    assert "factor 0: class 1 (100%), class" in page.text
+    assert "which respond to no image: 1." in page.text
+    assert len(page.links) == 3
+
+
+def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown(
+    monkeypatch,
+) -> None:
+    model, layer = _factorised()
+    few = responses(model, "1", layer, _images([1] * 10 + [0] * 10), limit=4)
+    assert few.images == 4
+    assert {factor.number for factor in few.factors} == {0, 2}
+    monkeypatch.setattr(factors, "SHOWN", 1)
+    found = responses(model, "1", layer, _images([0, 1, 1, 1]))
+    assert ([factor.number for factor in found.factors], found.left_out) == ([0], 1)
+    assert "1 more factors respond" in "".join(section(found))
+
+
+def test_a_layer_that_responds_to_nothing_is_said_so() -> None:
+    model, layer = _factorised()
+    layer.dictionary.zero_()
+    found = responses(model, "1", layer, _images([0, 1]))
+    assert found.unused == [0, 1, 2]
+    assert "No factor responds to any of 2" in "".join(section(found))
+
+
+def test_a_strip_has_the_images_above_their_code_maps() -> None:
+    model, layer = _factorised()
+    second = responses(model, "1", layer, _images([0, 1, 2, 1])).factors[1]
+    pixels = imread(BytesIO(strip(second)))
+    assert pixels.shape[:2] == (72 * 2 + 3, 72 * 2 + 3)
+    red, blue = pixels[..., 0], pixels[..., 2]
+    assert (red[:72] == blue[:72]).all()
+    assert red[75 + 9, 63] - blue[75 + 9, 63] > 0.5
+    assert red[-9, 9] == blue[-9, 9]
+
+
+def test_a_run_with_a_factorised_model_shows_its_factors(run_folder, monkeypatch) -> None:
+    """The model is rebuilt from the settings, the dictionary is the checkpoint's."""
+    plain = build.restore(run_folder, None).network
+    children = OrderedDict(plain.named_children())
+    children["factors"] = Factorisation(64, 5)
+    grouping = plain.grouping | {"factors": ("factors",)}
+    for name in plain.grouping["head"]:
+        children.move_to_end(name)
+    grouping["head"] = grouping.pop("head")
+    model = Chain(children, grouping, plain.input_shape, plain.classes)
+    tensors = model.state_dict()
+    monkeypatch.setattr("hybrid.folder.checkpoint.load_model", lambda *_: tensors)
+    monkeypatch.setattr("hybrid.runs.build.model", lambda *_: model)
+    text = write(run_folder).read_text()
+    assert "What each factor responds to (factors)" in text
+    pictures = re.findall(r'base64,([^"]+)"', text)
+    assert len(pictures) > 4
+    assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in pictures)
+
+
+def test_what_a_factorisation_layer_keeps_is_recognised_in_a_checkpoint() -> None:
+    model, _ = _factorised()
+    assert factors.kept_dictionary(Factorisation(2, 2).state_dict(prefix="1."))
+    assert not factors.kept_dictionary(nn.Linear(2, 2).state_dict(prefix="1."))
+    assert [name for name, _ in factors.layers(model)] == ["1"]

@@ -1,0 +1,61 @@
+"""The learning rate at chosen steps, and what holds at every step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid.rounds.schedule import Schedule
+from hybrid.settings.config import ScheduleSettings
+
+NAMES = ("cosine", "linear", "step", "constant")
+
+
+def rates(name, steps_per_epoch=10, epochs=4, warmup=1.0, **settings):
+    schedule = Schedule(
+        ScheduleSettings(name=name, warmup_epochs=warmup, **settings), 0.5, steps_per_epoch, epochs
+    )
+    return [schedule(step) for step in range(steps_per_epoch * epochs)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_rises_in_equal_steps_to_the_peak(name):
+    assert rates(name)[:10] == pytest.approx([0.05 * (i + 1) for i in range(10)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_warm_up_the_first_step_has_the_peak(name):
+    assert rates(name, warmup=0.0)[0] == 0.5
+
+
+def test_the_cosine_is_halved_midway():
+    assert rates("cosine", warmup=0.0)[20] == pytest.approx(0.25)
+
+
+def test_the_line_falls_by_the_same_amount_at_every_step():
+    fall = rates("linear")[10:]
+    assert fall == pytest.approx([0.5 * (1 - i / 30) for i in range(30)])
+
+
+def test_step_multiplies_by_gamma_at_every_milestone():
+    found = rates("step", warmup=0.0, milestones=[0.5, 0.75], gamma=0.1)
+    assert found == pytest.approx([0.5] * 20 + [0.05] * 10 + [0.005] * 10)
+
+
+def test_constant_stays_at_the_peak():
+    assert rates("constant")[10:] == [0.5] * 30
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    steps_per_epoch=st.integers(1, 20),
+    epochs=st.integers(1, 5),
+    warmup=st.floats(0, 1e6),
+)
+def test_the_rate_is_positive_at_every_step_and_never_above_the_peak(
+    name, steps_per_epoch, epochs, warmup
+):
+    found = rates(name, steps_per_epoch, epochs, warmup)
+    assert all(0 < rate <= 0.5 for rate in found)
+    top = found.index(max(found))
+    assert found[:top] == sorted(found[:top])
+    assert found[top:] == sorted(found[top:], reverse=True)

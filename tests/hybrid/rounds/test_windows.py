@@ -1,0 +1,75 @@
+"""The windows of an epoch: a pure function of seed and epoch, the same on every rank."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid import data
+from hybrid.rounds.schedule import Schedule
+from hybrid.rounds.windows import Windows
+from hybrid.settings.config import ScheduleSettings
+
+
+def windows(n: int, batch: int, length: int, whole: bool = False, pad: int = 0) -> Windows:
+    images = torch.zeros(n, 1, 4, 4, dtype=torch.uint8)
+    labels = torch.zeros(n, dtype=torch.int64)
+    augmentation = data.Augmentation(pad=pad)
+    train = data.Dataset(images, labels, 2, (0.5,), (0.5,), augmentation)
+    schedule = Schedule(ScheduleSettings(), 0.1, max(1, n // batch), 3)
+    length = n // batch if whole else length
+    return Windows(train, batch, length, whole, 2, 0, schedule, torch.device("cpu"), None)
+
+
+def ids(made: Windows, epoch: int) -> list[list[int]]:
+    return [b.ids.tolist() for trained, _ in made.of_epoch(epoch, 0) for b in trained.batches]
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 9), st.integers(0, 5))
+@settings(deadline=None)
+def test_an_epoch_meets_each_sample_once_but_for_an_incomplete_batch(n, batch, length, epoch):
+    batch = min(batch, n)
+    found = ids(windows(n, batch, length), epoch)
+    flat = [i for part in found for i in part]
+    assert [len(part) for part in found] == [batch] * (n // batch)
+    assert len(set(flat)) == len(flat)
+    assert set(flat) <= set(range(n))
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+@settings(deadline=None)
+def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, second):
+    one, other = windows(50, 5, first), windows(50, 5, second)
+    assert ids(one, 2) == ids(other, 2)
+    rates = [
+        [b.learning_rate for trained, _ in made.of_epoch(1, 10) for b in trained.batches]
+        for made in (one, other)
+    ]
+    assert rates[0] == rates[1]
+
+
+def test_epochs_differ():
+    made = windows(50, 5, 2)
+    assert ids(made, 0) != ids(made, 1)
+
+
+def test_windows_of_a_few_batches_are_trained_and_swept_alike():
+    for trained, swept in windows(50, 5, 4, pad=1).of_epoch(0, 0):
+        assert trained is swept
+        assert swept.shuffle is None
+
+
+def test_the_whole_augmented_set_is_recorded_apart_and_plain():
+    made = windows(50, 5, 0, whole=True, pad=1)
+    ((trained, swept),) = made.of_epoch(0, 0)
+    assert trained.batches[0].source.augment
+    assert not swept.batches[0].source.augment
+    assert torch.equal(trained.batches[3].ids, swept.batches[3].ids)
+
+
+def test_every_sweep_of_the_whole_set_draws_new_mini_batches_of_all_samples():
+    ((_, swept),) = windows(50, 5, 0, whole=True).of_epoch(0, 0)
+    draws = [torch.cat([rows for rows, _ in swept.sweep(number)]) for number in (0, 1)]
+    assert all(sorted(draw.tolist()) == list(range(50)) for draw in draws)
+    assert not torch.equal(*draws)

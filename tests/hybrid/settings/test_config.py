@@ -1,0 +1,347 @@
+"""Settings: defaults < TOML < command line, and one line about whatever is wrong."""
+
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid.settings.config import (
+    Config,
+    RoundSettings,
+    known_settings,
+    load,
+    parse_override,
+    resolve,
+    to_toml,
+)
+from solvers import REGISTRY
+
+
+def fault(call, *arguments):
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        call(*arguments)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def answer(call, *arguments):
+    """Accepted, or refused in one line; nothing else may happen."""
+    try:
+        call(*arguments)
+    except ValueError:
+        fault(call, *arguments)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_the_defaults_hold():
+    config = load(None, {})
+    assert config.train.epochs == Config().train.epochs
+    assert config.solver["name"] == "augmented-lagrangian"
+
+
+def test_the_file_beats_the_defaults_and_the_command_line_beats_the_file(tmp_path):
+    path = write(tmp_path / "x.toml", "[train]\nepochs = 3\nseed = 4\n[solver]\nbeta = 0.5\n")
+    config = load(path, {"train.epochs": 7, "solver.lam_step": 0.25})
+    assert (config.train.epochs, config.train.seed) == (7, 4)
+    assert config.train.batch_size == Config().train.batch_size
+    assert (config.solver["beta"], config.solver["lam_step"]) == (0.5, 0.25)
+
+
+def test_the_resolved_solver_holds_every_setting_that_is_set():
+    solver = resolve({"solver": {"name": "penalty", "momentum": 0.5}}).solver
+    assert set(solver) == {"name", *(f.name for f in fields(REGISTRY["penalty"]))}
+
+
+@pytest.mark.parametrize("solver", REGISTRY)
+def test_every_setting_has_a_help_text(solver):
+    assert [key for key, text in known_settings(solver).items() if not text.strip()] == []
+
+
+@pytest.mark.parametrize("solver", REGISTRY)
+def test_every_setting_of_the_resolved_config_is_known(solver):
+    resolved = resolve({"solver": {"name": solver}}).model_dump()
+    named = {f"{section}.{key}" for section, table in resolved.items() for key in table}
+    assert named <= set(known_settings(solver))
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
+        ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
+        ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
+        (
+            {"x": {"batch_size": 1}},
+            "unknown setting 'x.batch_size'; did you mean 'train.batch_size",
+        ),
+        ({"solver": {"name": "penalti"}}, "unknown solver 'penalti'; did you mean 'penalty'?"),
+        ({"solver": {"name": "q"}}, "unknown solver 'q'; known: backprop, penalty, augmented-lag"),
+        ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
+        ({"solver": {"name": "backprop", "beta": 1}}, "unknown setting 'solver.beta'; "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
+    assert fault(resolve, tree).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [
+        ("train.epochs", 0, "greater than or equal to 1"),
+        ("train.epochs", "many", "a valid integer"),
+        ("train.seed", 2**31, "less than 2147483648"),
+        ("train.threads", 10**20, "less than or equal to 1024"),
+        ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
+        ("optimiser.lr", 0.0, "greater than 0"),
+        ("optimiser.lr", float("nan"), "a finite number"),
+        ("optimiser.momentum", 1.0, "less than 1"),
+        ("schedule.warmup_epochs", float("inf"), "a finite number"),
+        ("schedule.name", "cosin", "'cosine', 'linear', 'step' or 'constant'"),
+        ("rounds.window", 0, "an integer of at least 1, or all"),
+        ("rounds.window", "some", "an integer of at least 1, or all"),
+        ("rounds.window", 2.5, "an integer of at least 1, or all"),
+        ("split.cuts", "layer2.0", "a valid list"),
+        ("solver.beta", -1.0, "must be positive"),
+        ("solver.beta", float("inf"), "must be finite"),
+        ("solver.lam_step", float("nan"), "must be finite"),
+        ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
+        ("correction.micro_batches", 0, "at least 1"),
+        ("correction.messages", "int4", "'float32', 'bfloat16', 'float16' or 'int8'"),
+        ("correction.filter", 0, "at least 1"),
+        ("rounds.sweeps", -1, "greater than or equal to 0"),
+        ("rounds.fill_step", "late", "'added' or 'own'"),
+        ("links.kind", "mpi", "'auto' or 'virtual'"),
+        ("links.gigabits_per_second", 0.0, "greater than 0"),
+        ("links.latency_microseconds", -1.0, "greater than or equal to 0"),
+        ("checkpoint.every", 0, "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit):
+    section, name = key.split(".")
+    said = fault(resolve, {section: {name: value}})
+    assert said.startswith(f"{key} is {value!r}; it must ")
+    assert limit in said
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ([[8, -8]], "rounds.gaps.0.1 is -8; it must be greater than or equal to 0"),
+        ([[8, 8], [8]], "rounds.gaps.1.1 is "),
+        ([8, 8], "rounds.gaps.0 is 8; it must be a valid tuple"),
+        ("most", "rounds.gaps is 'most'; it must be a valid list"),
+    ],
+)
+def test_gaps_are_pairs_of_sample_numbers(gaps, said):
+    assert fault(resolve, {"rounds": {"gaps": gaps}}).startswith(said)
+
+
+def test_the_window_may_be_the_whole_training_set():
+    assert resolve({"rounds": {"window": "all"}}).rounds.window == "all"
+
+
+@pytest.mark.parametrize(
+    "content", [b"train = [", b"\xff", b"x = " + b"1" * 5000, b"x = " + b"[" * 9999]
+)
+def test_a_file_that_is_not_toml_is_named(tmp_path, content):
+    path = tmp_path / "x.toml"
+    path.write_bytes(content)
+    assert fault(load, path, {}).startswith(f"{path} is not a TOML file: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.b=1", 1),
+        ("a.b=1e-3", 1e-3),
+        ("a.b=true", True),
+        ('a.b=["x", "y"]', ["x", "y"]),
+        ("a.b=all", "all"),
+        ("a.b=", ""),
+        ("a.b=x=y", "x=y"),
+        ("a.b=" + "[" * 9999, "[" * 9999),
+    ],
+)
+def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
+    assert parse_override(text) == ("a.b", value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "x=1", "a.b", "a\nb"])
+def test_an_override_of_another_form_is_answered_with_the_form(text):
+    assert fault(parse_override, text) == f"--set {text!r}: write --set section.key=value"
+
+
+keys = st.sampled_from(sorted(known_settings("augmented-lagrangian")))
+values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates()
+values = st.recursive(values, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(dotted=keys | st.text() | st.from_regex(r"[a-z]*\.[a-z]*", fullmatch=True), value=st.text())
+def test_any_override_is_accepted_or_refused_in_one_line(dotted, value):
+    answer(lambda: load(None, dict([parse_override(f"{dotted}={value}")])))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tree=st.dictionaries(
+        st.sampled_from([*Config.model_fields, "other"]),
+        values | st.dictionaries(keys.map(lambda key: key.split(".")[1]) | st.text(), values),
+    )
+)
+def test_any_tree_is_resolved_or_refused_in_one_line(tree):
+    answer(resolve, tree)
+
+
+positive = st.floats(1e-8, 1e8)
+trees = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.fixed_dictionaries({"name": st.text()}),
+        "data": st.fixed_dictionaries({"dir": st.text(), "limit": st.integers(0)}),
+        "train": st.fixed_dictionaries({"epochs": st.integers(1), "threads": st.integers(0, 9)}),
+        "optimiser": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
+        "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
+        "rounds": st.fixed_dictionaries(
+            {
+                "window": st.integers(1) | st.just("all"),
+                "fill": st.booleans(),
+                "gaps": st.lists(st.tuples(st.integers(0), st.integers(0))),
+            }
+        ),
+        "links": st.fixed_dictionaries(
+            {"kind": st.just("virtual"), "latency_microseconds": positive}
+        ),
+        "split": st.fixed_dictionaries({"cuts": st.lists(st.text())}),
+        "correction": st.fixed_dictionaries(
+            {"micro_batches": st.integers(1, 9), "messages": st.sampled_from(["bfloat16", "int8"])}
+        ),
+        "solver": st.fixed_dictionaries({"name": st.just("backprop")})
+        | st.fixed_dictionaries({"beta": positive, "momentum": st.none() | st.just(0.5)}),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=trees)
+def test_settings_written_as_toml_and_read_again_are_the_same(tmp_path_factory, tree):
+    config = resolve(tree)
+    path = write(tmp_path_factory.mktemp("toml") / "config.toml", to_toml(config))
+    assert load(path, {}) == config
+
+
+def test_gaps_given_on_the_command_line_are_those_of_the_written_file(tmp_path):
+    config = load(None, dict([parse_override("rounds.gaps=[[64, 0], [0, 32]]")]))
+    assert config.rounds.gaps == [(64, 0), (0, 32)]
+    path = write(tmp_path / "config.toml", to_toml(config))
+    assert load(path, {}).rounds.gaps == [(64, 0), (0, 32)]
+
+
+def test_the_written_file_explains_every_setting():
+    lines = to_toml(resolve({})).splitlines()
+    for line, after in pairwise(lines):
+        if " = " in after and not after.startswith(("#", " ")):
+            assert line.startswith("# "), after
+
+
+FILLING = ("penalty", "augmented-lagrangian")
+
+
+@pytest.mark.parametrize("solver", FILLING)
+def test_these_solvers_fill_the_gaps_of_a_pipeline_unless_told_otherwise(solver):
+    config = resolve({"solver": {"name": solver}})
+    assert config.rounds == RoundSettings(sweeps=0, fill=True)
+    assert config.correction["micro_batches"] == 4
+
+
+@pytest.mark.parametrize("solver", sorted(set(REGISTRY) - set(FILLING)))
+def test_the_others_have_a_parallel_phase_and_whole_mini_batches(solver):
+    config = resolve({"solver": {"name": solver}})
+    alone = REGISTRY[solver].standalone
+    assert config.rounds == RoundSettings(sweeps=1, fill=False, correct_every=0 if alone else 1)
+    assert config.correction["micro_batches"] == 1
+
+
+@pytest.mark.parametrize("solver", FILLING)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"window": 4},
+        {"window": "all"},
+        {"sweeps": 1},
+        {"sweeps": 0},
+        {"fill": False},
+        {"fill": True},
+        {"correct_every": 0},
+        {"correct_every": 2, "window": 8},
+    ],
+    ids=str,
+)
+def test_rounds_that_are_asked_for_are_as_asked(solver, asked):
+    config = resolve({"solver": {"name": solver}, "rounds": asked})
+    assert config.rounds == RoundSettings(**asked)
+    assert config.correction["micro_batches"] == 1
+
+
+def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
+    settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
+    config = resolve({"rounds": settings, "correction": {"messages": "bfloat16"}})
+    assert config.rounds == RoundSettings(sweeps=0, fill=True, **settings)
+    assert (config.correction["micro_batches"], config.correction["messages"]) == (4, "bfloat16")
+
+
+def test_a_number_of_micro_batches_that_is_asked_for_is_as_asked():
+    config = resolve({"correction": {"micro_batches": 2}})
+    assert config.rounds.fill
+    assert config.correction["micro_batches"] == 2
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The settings that a run with filled gaps has written."""
+    tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
+    return write(tmp_path / "config.toml", to_toml(resolve(tree)))
+
+
+def test_a_run_taken_up_again_has_its_own_rounds(stored):
+    for overrides in ({}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}):
+        config = load(None, overrides, base=stored)
+        assert (config.rounds.sweeps, config.rounds.fill) == (0, True)
+        assert config.rounds.gaps == [(8, 8), (0, 8)]
+        assert config.correction["micro_batches"] == 4
+        assert config.solver["beta"] == 0.5
+
+
+@pytest.mark.parametrize("solver", ["block-admm", "auxnet", "backprop"])
+def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored):
+    config = load(None, {"solver.name": solver}, base=stored)
+    assert config.rounds == RoundSettings(sweeps=1, fill=False, gaps=[], memory_gb=2.0)
+    assert config.solver == resolve({"solver": {"name": solver}}).solver
+
+
+def test_a_run_taken_up_with_another_solver_has_its_corrections(stored, tmp_path):
+    alone = load(None, {"solver.name": "ddg"}, base=stored)
+    assert (alone.rounds.correct_every, alone.rounds.fill, alone.rounds.sweeps) == (0, False, 1)
+    base = write(tmp_path / "alone.toml", to_toml(resolve({"solver": {"name": "local-updates"}})))
+    for solver in ("block-admm", "augmented-lagrangian", "backprop"):
+        assert load(None, {"solver.name": solver}, base=base).rounds.correct_every == 1
+
+
+def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored):
+    asked = {"solver.name": "block-admm", "rounds.sweeps": 3, "rounds.window": 8}
+    config = load(None, asked, base=stored)
+    assert (config.rounds.sweeps, config.rounds.window, config.rounds.fill) == (3, 8, False)
+
+
+def test_a_layer_to_factorise_needs_the_solver_that_trains_it():
+    for solver in set(REGISTRY) - {"block-admm"}:
+        tree = {"solver": {"name": solver}, "model": {"factorise": "layer3.0:8"}}
+        said = fault(resolve, tree)
+        assert said.startswith("model.factorise is 'layer3.0:8', which solver ")
+        assert f"{solver!r} cannot train: choose --solver block-admm" in said

@@ -1,0 +1,135 @@
+"""Any input is accepted or answered in one line: no traceback, no wait, nothing written."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from time import process_time
+
+import pooch
+import pytest
+import requests
+import torch
+import typer
+from hostile_settings import command_lines, toml_texts
+from hypothesis import HealthCheck, given, settings
+
+from hybrid import data
+from hybrid.cli.app import app
+from hybrid.cli.failure import run_command
+from solvers.passes.pipeline import Cost
+
+COMMAND = typer.main.get_command(app)
+SECONDS = 10
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+FEW = settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
+MANY = settings(max_examples=5000, deadline=None, suppress_health_check=CHECKS, database=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
+    """Everything up to the first step is real; there is no network, and one thread."""
+    counts: Counter[str] = Counter()
+    digits = data.load("digits")
+    load = data.load
+
+    def offline(*_args: object, **_settings: object) -> None:
+        raise requests.ConnectionError
+
+    def quick_load(name: str, directory: Path | None = None, limit: int = 0) -> object:
+        if name != "digits":
+            return load(name, directory, limit)
+        return digits[0].take(limit) if limit else digits[0], digits[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("empty"))
+        patch.setenv("HYBRID_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setattr(pooch, "retrieve", offline)
+        patch.setattr(data, "load", quick_load)
+        torch.set_num_threads(1)
+        patch.setattr(torch, "set_num_threads", lambda _: None)
+        patch.setattr("hybrid.training.run.Run.fit", lambda _: {})
+        # what units cost depends on no input, and takes the longest
+        patch.setattr(
+            "hybrid.cuts.partition.unit_costs", lambda _, units, *__: [Cost(1.0, 2.0)] * len(units)
+        )
+        yield counts
+
+
+def run(words: list[str]) -> tuple[int, str]:
+    """Exit status and stderr of the command in this process."""
+    err = io.StringIO()
+    with redirect_stderr(err), redirect_stdout(io.StringIO()):
+        status = run_command(lambda: COMMAND.main(args=words, standalone_mode=False))
+    return status, err.getvalue()
+
+
+@contextmanager
+def nothing_written(folder: Path) -> Iterator[None]:
+    """The folder, and where errors nobody should see are kept, hold what they did."""
+
+    def listing() -> set[str]:
+        logs = {p for p in os.listdir(tempfile.gettempdir()) if p.startswith("hybrid-error-")}
+        return {str(p) for p in folder.rglob("*")} | {str(p) for p in Path().rglob("*")} | logs
+
+    before = listing()
+    yield
+    assert listing() == before
+
+
+def assert_answered(words: list[str], folder: Path) -> None:
+    begun = process_time()
+    with nothing_written(folder):
+        status, err = run(words)
+    assert process_time() - begun < SECONDS
+    if status != 0:
+        assert err.startswith("hybrid: error: ")
+        assert err.count("\n") == 1
+        assert err[:-1].isprintable()
+        assert len(err) < 2000
+        assert "details in" not in err
+        assert "Traceback" not in err
+        assert len(err.split()) > 4
+
+
+def check_words(folder: Path, words: list[str]) -> None:
+    assert_answered(["train", "--out", str(folder / "run"), *words], folder)
+
+
+def check_file(folder: Path, text: bytes) -> None:
+    file = folder / "x.toml"
+    file.write_bytes(text)
+    assert_answered(["train", str(file), "--out", str(folder / "run")], folder)
+
+
+@FEW
+@given(command_lines())
+def test_a_command_line_is_accepted_or_answered_in_one_line(tmp_path, words) -> None:
+    check_words(tmp_path, words)
+
+
+@FEW
+@given(toml_texts())
+def test_a_settings_file_is_accepted_or_answered_in_one_line(tmp_path, text) -> None:
+    check_file(tmp_path, text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@MANY
+@given(command_lines())
+def test_five_thousand_command_lines(tmp_path, words) -> None:
+    check_words(tmp_path, words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@MANY
+@given(toml_texts())
+def test_five_thousand_settings_files(tmp_path, text) -> None:
+    check_file(tmp_path, text)

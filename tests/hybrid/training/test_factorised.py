@@ -1,0 +1,188 @@
+"""A factorisation layer in a model: where it sits, and runs that train, resume and show it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hybrid import models
+from hybrid.data import load
+from hybrid.folder import checkpoint
+from hybrid.models import units
+from hybrid.runs import build
+from hybrid.settings import config
+from hybrid.settings.config import resolve
+
+LIMIT, BATCH = 192, 48
+QUICK = ("--batch-size", BATCH, "--set", "train.threads=1", "--set", f"data.limit={LIMIT}")
+ADMM = ("train", "--solver", "block-admm", "--factorise", "layer3.0:8", *QUICK)
+
+
+def network(name: str = "resnet8") -> models.Chain:
+    torch.manual_seed(0)
+    return models.build(name, classes=10, channels=1, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "unit", "channels"),
+    [
+        ("resnet8", "layer3.0", "layer3.factors", 32),
+        ("resnet8", "layer1.0", "layer1.factors", 16),
+        ("resnet14", "layer2.1", "layer2.factors", 32),
+        ("resnet8", "head", "factors", 64),
+        ("preact-resnet20", "layer2.0", "layer2.factors", 16),
+    ],
+)
+def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, channels) -> None:
+    plain = network(name)
+    names = [u.name for u in units(plain)]
+    before = {k: v.clone() for k, v in plain.state_dict().items()}
+    made, told = models.factorised(plain, f"{target}:5")
+    assert told == unit
+    at = names.index(target)
+    assert [u.name for u in units(made)] == [*names[:at], unit, *names[at:]]
+    state = made.state_dict()
+    dictionary = state.pop(f"{unit}.dictionary")
+    assert dictionary.shape == (5, channels)
+    assert list(state) == list(before)
+    assert all(torch.equal(state[key], before[key]) for key in before)
+    assert made.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_model_that_trains_is_left_in_training() -> None:
+    assert models.factorised(network().train(), "head:2")[0].training
+    assert not models.factorised(network().eval(), "head:2")[0].training
+
+
+def test_the_other_weights_are_those_of_the_same_seed_without_the_layer() -> None:
+    train, _ = load("digits", limit=8)
+    plain = build.model(resolve({}), train).state_dict()
+    wanted = {"solver": {"name": "block-admm"}, "model": {"factorise": "layer2.0:4"}}
+    made = build.model(resolve(wanted), train).state_dict()
+    assert all(torch.equal(made[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("layer9.0:4", "layer1.0, layer2.0, layer3.0, head"),
+        ("stem:4", "write UNIT:RANK, as in layer3.0:16"),
+        ("layer3:4", "write UNIT:RANK"),
+        ("layer3.0", "write UNIT:RANK"),
+        ("layer3.0:", "write UNIT:RANK"),
+        ("layer3.0:-1", "write UNIT:RANK"),
+        ("layer3.0:2.5", "write UNIT:RANK"),
+        (":4", "write UNIT:RANK"),
+        ("layer3.0:0", "the rank must be at least 1"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused_in_one_line(wanted: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        models.factorised(network(), wanted)
+    assert str(caught.value).startswith(f"model.factorise is {wanted!r}; ")
+    assert said in str(caught.value)
+
+
+def newest(run: Path) -> dict[str, Tensor]:
+    folder = checkpoint.complete(run / "checkpoints")[-1]
+    return checkpoint.load_model(folder, checkpoint.read_manifest(folder))
+
+
+def kept_at_the_cut(run: Path) -> dict[str, Tensor]:
+    folder = checkpoint.complete(run / "checkpoints")[-1]
+    return checkpoint.load_kept(
+        folder, checkpoint.read_manifest(folder), "cut before layer3.factors"
+    )
+
+
+def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(
+    hybrid, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    status, _, err = hybrid(*ADMM, "--epochs", 1, "--out", run)
+    assert status == 0, err
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["cuts"] == ["layer3.factors"]
+    assert config.load(run / "config.toml", {}).split.cuts == ["layer3.factors"]
+    status, out, err = hybrid("evaluate", run)
+    assert status == 0, err
+    assert out.startswith(f"test accuracy {summary['test_accuracy']:.2%}")
+    file = tmp_path / "model.safetensors"
+    assert hybrid("export", run, file)[0] == 0
+    exported = load_file(file)
+    made, _ = models.factorised(network(), "layer3.0:8")
+    start = made.state_dict()["layer3.factors.dictionary"].clone()
+    made.load_state_dict(exported)
+    assert not torch.equal(exported["layer3.factors.dictionary"], start)
+    assert bool((exported["layer3.factors.dictionary"] >= 0).all())
+    status, _, err = hybrid("report", run)
+    assert status == 0, err
+    assert "layer3.factors" in (run / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--window", 2, "--sweeps", 2),
+        ("--window", "all", "--set", "rounds.correct_every=0"),
+        ("--sweeps", 0, "--set", "rounds.fill=true", "--set", "correction.micro_batches=4"),
+    ],
+    ids=["online", "kept", "filled"],
+)
+def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags) -> None:
+    run, all_of_it = tmp_path / "run", tmp_path / "whole"
+    words = (*ADMM, "--epochs", 2, "--set", "checkpoint.keep_last=0", *flags)
+    status, _, err = hybrid(*words, "--out", run)
+    assert status == 0, err
+    shutil.copytree(run, all_of_it)
+    shutil.rmtree(checkpoint.complete(run / "checkpoints")[-1])
+    (run / "summary.json").unlink()
+    status, _, err = hybrid("train", "--resume", "--out", run)
+    assert status == 0, err
+    for read in (newest, kept_at_the_cut):
+        found, expected = read(run), read(all_of_it)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_run_of_filled_gaps_goes_on_with_sweeps(hybrid, tmp_path) -> None:
+    filled = ("--sweeps", 0, "--set", "rounds.fill=true", "--set", "correction.micro_batches=4")
+    status, _, err = hybrid(*ADMM, *filled, "--epochs", 1, "--out", tmp_path / "run")
+    assert status == 0, err
+    words = ("train", "--resume", "--out", tmp_path / "run", "--epochs", 2, "--sweeps", 1)
+    status, _, err = hybrid(*words)
+    assert status == 0, err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--solver", "augmented-lagrangian"), "choose --solver block-admm"),
+        (("--solver", "backprop"), "choose --solver block-admm"),
+        (("--set", "split.cuts=['layer2.0']"), "'layer3.factors' is a constraint on a cut"),
+        (("--blocks", 1), "'layer3.factors' is a constraint on a cut"),
+        (("--factorise", "layer4.0:8"), "'layer4.0:8'; write UNIT:RANK"),
+        (("--factorise", "layer3.0:0"), "the rank must be at least 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_answered_in_one_line(hybrid, tmp_path, flags, said) -> None:
+    status, _, err = hybrid(*ADMM, *flags, "--out", tmp_path / "run")
+    assert status == 1
+    assert err.startswith("hybrid: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cut_named_by_hand_is_kept(hybrid, tmp_path) -> None:
+    cuts = "split.cuts=['layer2.0', 'layer3.factors']"
+    status, _, err = hybrid(*ADMM, "--epochs", 1, "--set", cuts, "--out", tmp_path / "run")
+    assert status == 0, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["cuts"] == ["layer2.0", "layer3.factors"]

@@ -1,0 +1,345 @@
+"""The fused kernels, executed, equal the same mathematics in torch on random inputs.
+
+Their source runs on the CPU, thread by thread; with `-m gpu` the same tests run it on the GPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernels_on_cpu import NAMES, CpuLauncher, build, instantiated
+from problems import make_problem, recorded
+from torch import Tensor
+
+from solvers import AugmentedLagrangian, BlockADMM, Penalty
+from solvers.kernels import ascend, couple, multiply, pack, step, unpack
+from solvers.kernels.choice import Launcher, set_launcher
+from solvers.kernels.fused import OPTIONS, SOURCE
+from solvers.layers.factorisation import Factorisation
+from solvers.layers.projection import Box, Free, NonNegative, Projection, Quantised, Sign
+from solvers.passes.wire import Wire
+
+ARCHITECTURES = (80, 90)
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+EPSILON = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+HELD = [None, Free(), NonNegative(), Box(-0.5, 0.75), Quantised(3, -1.0, 1.0), Sign()]
+CASES = settings(max_examples=40, deadline=None)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile the kernels with")
+    return build(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def on(request: pytest.FixtureRequest) -> Launcher:
+    """Who runs the kernels: an emulation on the CPU, or the GPU."""
+    if request.param == "cpu":
+        return CpuLauncher(request.getfixturevalue("library"))
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    from solvers.kernels.cupy_launcher import CupyLauncher
+
+    return CupyLauncher()
+
+
+def fused(on: Launcher, compute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    before = set_launcher(on)
+    try:
+        return compute(*arguments, **named)
+    finally:
+        set_launcher(before)
+
+
+def close(found: Tensor | None, wanted: Tensor | None, scale: float = 1.0) -> None:
+    """As close as rounding at other places of the same sum lets them be."""
+    if found is None or wanted is None:
+        assert found is wanted
+        return
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    e = EPSILON[found.dtype] if found.dtype.is_floating_point else 0.0
+    torch.testing.assert_close(found, wanted, rtol=4 * e, atol=4 * e * scale)
+
+
+@st.composite
+def images(draw: st.DrawFn, factors: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:
+    """A shape, its layout and formats, and where in memory tensors begin."""
+    factor = draw(st.sampled_from(factors))
+    height, width = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    return {
+        "shape": (draw(st.integers(1, 4)), draw(st.integers(1, 35)), height, width),
+        "factor": factor,
+        "last": draw(st.booleans()),
+        "formats": (draw(st.sampled_from(FORMATS)), draw(st.sampled_from(FORMATS))),
+        "shift": draw(st.integers(0, 5)),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+class Tensors:
+    """Random tensors of a case; `big` ones have the pixels before the filter."""
+
+    def __init__(self, case: dict[str, Any], device: str) -> None:
+        self.case, self.device = case, device
+        self.random = torch.Generator().manual_seed(case["seed"])
+
+    def __call__(self, dtype: torch.dtype, big: bool = False) -> Tensor:
+        n, c, h, w = self.case["shape"]
+        times = self.case["factor"] if big else 1
+        shape = (n, c, h * times, w * times)
+        values = torch.randn(shape, generator=self.random)
+        if self.case["last"]:
+            values = values.contiguous(memory_format=torch.channels_last)
+        # at any address, aligned or not
+        memory = torch.empty(values.numel() + 5, dtype=dtype, device=self.device)
+        made = memory[self.case["shift"] :][: values.numel()].as_strided(shape, values.stride())
+        return made.copy_(values)
+
+
+@CASES
+@given(images(), st.booleans(), st.sampled_from([1, 3, 128]))
+def test_coupling(on, case, multipliers, samples) -> None:
+    x_format, lam_format = case["formats"]
+    tensors = Tensors(case, on.device_type)
+    x, lam = tensors(x_format, big=True), tensors(lam_format)
+    kappa = tensors(lam_format) if multipliers else None
+    arguments = x, lam, kappa, 0.3, case["factor"], samples
+    found, wanted = fused(on, couple, *arguments), couple(*arguments)
+    close(found.p_out, wanted.p_out)
+    assert found.p_out.stride() == x.stride() or 1 in x.shape
+    size = float(wanted.squares.sum())
+    close(found.squares, wanted.squares, size)
+    close(found.loss, wanted.loss, size)
+
+
+@CASES
+@given(images(), st.booleans(), st.booleans(), st.sampled_from(HELD))
+def test_step_of_lam_and_kappa(on, case, multipliers, flat, held: Projection | None) -> None:
+    x_format, lam_format = case["formats"]
+    tensors = Tensors(case, on.device_type)
+    lam, x = tensors(lam_format, big=True), tensors(x_format)
+    kappa = tensors(lam_format) if multipliers else None
+    arguments = lam, x, kappa, tensors(torch.float32, big=True), 0.3, 0.2, 0.45
+    further = {"factor": case["factor"], "flat": flat, "held": held}
+    found, wanted = fused(on, step, *arguments, **further), step(*arguments, **further)
+    jump = {Quantised: 2 / 7, Sign: 2.0}.get(type(held), 0.0)
+    if jump:
+        # a value on the edge between two may go to either
+        away = (found.lam.float() - wanted.lam.float()).abs()
+        assert (away > 0.5 * jump).float().mean() <= 0.02
+        return
+    close(found.lam, wanted.lam)
+    close(found.shared, wanted.shared)
+    close(found.kappa, wanted.kappa)
+    # of the rounded values, which may differ by a rounding
+    residual = EPSILON[lam_format] * x.numel()
+    close(found.squares, wanted.squares, float(wanted.squares.sum()) + residual / 1e-6)
+
+
+@CASES
+@given(images(factors=(1,)))
+def test_step_of_kappa_alone(on, case) -> None:
+    x_format, kappa_format = case["formats"]
+    tensors = Tensors(case, on.device_type)
+    arguments = tensors(kappa_format), tensors(kappa_format), tensors(x_format), 0.6
+    close(fused(on, ascend, *arguments), ascend(*arguments))
+
+
+@CASES
+@given(images(), st.sampled_from([*FORMATS, torch.int8]))
+def test_packing_and_unpacking(on, case, packed_format) -> None:
+    x = Tensors(case, on.device_type)(case["formats"][0], big=True)
+    factor, dtype = case["factor"], case["formats"][0]
+    found, scale = fused(on, pack, x, packed_format, factor)
+    wanted, wanted_scale = pack(x, packed_format, factor)
+    close(scale, wanted_scale)
+    if packed_format is torch.int8:
+        # a value on the edge between two whole numbers may go to either
+        away = (found.int() - wanted.int()).abs()
+        assert away.max() <= (1 if dtype is torch.float32 else 2)
+        assert away.float().mean() <= (0.02 if dtype is torch.float32 else 0.5)
+    else:
+        close(found, wanted)
+    close(fused(on, unpack, found, scale, dtype, factor), unpack(found, scale, dtype, factor))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("pixel", range(9))
+def test_a_nan_is_still_one_behind_int8(on, last: bool, pixel: int) -> None:
+    x = torch.arange(1.0, 37.0).view(2, 2, 3, 3)
+    x[1, 1].view(-1)[pixel] = float("nan")
+    layout = torch.channels_last if last else torch.contiguous_format
+    found, scale = fused(
+        on, pack, x.to(on.device_type).contiguous(memory_format=layout), torch.int8
+    )
+    assert scale.isnan().flatten().tolist() == [False, False, False, True]
+    back = fused(on, unpack, found, scale, torch.float32)
+    assert back[1, 1].isnan().all()
+
+
+@CASES
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
+def test_multiplicative_updates(on, rows, rank, iterations, seed) -> None:
+    random = torch.Generator().manual_seed(seed)
+    T, S = torch.rand(rows, 7, generator=random), torch.rand(rank, 7, generator=random) + 0.1
+    start = torch.rand(rows, rank, generator=random)
+    arguments = [t.to(on.device_type) for t in (T @ S.T, S @ S.T, start)]
+    found, wanted = fused(on, multiply, *arguments, iterations), multiply(*arguments, iterations)
+    torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
+def test_sums_are_the_same_bits_every_time_and_over_many_blocks(on, size) -> None:
+    x, lam = torch.randn(2, size, 1, device=on.device_type)
+    first = fused(on, couple, x, lam, None, 1.0)
+    again = fused(on, couple, x, lam, None, 1.0)
+    assert torch.equal(first.squares, again.squares)
+    exact = (lam.double() - x.double()).square().sum()
+    torch.testing.assert_close(first.squares[0].double(), exact, rtol=1e-6, atol=0)
+
+
+def specials(dtype: torch.dtype) -> Tensor:
+    """Every value of a 16-bit format; of float32 those around its ends and the narrow ones'."""
+    if dtype is not torch.float32:
+        return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+    ends = [0.0, 65504.0, 65519.9, 65520.0, 2.0**-14, 2.0**-24, 2.0**-25, 1.5 * 2.0**-25, 3e38]
+    values = torch.tensor([*ends, float("inf"), float("nan"), 1 + 2.0**-11, 1 + 3 * 2.0**-11])
+    random = torch.randint(-(2**31), 2**31, (4096,), dtype=torch.int64).to(torch.int32)
+    return torch.cat((values, -values, random.view(torch.float32)))
+
+
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize("target", FORMATS)
+def test_number_formats_round_as_torch_does(on, source, target) -> None:
+    """Packed over squares of four equal pixels, a value is only converted."""
+    values = specials(source)
+    values = values[values.float().abs() < 8e37]  # four of them add up
+    values = torch.cat((values, torch.tensor([float("nan"), float("inf")]).to(source)))
+    x = values.view(1, 1, 1, -1).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    found, _ = fused(on, pack, x.to(on.device_type), target, 2)
+    wanted = values.float().to(target)
+    found = found.flatten().cpu()
+    assert ((found == wanted) | (found.isnan() & wanted.isnan())).all()
+
+
+def test_the_emulation_runs_kernels_and_torch_is_not_asked(library) -> None:
+    on = CpuLauncher(library)
+    x = torch.randn(2, 3, 4, 4)
+    fused(on, couple, x, x, None, 1.0)
+    assert on.started == ["couple<float, float, 4>", "finish"]
+    fused(on, couple, x.double(), x.double(), None, 1.0)
+    assert len(on.started) == 2
+
+
+TRAINED: dict[str, tuple[Any, set[str]]] = {
+    "penalty": (Penalty(), {"couple", "step", "finish"}),
+    "augmented-lagrangian": (AugmentedLagrangian(), {"couple", "step", "ascend", "finish"}),
+    "filtered": (
+        AugmentedLagrangian(filter=2),
+        {"couple_pooled", "step_pooled", "ascend", "finish"},
+    ),
+    "input filtered, in 16 bits": (
+        AugmentedLagrangian(filter=2, filter_mode="input", storage="bfloat16"),
+        {"couple_pooled", "step_pooled", "ascend", "finish"},
+    ),
+    "block-admm": (
+        BlockADMM(rho=0.1, constraint="box:-1:1"),
+        {"couple", "step", "ascend", "finish"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_sub_problems_are_solved_by_these_kernels_as_by_torch(library, name) -> None:
+    solver, kernels = TRAINED[name]
+
+    def weights() -> list[Any]:
+        problem = make_problem(3, units=3, cuts=[2], batch=4, batches=3).single_precision()
+
+        def program(block, links):
+            mine = recorded(problem, solver, block, links, 4)
+            stats = mine.train(block, links, problem.window(mine, 4))
+            residuals = [stats.residual(), *(stats.residual_norms() or ())]
+            return dict(block.module.state_dict()), residuals
+
+        return problem.on_every_block(program)
+
+    on = CpuLauncher(library)
+    for (mine, residuals), (plain, wanted) in zip(fused(on, weights), weights(), strict=True):
+        for key in plain:
+            torch.testing.assert_close(mine[key], plain[key], rtol=2e-3, atol=2e-4)
+        assert residuals == pytest.approx(wanted, rel=0.02)
+    assert {kernel.partition("<")[0] for kernel in on.started} == kernels
+
+
+def test_messages_are_packed_by_these_kernels_as_by_torch(library) -> None:
+    on = CpuLauncher(library)
+    x = torch.randn(2, 3, 4, 4)
+    for number_format in ("int8", "bfloat16"):
+        wire = Wire(number_format, filter=2)
+        sent: list[Tensor] = []
+        fused(on, wire.send, sent.append, x)
+        plain: list[Tensor] = []
+        wire.send(plain.append, x)
+        assert len(sent) == len(plain)
+        found = fused(on, wire.receive, iter(sent).__next__, torch.float32)
+        wanted = wire.receive(iter(plain).__next__, torch.float32)
+        torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+    names = {kernel.partition("<")[0] for kernel in on.started}
+    assert names == {"pack", "pack_int8", "unpack"}
+
+
+def test_factors_are_updated_by_this_kernel_as_by_torch(library) -> None:
+    on = CpuLauncher(library)
+    torch.manual_seed(0)
+    layer, z = Factorisation(6, 3), torch.rand(2, 6, 4, 4)
+    torch.testing.assert_close(fused(on, layer.codes, z), layer.codes(z), rtol=1e-4, atol=1e-5)
+    assert on.started == ["multiply<8>"]
+
+
+@pytest.mark.timeout(600)
+def test_every_kernel_compiles_for_both_architectures(tmp_path) -> None:
+    """With nvcc, else with NVRTC as CuPy brings it."""
+    binaries = _by_nvcc(tmp_path) if shutil.which("nvcc") else _by_nvrtc()
+    for kernel in {name.partition("<")[0] for name in NAMES}:
+        assert all(kernel.encode() in binary for binary in binaries)
+
+
+def _by_nvcc(folder: Path) -> list[bytes]:
+    source, binary = folder / "kernels.cu", folder / "kernels.fatbin"
+    source.write_text(instantiated())
+    for_gpus = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in ARCHITECTURES]
+    flags = ("-std=c++17", "-fatbin", "--no-compress", "-t2", "-Xptxas=-O1", "-Werror=all-warnings")
+    command = ["nvcc", *flags, *for_gpus, "-o", str(binary), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    return [binary.read_bytes()]
+
+
+def _by_nvrtc() -> list[bytes]:
+    nvrtc = pytest.importorskip(
+        "cupy_backends.cuda.libs.nvrtc", reason="no nvcc on PATH, and no CuPy with NVRTC"
+    )
+    found = []
+    for number in ARCHITECTURES:
+        program = nvrtc.createProgram(SOURCE.read_text(), "source.cu", (), ())
+        for name in NAMES:
+            nvrtc.addNameExpression(program, name)
+        try:
+            nvrtc.compileProgram(program, (*OPTIONS, f"-arch=sm_{number}"))
+        except nvrtc.NVRTCError:
+            raise AssertionError(nvrtc.getProgramLog(program)) from None
+        found.append(nvrtc.getCUBIN(program))
+        nvrtc.destroyProgram(program)
+    return found

@@ -1,0 +1,296 @@
+"""Projections onto the sets of the constraints, and the non-negative factorisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.decomposition import NMF
+from torch import Tensor, nn
+
+from solvers.layers.factorisation import Factorisation
+from solvers.layers.projection import (
+    PROJECTIONS,
+    Box,
+    Free,
+    Projection,
+    Quantised,
+    Sign,
+    leading,
+    passing_by,
+    projection,
+)
+
+SETS = ["none", "non-negative", "box:-0.5:2", "quantised:1", "quantised:3:-1:2", "sign"]
+VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
+
+
+def double(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@given(st.sampled_from(SETS), VALUES)
+@settings(deadline=None, max_examples=40)
+def test_a_projection_leaves_what_is_in_its_set(text: str, values: list[float]) -> None:
+    P = projection(text)
+    once = P.project(double(values))
+    assert torch.equal(P.project(once), once)
+
+
+@given(st.integers(1, 16), st.floats(-100, 100), st.floats(0.01, 100), VALUES)
+@settings(deadline=None, max_examples=40)
+def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(
+    bits: int, low: float, width: float, values: list[float]
+) -> None:
+    P = Quantised(bits, low, low + width)
+    for z in (double(values), double(values).float()):
+        once = P.project(z * width)
+        assert torch.equal(P.project(once), once)
+
+
+@given(st.integers(1, 4), st.floats(-3, 3), st.floats(0.1, 4), VALUES)
+@settings(deadline=None, max_examples=40)
+def test_quantised_values_are_the_nearest_of_the_grid(
+    bits: int, low: float, width: float, values: list[float]
+) -> None:
+    z = double(values)
+    grid = torch.linspace(low, low + width, 2**bits, dtype=torch.float64)
+    distance = (z.unsqueeze(1) - grid).abs()
+    found = Quantised(bits, low, low + width).project(z)
+    assert (found.unsqueeze(1) - grid).abs().amin(1).max() < 1e-12
+    torch.testing.assert_close((found - z).abs(), distance.amin(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("sign", st.sampled_from([-1.0, 1.0])),
+        ("box:-0.5:2", st.floats(-0.5, 2)),
+        ("non-negative", st.floats(0, 100)),
+        ("none", st.floats(-100, 100)),
+    ],
+)
+@given(data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_no_member_of_the_set_is_nearer(
+    text: str, members: st.SearchStrategy[float], data: st.DataObject
+) -> None:
+    z, other = data.draw(st.floats(-5, 5)), data.draw(members)
+    found = float(projection(text).project(double([z])))
+    assert abs(found - z) <= abs(other - z)
+
+
+@given(VALUES)
+def test_projections_land_in_their_sets(values: list[float]) -> None:
+    z = double(values)
+    assert (projection("non-negative").project(z) >= 0).all()
+    boxed = projection("box:-0.5:2").project(z)
+    assert ((boxed >= -0.5) & (boxed <= 2)).all()
+    assert torch.equal(projection("sign").project(z).abs(), torch.ones_like(z))
+
+
+@pytest.mark.parametrize(
+    ("layer", "passes"),
+    [
+        (Sign(), lambda x: x.abs() <= 1),
+        (Box(-0.5, 2), lambda x: (x >= -0.5) & (x <= 2)),
+        (Quantised(2, 0, 1), lambda x: (x >= 0) & (x <= 1)),
+        (Free(), lambda x: torch.ones_like(x, dtype=torch.bool)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_gradients_go_straight_through_where_they_pass(
+    layer: Projection, passes: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.linspace(-3, 3, 61, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(61, dtype=torch.float64)
+    out = layer(x)
+    (weights * out).sum().backward()
+    assert torch.equal(out, layer.project(x.detach()))
+    assert torch.equal(x.grad, weights * passes(x.detach()))
+
+
+def test_a_layer_that_is_passed_by_is_the_identity_and_only_then() -> None:
+    layer, x = Sign(), torch.tensor([-3.0, 0.5], requires_grad=True)
+    with passing_by(layer):
+        layer(x).sum().backward()
+        assert torch.equal(layer(x), x)
+    assert torch.equal(x.grad, torch.ones(2))
+    assert torch.equal(layer(x), torch.tensor([-1.0, 1.0]))
+    with pytest.raises(RuntimeError), passing_by(layer):
+        raise RuntimeError
+    assert not layer.passed_by
+
+
+def test_only_a_projection_at_the_head_of_a_block_leads_it() -> None:
+    sign = Sign()
+    assert leading(nn.Sequential(sign, nn.Linear(2, 2))) is sign
+    assert leading(nn.Sequential(nn.Linear(2, 2), sign)) is None
+    assert leading(nn.Sequential()) is None
+
+
+WRONG = [
+    *("", "Sign", "boxes", "sign:1", "none:0", "non-negative:1", "box:a:b", "box:1:2:3"),
+    *("box:1:0", "box:1:1", "box:nan:1", "box:0:inf", "box:0:1e400", "box:", "box:0;1"),
+    *("quantised:0", "quantised:17", "quantised:2.5", "quantised:inf", "quantised:nan"),
+    *("quantised:2:1:0", "quantised:2:0:1:3", "sign\n"),
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text: str) -> None:
+    with pytest.raises(ValueError, match="constraint is ") as caught:
+        projection(text)
+    assert repr(text) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@given(
+    st.sampled_from(list(PROJECTIONS)),
+    st.lists(
+        st.floats() | st.integers(-2, 20) | st.sampled_from(["", "a", "1 ", "\n"]), max_size=4
+    ),
+)
+@settings(deadline=None, max_examples=50)
+def test_any_text_is_a_constraint_or_is_refused_in_one_line(name: str, parts: list) -> None:
+    text, said = ":".join([name, *map(str, parts)]), ""
+    try:
+        assert isinstance(projection(text), PROJECTIONS[name])
+    except ValueError as error:
+        said = str(error)
+    assert not said or (repr(text) in said and len(said.splitlines()) == 1)
+
+
+def factorisation(seed: int, channels: int, rank: int, iterations: int = 30) -> Factorisation:
+    torch.manual_seed(seed)
+    return Factorisation(channels, rank, iterations).double()
+
+
+def objective(layer: Factorisation, z: Tensor, codes: Tensor) -> float:
+    return float((z.clamp_min(0) - layer.compose(codes)).square().sum())
+
+
+SHAPES = st.sampled_from([(5, 6), (1, 6), (2, 6, 3, 4), (3, 6, 1, 1)])
+SEEDS = st.integers(0, 10_000)
+
+
+@given(SHAPES, SEEDS, st.integers(1, 8))
+@settings(deadline=None, max_examples=30)
+def test_codes_are_non_negative_and_as_many_as_the_rank(
+    shape: tuple[int, ...], seed: int, rank: int
+) -> None:
+    layer = factorisation(seed, 6, rank)
+    z = torch.randn(shape, dtype=torch.float64)
+    codes = layer.codes(z)
+    assert codes.shape == (shape[0], rank, *shape[2:])
+    assert (codes >= 0).all()
+    assert layer.project(z).shape == z.shape
+    torch.testing.assert_close(layer(z), layer.compose(codes))
+
+
+def test_pixels_are_explained_each_by_its_own_codes() -> None:
+    layer = factorisation(0, 6, 3)
+    z = torch.rand(2, 6, 3, 4, dtype=torch.float64)
+    codes, explained = layer.codes(z), layer.project(z)
+    for n, h, w in [(0, 0, 0), (1, 2, 3), (0, 1, 3)]:
+        pixel = z[n, :, h, w].unsqueeze(0)
+        torch.testing.assert_close(codes[n, :, h, w], layer.codes(pixel)[0])
+        torch.testing.assert_close(explained[n, :, h, w], layer.project(pixel)[0])
+
+
+@given(SHAPES, SEEDS, st.integers(1, 8))
+@settings(deadline=None, max_examples=20)
+def test_no_update_of_codes_or_dictionary_raises_the_objective(
+    shape: tuple[int, ...], seed: int, rank: int
+) -> None:
+    layer = factorisation(seed, 6, rank)
+    z = torch.randn(shape, dtype=torch.float64)
+    codes = layer.codes(z, iterations=1)
+    values = [objective(layer, z, codes)]
+    for _ in range(15):
+        codes = layer.codes(z, codes, iterations=1)
+        values.append(objective(layer, z, codes))
+        layer.update(*layer.statistics(z, codes))
+        values.append(objective(layer, z, codes))
+    assert all(after <= before + 1e-9 for before, after in pairwise(values))
+    assert (layer.dictionary >= 0).all()
+
+
+def test_codes_go_on_from_a_start_where_they_left_off() -> None:
+    layer = factorisation(0, 6, 3)
+    z = torch.rand(4, 6, dtype=torch.float64)
+    halfway = layer.codes(z, iterations=7)
+    assert torch.equal(layer.codes(z, halfway, iterations=5), layer.codes(z, iterations=12))
+
+
+def test_codes_of_what_has_no_positive_part_are_zero() -> None:
+    layer = factorisation(0, 6, 3)
+    assert not layer.codes(-torch.rand(4, 6, dtype=torch.float64)).any()
+
+
+def low_rank(rank: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    M = torch.rand(60, rank, generator=generator, dtype=torch.float64)
+    S = torch.rand(rank, 12, generator=generator, dtype=torch.float64).square()
+    return M @ S + 0.05 * torch.rand(60, 12, generator=generator, dtype=torch.float64)
+
+
+def alternated(layer: Factorisation, z: Tensor, codes: Tensor, iterations: int) -> float:
+    for _ in range(iterations):
+        codes = layer.codes(z, codes, iterations=1)
+        layer.update(*layer.statistics(z, codes))
+    return objective(layer, z, codes)
+
+
+@pytest.mark.parametrize("iterations", [1, 10, 200])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_alternating_updates_are_those_of_scikit_learn(iterations: int) -> None:
+    z, layer = low_rank(), factorisation(1, 12, 4)
+    codes = torch.rand(60, 4, dtype=torch.float64) + 0.1
+    theirs = NMF(4, solver="mu", init="custom", max_iter=iterations, tol=0)
+    W = theirs.fit_transform(z.numpy(), W=codes.numpy().copy(), H=layer.dictionary.numpy().copy())
+    expected = float((z - torch.from_numpy(W @ theirs.components_)).square().sum())
+    assert alternated(layer, z, codes, iterations) == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(
+        layer.dictionary, torch.from_numpy(theirs.components_), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_long_alternation_comes_within_a_tenth_of_coordinate_descent() -> None:
+    z, layer = low_rank(), factorisation(1, 12, 4)
+    theirs = NMF(4, solver="cd", init="nndsvda", max_iter=5000, tol=1e-8, random_state=0)
+    W = theirs.fit_transform(z.numpy())
+    best = float((z - torch.from_numpy(W @ theirs.components_)).square().sum())
+    found = alternated(layer, z, layer.codes(z), 3000)
+    assert found <= 1.1 * best
+
+
+def test_averaged_statistics_update_as_the_whole_set_does() -> None:
+    z, whole = low_rank(), factorisation(1, 12, 4)
+    codes = whole.codes(z)
+    parts = factorisation(1, 12, 4)
+    halves = [parts.statistics(z[rows], codes[rows]) for rows in (slice(0, 30), slice(30, 60))]
+    parts.update(*((a + b) / 2 for a, b in zip(*halves, strict=True)), iterations=3)
+    whole.update(*whole.statistics(z, codes), iterations=3)
+    torch.testing.assert_close(parts.dictionary, whole.dictionary)
+
+
+def test_images_and_their_pixels_have_the_same_statistics() -> None:
+    layer = factorisation(0, 6, 3)
+    z = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    pixels = z.permute(0, 2, 3, 1).reshape(-1, 6)
+    for a, b in zip(
+        layer.statistics(z, layer.codes(z)),
+        layer.statistics(pixels, layer.codes(pixels)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_rank_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank of a factorisation is 0"):
+        Factorisation(3, 0)

@@ -1,0 +1,265 @@
+"""Local steps in the gaps of a pipelined pass, against the same in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem, make_problem
+from torch import Tensor, nn
+
+from hybrid.links import RankLinks
+from solvers import AugmentedLagrangian, Backprop, Block, Penalty, Window
+from solvers.passes.bubble import BubbleFill, FillStep
+from solvers.passes.pipeline import Gaps, Op, fit
+
+KINDS = pytest.mark.parametrize("kind", ["added", "own"])
+SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
+THREE = [Gaps(5, 0), Gaps(3, 4), Gaps(0, 6)]
+BATCH = 6
+
+
+def small(cuts: list[int], seed: int = 1, batches: int = 5, batch_norm: bool = True) -> Problem:
+    """Mini-batches of 6 with a learning rate each of their own."""
+    problem = make_problem(seed=seed, units=3, cuts=cuts, batch=BATCH, batches=batches)
+    if not batch_norm:
+        for module in problem.blocks.model.modules():
+            if hasattr(module, "bn"):
+                module.bn = nn.Identity()
+    rates = [0.1 / (1 + i) for i in range(batches)]
+    numbered = zip(problem.batches, rates, strict=True)
+    return replace(problem, batches=[replace(b, learning_rate=r) for b, r in numbered])
+
+
+def filled(
+    problem: Problem,
+    gaps: list[Gaps] | None,
+    m: int,
+    kind: FillStep = "added",
+    solver: Penalty = SOLVER,
+    before_pass: Callable[[BubbleFill], None] = lambda fill: None,
+) -> dict[str, Tensor]:
+    """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
+
+    def program(block: Block, links: RankLinks) -> None:
+        fill = None
+        if gaps is not None:
+            mine = deepcopy(solver)
+            fill = BubbleFill(mine, block, gaps[block.index], BATCH, kind)
+        for batch in problem.batches:
+            if fill is not None:
+                before_pass(fill)
+            Backprop(micro_batches=m).train(block, links, Window([batch]), fill)
+
+    problem.on_every_block(program)
+    return problem.blocks.model.state_dict()
+
+
+def simulated(
+    problem: Problem, gaps: list[Gaps], m: int, kind: FillStep, solver: AugmentedLagrangian
+) -> dict[str, Tensor]:
+    """The parameters after the same passes, by hand; for networks without BatchNorm."""
+    K = len(problem.blocks)
+    blocks = [problem.build(k) for k in range(K)]
+    if solver.momentum is not None:
+        for block in blocks:
+            block.optimisers["local"] = torch.optim.SGD(
+                block.module.parameters(), momentum=solver.momentum, nesterov=solver.momentum > 0
+            )
+    records: list[dict[str, list[Tensor]]] = []
+    for batch in problem.batches:
+        x, outs = batch.images(), []
+        for block in blocks:
+            x = block.module(x)
+            x.retain_grad()
+            outs.append(x)
+        loss = nn.functional.cross_entropy(x, batch.labels())
+        loss.backward()
+        for k, block in enumerate(blocks):
+            parameters = list(block.module.parameters())
+            exact = [p.grad.clone() for p in parameters]
+            local = local_gradient(block, records, sum(gaps[k]), solver)
+            rate = batch.learning_rate
+            count = min(sum(gaps[k]), len(records) * len(batch))
+            c = solver.local_lr * min(1, count / len(batch))
+            if local is None:
+                step(block, exact, rate)
+            elif kind == "added":
+                scaled = [g + c * l for g, l in zip(exact, local, strict=True)]
+                step(block, scaled, rate)
+            else:
+                step(block, exact, rate)
+                step(block, local, rate * c, "local")
+        inputs = [batch.images(), *outs[:-1]]
+        records.insert(
+            0,
+            {
+                "lam": [t.detach() for t in inputs],
+                "x": [t.detach() for t in outs],
+                "p": [t.grad * len(batch) for t in outs],
+                "y": [batch.labels()] * K,
+            },
+        )
+    return {name: p.detach() for name, p in problem.blocks.model.named_parameters()}
+
+
+def local_gradient(
+    block: Block, records: list[dict[str, list[Tensor]]], n: int, solver: AugmentedLagrangian
+) -> list[Tensor] | None:
+    """Of the mean local loss of the first n samples of the records, the newest record first."""
+    if not records or not n:
+        return None
+
+    def recorded(name: str) -> Tensor:
+        return torch.cat([record[name][block.index] for record in records])[:n]
+
+    x = block.module(recorded("lam"))
+    if block.last:
+        loss = nn.functional.cross_entropy(x, recorded("y"))
+    else:
+        r = recorded("x") - x
+        loss = (solver.beta * r.square() - recorded("p") * r).sum() / len(x)
+    gradients = list(torch.autograd.grad(loss, list(block.module.parameters())))
+    if solver.clip_norm:
+        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        gradients = [g * min(1.0, solver.clip_norm / float(norm)) for g in gradients]
+    return gradients
+
+
+def step(block: Block, gradients: list[Tensor], rate: float, kind: str = "exact") -> None:
+    for p, gradient in zip(block.module.parameters(), gradients, strict=True):
+        p.grad = gradient
+    block.step(kind, rate)
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 2]])
+@pytest.mark.parametrize("m", [1, 3])
+@KINDS
+def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(
+    kind: FillStep, m: int, cuts: list[int]
+) -> None:
+    expected = filled(small(cuts), None, m)
+    found = filled(small(cuts), [Gaps()] * (len(cuts) + 1), m, kind)
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_one_block_has_no_gaps_to_fill(m: int) -> None:
+    problem = small([])
+    gaps = fit(problem.blocks.block_costs(problem.batches[0].images()), 512, m, grain=1)
+    assert_same(filled(small([]), gaps, m), filled(small([]), None, m))
+
+
+@given(
+    seed=st.integers(0, 1000),
+    m=st.integers(2, 4),
+    cuts=st.sampled_from([[2], [1, 3]]),
+    shares=st.lists(st.integers(0, 7), min_size=5, max_size=5),
+)
+@settings(max_examples=8, deadline=None)
+@KINDS
+def test_filled_passes_equal_those_of_one_process(
+    kind: FillStep, seed: int, m: int, cuts: list[int], shares: list[int]
+) -> None:
+    gaps = [Gaps(shares[0], shares[1]), Gaps(shares[2], shares[3]), Gaps(0, shares[4])]
+    gaps = gaps[-1 - len(cuts) :]
+    found = filled(small(cuts, seed, batch_norm=False), gaps, m, kind)
+    assert_close(found, simulated(small(cuts, seed, batch_norm=False), gaps, m, kind, SOLVER))
+
+
+@KINDS
+def test_more_work_than_a_mini_batch_draws_on_older_records(kind: FillStep) -> None:
+    cuts, gaps = [1, 2], [Gaps(2 * BATCH + 1, 3), Gaps(BATCH + 2, BATCH), Gaps(0, 3 * BATCH)]
+    found = filled(small(cuts, batch_norm=False), gaps, 2, kind)
+    assert_close(found, simulated(small(cuts, batch_norm=False), gaps, 2, kind, SOLVER))
+    # one mini-batch back is not enough
+    fewer = [Gaps(BATCH, 0), Gaps(BATCH, 0), Gaps(0, BATCH)]
+    less = filled(small(cuts, batch_norm=False), fewer, 2, kind)
+    assert not torch.allclose(found["0.weight"], less["0.weight"], rtol=1e-6)
+
+
+@KINDS
+def test_the_local_gradient_is_clipped_alone(kind: FillStep) -> None:
+    solver = replace(SOLVER, clip_norm=1e-2)
+    found = filled(small([1, 3], batch_norm=False), THREE, 2, kind, solver)
+    expected = simulated(small([1, 3], batch_norm=False), THREE, 2, kind, solver)
+    for name in expected:
+        # torch's clipping divides by the norm plus 1e-6
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+    unclipped = filled(small([1, 3], batch_norm=False), THREE, 2, kind)
+    assert not torch.allclose(found["6.weight"], unclipped["6.weight"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_local_steps_may_have_a_momentum_of_their_own(momentum: float) -> None:
+    solver = replace(SOLVER, momentum=momentum)
+    found = filled(small([1, 3], batch_norm=False), THREE, 2, "own", solver)
+    assert_close(found, simulated(small([1, 3], batch_norm=False), THREE, 2, "own", solver))
+
+
+@KINDS
+def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(
+    kind: FillStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked: list[Op] = []
+    work = BubbleFill.work
+
+    def watched(fill: BubbleFill, op: Op) -> None:
+        module = fill.block.module
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+        samples = fill.stats.samples
+        work(fill, op)
+        assert_same(module.state_dict(), before)
+        for p, gradient in zip(module.parameters(), gradients, strict=True):
+            assert (p.grad is None) == (gradient is None)
+            assert gradient is None or torch.equal(p.grad, gradient)
+        if fill.stats.samples > samples:
+            worked.append(op)
+
+    monkeypatch.setattr(BubbleFill, "work", watched)
+    filled(small([1, 3]), THREE, 2, kind)
+    assert {Op.MIDDLE, Op.TURN} == set(worked)
+
+
+@KINDS
+def test_forgotten_records_are_not_worked_on(kind: FillStep) -> None:
+    expected = filled(small([1, 3]), None, 2)
+    found = filled(small([1, 3]), THREE, 2, kind, before_pass=BubbleFill.begin)
+    assert_same(found, expected)
+    remembered = filled(small([1, 3]), THREE, 2, kind)
+    assert not torch.equal(remembered["0.weight"], expected["0.weight"])
+
+
+def test_the_work_of_every_pass_but_the_first_is_counted() -> None:
+    problem = small([1, 3], batches=4)
+
+    def program(block: Block, links: RankLinks) -> int:
+        fill = BubbleFill(deepcopy(SOLVER), block, THREE[block.index], BATCH)
+        Backprop(micro_batches=2).train(block, links, problem.window(), fill)
+        return fill.stats.samples
+
+    # the middle block's seven samples need two records
+    assert problem.on_every_block(program) == [3 * 5, 6 + 2 * 7, 3 * 6]
+
+
+def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
+    problem = small([2])
+    with pytest.raises(ValueError, match=r"^fill_step is 'late'; choose one of added, own$"):
+        BubbleFill(deepcopy(SOLVER), problem.build(0), Gaps(1, 1), BATCH, "late")

@@ -1,0 +1,145 @@
+"""What crosses a cut in an exact pass: rounding, filtering, and bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import product
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from solvers.kernels import pool, upsample
+from solvers.passes.wire import Wire, WireFormat
+
+FORMATS = get_args(WireFormat)
+SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]
+SEEDS = st.integers(0, 10_000)
+
+
+def across(wire: Wire, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What the other side makes of x."""
+    sent: deque[Tensor] = deque()
+    wire.send(sent.append, x)
+    received = wire.receive(sent.popleft, dtype or x.dtype)
+    assert not sent, "a part was not received"
+    return received
+
+
+def values(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(4, 3, 8, 6, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_float32_passes_a_tensor_of_any_precision_unchanged(dtype: torch.dtype) -> None:
+    x = values(0, dtype=dtype)
+    received = across(Wire("float32"), x)
+    assert received.dtype == dtype
+    assert torch.equal(received, x)
+
+
+@given(SEEDS, st.sampled_from([1e-3, 1.0, 1e3]))
+@settings(max_examples=15, deadline=None)
+@pytest.mark.parametrize(("number_format", "bits"), [("bfloat16", 8), ("float16", 11)])
+def test_a_short_float_errs_by_half_of_its_last_bit(
+    number_format: WireFormat, bits: int, seed: int, scale: float
+) -> None:
+    x = values(seed, scale)
+    error = (across(Wire(number_format), x) - x).abs()
+    smallest = 2.0**-25 if number_format == "float16" else 0.0
+    assert (error <= x.abs() * 2.0**-bits + smallest).all()
+    assert error.any()
+
+
+@given(SEEDS, st.sampled_from([1e-20, 1.0, 1e20]))
+@settings(max_examples=15, deadline=None)
+def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: float) -> None:
+    x = values(seed, scale)
+    x[0, 0] *= 1e6
+    x[1, 2] *= 1e-6
+    step = x.abs().amax((2, 3), keepdim=True) / 127
+    error = (across(Wire("int8"), x) - x).abs()
+    assert (error <= 0.5 * step * (1 + 1e-9)).all()
+    assert error.any()
+
+
+def test_int8_keeps_the_largest_value_of_every_sample_and_channel() -> None:
+    x = values(3)
+    received = across(Wire("int8"), x)
+    torch.testing.assert_close(received.abs().amax((2, 3)), x.abs().amax((2, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_zeros_arrive_as_zeros(number_format: WireFormat, dtype: torch.dtype) -> None:
+    x = values(0, dtype=dtype)
+    x[1] = 0
+    x[2, 1] = 0
+    received = across(Wire(number_format), x)
+    assert received.dtype == dtype
+    assert received.isfinite().all()
+    assert not received[1].any()
+    assert not received[2, 1].any()
+    assert received[0].any()
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_a_tensor_arrives_in_the_precision_the_receiver_works_in(
+    number_format: WireFormat,
+) -> None:
+    x = values(1, dtype=torch.float32)
+    assert across(Wire(number_format), x, torch.float32).dtype == torch.float32
+    if number_format != "float32":
+        assert across(Wire(number_format), x, torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_a_sample_arrives_the_same_whatever_it_travels_with(number_format: WireFormat) -> None:
+    for x in (values(5), values(5).flatten(1)):
+        together = across(Wire(number_format), x)
+        alone = across(Wire(number_format), x[1:2])
+        assert torch.equal(together[1:2], alone)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor: int) -> None:
+    x = values(2)
+    received = across(Wire("float32", factor), x)
+    assert torch.equal(received, upsample(pool(x, factor), factor))
+    by_hand = x.unflatten(3, (-1, factor)).unflatten(2, (-1, factor)).mean((3, 5))
+    torch.testing.assert_close(received[:, :, ::factor, ::factor], by_hand)
+    torch.testing.assert_close(received[:, :, factor - 1 :: factor, factor - 1 :: factor], by_hand)
+
+
+@given(SEEDS, st.sampled_from([1, 2]))
+@settings(max_examples=15, deadline=None)
+def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed: int, factor: int) -> None:
+    wire, x, y = Wire("float32", factor), values(seed), values(seed + 1)
+    torch.testing.assert_close((y * across(wire, x)).sum(), (across(wire, y) * x).sum())
+    once = across(wire, x)
+    torch.testing.assert_close(across(wire, once), once)
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor"), [*product(SHAPES, (1, 2)), ((4,), 1), ((1,), 1), ((5, 3), 1)]
+)
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_the_bytes_of_a_sample_are_those_really_sent(
+    number_format: WireFormat, shape: tuple[int, ...], factor: int
+) -> None:
+    x = torch.randn(7, *shape)
+    sent: list[Tensor] = []
+    wire = Wire(number_format, factor)
+    wire.send(sent.append, x)
+    assert sum(t.numel() * t.element_size() for t in sent) == 7 * wire.bytes_per_sample(shape)
+
+
+def test_a_tensor_in_channels_last_arrives_in_channels_last() -> None:
+    x = values(0, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    for number_format in FORMATS:
+        received = across(Wire(number_format), x)
+        assert received.is_contiguous(memory_format=torch.channels_last), number_format
