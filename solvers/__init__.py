@@ -5,12 +5,15 @@ from __future__ import annotations
 from solvers.augmented_lagrangian import AugmentedLagrangian
 from solvers.auxnet import AuxNet
 from solvers.backprop import Backprop
-from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
+from solvers.base import Links, Program, Recorder, Setup, Solver
 from solvers.block_admm import BlockADMM
+from solvers.blocks.block import Block
 from solvers.delayed import DDG, FDG, FeaturesReplay
 from solvers.local_updates import LocalUpdates
 from solvers.penalty import Penalty
 from solvers.petra import Petra
+from solvers.state import State
+from solvers.windows import Batch, PhaseStats, Record, Window
 
 REGISTRY: dict[str, type[Solver]] = {
     solver.name: solver
@@ -36,7 +39,11 @@ __all__ = [
     "Penalty",
     "Petra",
     "PhaseStats",
+    "Program",
+    "Record",
     "Recorder",
+    "Setup",
     "Solver",
+    "State",
     "Window",
 ]

@@ -8,11 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.base import Rows
-from solvers.penalty import Penalty
+from solvers.base import Links, Setup
+from solvers.blocks.block import Block
+from solvers.penalty import Penalty, PenaltyProgram
+from solvers.windows import Record, Rows
 
 
-@dataclass
+@dataclass(frozen=True)
 class AugmentedLagrangian(Penalty):
     r"""min_w phi(x_{K-1}, y)   s.t.   lam_k = x_{k-1},   k = 1..K-1.
 
@@ -42,32 +44,43 @@ class AugmentedLagrangian(Penalty):
         if self.kappa_step < 0:
             raise ValueError(f"kappa_step is {self.kappa_step}; it must be 0 or positive")
 
+    def check(self, setup: Setup) -> None:
+        super().check(setup)
+        if not setup.exchanges:
+            self.refuse_inert(
+                "multipliers stay as they are in a single sweep or a gap", "kappa_step"
+            )
+
     def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
         before, after = super().buffers(exchanges)
         return before + (["kappa_in"] if exchanges else []), [*after, "kappa_out"]
 
-    def _record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        super()._record(rows, lam, p_in, out, p_out)
-        if lam is not None and self._exchange:
-            self._store.put("kappa_in", rows, self._start_multiplier(lam, p_in))
-        if out is not None:
-            self._store.put("kappa_out", rows, self._start_multiplier(out, p_out))
+    def start(self, block: Block, links: Links, setup: Setup) -> PenaltyProgram:
+        return AugmentedLagrangianProgram(self, block, links, setup)
+
+
+class AugmentedLagrangianProgram(PenaltyProgram):
+    """`PenaltyProgram` with multipliers."""
+
+    solver: AugmentedLagrangian
+
+    def _begin(self, record: Record) -> None:
+        super()._begin(record)
+        if record.lam is not None and self.setup.exchanges:
+            kappa = self._start_multiplier(record.lam, record.p_in)
+            self._store.put("kappa_in", record.rows, kappa)
+        if record.out is not None:
+            kappa = self._start_multiplier(record.out, record.p_out)
+            self._store.put("kappa_out", record.rows, kappa)
 
     def _start_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
-        if p is None or self.multiplier_start == "zero":
+        if p is None or self.solver.multiplier_start == "zero":
             return torch.zeros_like(self._pool(x))
-        return -(self.filter**2) * self._pool(p)
+        return -(self.solver.filter**2) * self._pool(p)
 
     def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
         return self._store.raw(name, rows)
 
     @property
     def _ascent(self) -> float:
-        return self.kappa_step
+        return self.solver.kappa_step

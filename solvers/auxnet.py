@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from solvers.base import (
-    Batch,
-    Block,
-    Links,
-    PhaseStats,
-    Recorder,
-    Rows,
-    Shape,
-    Solver,
-    Window,
-)
+from solvers.base import Links, Program, Setup, Shape, Solver, check_momentum, check_numbers
+from solvers.blocks.block import Block
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
+from solvers.state import State
+from solvers.windows import Batch, PhaseStats, Window
 
 
-@dataclass
+@dataclass(frozen=True)
 class AuxNet(Solver):
     r"""Penalty splitting with lam_k = a_k(x; v_k), a small network a cut, x the augmented image.
 
@@ -48,7 +42,9 @@ class AuxNet(Solver):
     """
 
     name: ClassVar[str] = "auxnet"
-    needs_images: ClassVar[bool] = True
+    alternates: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"images"})
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.window": 4}
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
@@ -66,56 +62,44 @@ class AuxNet(Solver):
     """Learning rate of v_k (Adam)."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "local_lr", "aux_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        if self.lam_step < 0:
-            raise ValueError(f"lam_step is {self.lam_step}; it must be 0 or positive")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        for name in ("width", "depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_numbers(
+            self,
+            positive=("beta", "local_lr", "aux_lr"),
+            not_negative=("lam_step",),
+            at_least_one=("width", "depth"),
+        )
+        check_momentum(self.momentum)
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        if self.momentum is not None:
-            block.own_sgd(self.momentum)
-        self._index, self._device = block.index, block.device
-        self._shape: Shape | None = None
+    def start(self, block: Block, links: Links, setup: Setup) -> AuxNetProgram:
+        return AuxNetProgram(self, block, links, setup)
+
+
+class AuxNetProgram(Program):
+    """One rank's block and, behind the first, its auxiliary network a_k."""
+
+    solver: AuxNet
+
+    def __init__(self, solver: AuxNet, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
+        if solver.momentum is not None:
+            block.own_optimiser(solver.momentum)
         self._network: nn.Module | None = None
+        self._sweep = 0
 
-    @property
-    def recorder(self) -> Recorder:
-        return self
-
-    def record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        """Keep nothing but the shape at the cut."""
-        if lam is not None:
-            self._shape = tuple(lam.shape[1:])
-
-    def carried_input(self, rows: Rows) -> Tensor | None:
-        return None
-
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+    def train(self, window: Window) -> PhaseStats:
         """Sweep the window; losses, answers and residuals are the last sweep's."""
         stats = PhaseStats()
-        with stats.timed(links), frozen_statistics(block.module):
-            for number in range(window.sweeps):
+        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+            for self._sweep in range(window.sweeps):
                 stats.losses, stats.correct, stats.squares, stats.exchanged = [], [], [], []
                 stats.samples = 0
-                for _, batch in window.sweep(number):
-                    self._visit(block, links, batch, stats)
-            links.flush()
+                for _, batch in window.sweep(self._sweep):
+                    self._visit(batch, stats)
+            self.links.flush()
         return stats
 
-    def _visit(self, block: Block, links: Links, batch: Batch, stats: PhaseStats) -> None:
+    def _visit(self, batch: Batch, stats: PhaseStats) -> None:
+        block, links = self.block, self.links
         images = batch.images()
         generated = None
         if block.first:
@@ -124,22 +108,21 @@ class AuxNet(Solver):
             generated = self._generate(images)
             lam = generated.detach().requires_grad_()
             links.to_previous(generated.detach())
-        x = block.forward(lam)
+        x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
-            labels = batch.labels()
-            loss = block.loss(x, labels)
-            block.backward(loss)
-            stats.classified(x, labels)
-            stats.losses.append(loss.detach())
+            found = block.classify(x, batch.labels())
+            block.backward(found.loss)
+            stats.classified(found)
         else:
             links.to_next(x.detach())
             lam_above, samples = links.from_next(), len(batch) / block.loss_scale
-            coupling = couple(x.detach(), lam_above, None, self.beta, samples=samples)
-            x.backward(coupling.p_out)
+            coupling = couple(x.detach(), lam_above, None, self.solver.beta, samples=samples)
+            if x.requires_grad:
+                x.backward(coupling.p_out)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         p_in = block.sample_adjoint(lam)
-        block.step("local", batch.learning_rate * self.local_lr)
+        block.step("local", batch.learning_rate * self.solver.local_lr)
         if generated is not None:
             assert p_in is not None
             self._regress(links.from_previous(), generated, p_in, stats)
@@ -149,40 +132,44 @@ class AuxNet(Solver):
     def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, stats: PhaseStats) -> None:
         """One step of v_k towards lam*."""
         residual = lam.detach() - x.to(lam.dtype)
-        eta = self.lam_step / (2 * self.beta)
+        eta = self.solver.lam_step / (2 * self.solver.beta)
         pull = residual + eta * p_in  # lam - lam*
         lam.backward(pull / len(pull))
-        self._adam.step()
-        self._adam.zero_grad(set_to_none=True)
-        squares = [torch.sum(residual.square()), torch.sum((2 * self.beta * pull).square())]
+        self.block.step("auxiliary", self.solver.aux_lr)
+        squares = [torch.sum(residual.square()), torch.sum((2 * self.solver.beta * pull).square())]
         stats.exchanged.append(torch.stack(squares))
 
     def _generate(self, images: Tensor) -> Tensor:
         if self._network is None:
-            assert self._shape is not None
-            self._make(tuple(images.shape[1:]), self._shape, images.dtype)
+            cut = self.setup.shape_before(self.block.index)
+            assert cut is not None
+            self._make(tuple(images.shape[1:]), cut, images.dtype)
         assert self._network is not None
         generated: Tensor = self._network(images)
         return generated
 
     def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> None:
-        made = auxiliary_network(image, cut, self.width, self.depth, seed=self._index)
-        self._network = made.to(self._device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        solver, block = self.solver, self.block
+        made = auxiliary_network(image, cut, solver.width, solver.depth, seed=block.index)
+        self._network = made.to(block.device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._shapes = image, cut
-        self._adam = torch.optim.Adam(made.parameters(), lr=self.aux_lr)
+        self._adam = torch.optim.Adam(made.parameters(), lr=solver.aux_lr)
+        block.optimisers["auxiliary"] = self._adam
+        block.rates["auxiliary"] = 1.0
 
-    def cut_state(self) -> dict[str, Tensor]:
+    def state(self) -> State:
         if self._network is None:
-            return {}
+            return State()
         names = ("shape.image", "shape.cut")
         tensors = {k: torch.tensor(v) for k, v in zip(names, self._shapes, strict=True)}
         tensors |= {f"weights.{k}": v for k, v in self._network.state_dict().items()}
         for index, slots in self._adam.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{slot}": value for slot, value in slots.items()}
-        return tensors
+        return State(cut=tensors)
 
-    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    def load_state(self, state: State) -> None:
         """Take back v_k and its optimiser's state; ValueError if they are of another a_k."""
+        before = state.cut
         if not before:
             return
         image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
@@ -193,8 +180,8 @@ class AuxNet(Solver):
         if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
             depth = sum(v.dim() == 4 for v in weights.values()) - 1
             raise ValueError(
-                f"the checkpoint's auxiliary network is not of width {self.width} and depth "
-                f"{self.depth}: resume with solver.width={len(weights['0.weight'])} and "
+                f"the checkpoint's auxiliary network is not of width {self.solver.width} and depth "
+                f"{self.solver.depth}: resume with solver.width={len(weights['0.weight'])} and "
                 f"solver.depth={depth}"
             )
         self._network.load_state_dict(weights)

@@ -1,21 +1,18 @@
-"""What every solver is written against: a block, its links, a window of mini-batches."""
+"""What every solver is written against, and what it is: settings that start a rank's program."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-import torch
 from torch import Tensor, nn
 
-from solvers.blocks.graphs import StepGraphs
-from solvers.layers.projection import Projection
-
-Rows = slice | Tensor
-"""Which samples of a window: a slice in recorded order, or an int64 index."""
+from solvers.blocks.block import Block
+from solvers.state import State, Tensors
+from solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 Shape = tuple[int, ...]
 
@@ -53,288 +50,138 @@ class Links(Protocol):
         ...
 
 
-class Source(Protocol):
-    """Where mini-batches come from: images for the first block, labels for the last."""
-
-    def images(self, ids: Tensor) -> Tensor:
-        """Samples (N, C, H, W), augmented and normalised."""
-        ...
-
-    def labels(self, ids: Tensor) -> Tensor:
-        """Classes (N,), int64."""
-        ...
-
-
 @dataclass(frozen=True)
-class Batch:
-    """One mini-batch: sample numbers (N,), and the learning rate of its step."""
+class Setup:
+    """What a run is, settled before training, the same on every rank."""
 
-    ids: Tensor
-    learning_rate: float
-    source: Source
+    shapes: tuple[Shape, ...] = ()
+    """One sample's at the cuts k = 1 .. K-1."""
+    batch_size: int = 1
+    window: int = 0
+    """Mini-batches whose auxiliary variables live at once; 0: none do."""
+    sweeps: int = 1
+    """Passes over a window's sub-problems."""
+    carried: bool = False
+    """Whether the auxiliary variables outlive their window."""
+    fills: bool = False
+    """Whether local steps fill the gaps of the exact pass."""
+    own_fill: bool = False
+    """Whether they step by themselves, not together with the exact gradient."""
+    correct_every: int = 1
+    """Rounds from one serial phase to the next; 0: there is none."""
+    factorised: frozenset[int] = frozenset()
+    """Cuts with a factorisation."""
+    graphs: bool = False
+    """Whether local steps are CUDA graphs, if the method can have them."""
+    compiled: bool = False
+    """Whether the blocks are compiled."""
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @property
+    def blocks(self) -> int:
+        """K."""
+        return len(self.shapes) + 1
 
-    def images(self) -> Tensor:
-        """Samples (N, C, H, W); made anew at every call, so nobody need keep them."""
-        return self.source.images(self.ids)
+    @property
+    def samples(self) -> int:
+        """Of a window."""
+        return self.window * self.batch_size
 
-    def labels(self) -> Tensor:
-        """Classes (N,)."""
-        return self.source.labels(self.ids)
+    @property
+    def exchanges(self) -> bool:
+        """Whether auxiliary variables move between sweeps, not only weights."""
+        return self.window > 0 and (self.sweeps > 1 or self.carried)
+
+    def shape_before(self, index: int) -> Shape | None:
+        """One sample's at the cut before block `index`; None for the first block."""
+        return self.shapes[index - 1] if index > 0 else None
+
+    def shape_after(self, index: int) -> Shape | None:
+        """One sample's at the cut after block `index`; None for the last block."""
+        return self.shapes[index] if index < len(self.shapes) else None
+
+
+class Program(ABC):
+    """One rank's run of a method: everything it keeps, from its first step to its last."""
+
+    def __init__(self, solver: Any, block: Block, links: Links, setup: Setup) -> None:
+        self.solver, self.block, self.links, self.setup = solver, block, links, setup
+
+    @abstractmethod
+    def train(self, window: Window) -> PhaseStats:
+        """Train on the window."""
+
+    def drain(self) -> None:  # noqa: B027
+        """Finish what is still under way between blocks; all ranks call it."""
+
+    def state(self) -> State:
+        """For a checkpoint; all ranks call it."""
+        return State()
+
+    def load_state(self, state: State) -> None:  # noqa: B027
+        """Take back what `state` gave. A cut that was not there has nothing."""
 
 
 class Recorder(Protocol):
     """Keeps what an exact pass saw at a block's two cuts."""
 
-    def record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        """Keep input, input adjoint, output and output adjoint; None where there is no cut.
-
-        Adjoints are in per-sample scale: the batch size times autograd's for the batch mean.
-        """
+    def record(self, record: Record) -> None: ...
 
     def carried_input(self, rows: Rows) -> Tensor | None:
         """The block's input of `rows` if a checkpoint gave it; None: what arrives is its input."""
 
 
-@dataclass
-class Window:
-    """The mini-batches whose auxiliary variables live at once, as one rank sees them."""
-
-    batches: list[Batch]
-    sweeps: int = 1
-    recorder: Recorder | None = None
-    kept: bool = False
-    """Whether the auxiliary variables outlive the window: its last sweep, too, exchanges them."""
-    shuffle: Callable[[int], Tensor] | None = None
-    """sweep -> permutation of the window's samples (per-sample storage); None: recorded order."""
-
-    def recorded(self) -> Iterator[tuple[slice, Batch]]:
-        """Rows and mini-batches as an exact pass meets them."""
-        start = 0
-        for batch in self.batches:
-            yield slice(start, start + len(batch)), batch
-            start += len(batch)
-
-    def sweep(self, number: int) -> Iterator[tuple[Rows, Batch]]:
-        """Rows and mini-batches of one sweep, the same on every rank."""
-        if self.shuffle is None:
-            yield from self.recorded()
-            return
-        ids = torch.cat([batch.ids for batch in self.batches])
-        permutation = self.shuffle(number)
-        for rows, batch in self.recorded():
-            index = permutation[rows]
-            yield index, Batch(ids[index], batch.learning_rate, batch.source)
+class Recording(Program, Recorder):
+    """A program of a method that starts from what an exact pass has recorded."""
 
 
-@dataclass
-class PhaseStats:
-    """What one rank did in one phase; sums stay on the device until the phase has ended."""
+class SubProblems(Recording):
+    """One whose sub-problems can fill gaps: they are static, and need no neighbour."""
 
-    samples: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    losses: list[Tensor] = field(default_factory=list)
-    """Mean loss of each step; of the last block the training loss, else the coupling loss."""
-    correct: list[Tensor] = field(default_factory=list)
-    squares: list[Tensor] = field(default_factory=list)
-    """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
-    exchanged: list[Tensor] = field(default_factory=list)
-    """(||lam - x||^2, ||rho (lam - old lam)||^2) of each exchange at the cut before this block."""
-    notices: list[str] = field(default_factory=list)
-    """What a user should be told, the same on every rank."""
+    local_lr: float
+    clip_norm: float
 
-    def classified(self, logits: Tensor, labels: Tensor) -> None:
-        """Count the right answers of one (micro-)batch."""
-        self.correct.append((logits.detach().argmax(1) == labels).sum())
+    @abstractmethod
+    def gradient(
+        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
+    ) -> object:
+        """Leave the local loss's gradient in the parameters; `visit` tells draws apart."""
 
-    def residual(self) -> float:
-        """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k||; 0 without a measured cut."""
-        if not self.squares:
-            return 0.0
-        r, x = torch.stack(self.squares).double().sum(0).tolist()
-        return float((r / x) ** 0.5) if x > 0 else 0.0
+    @abstractmethod
+    def records(self) -> Tensors:
+        """All that is stored, by name."""
 
-    def residual_norms(self) -> tuple[float, float] | None:
-        """Norms of the primal and the dual residual at the cut before this block, if exchanged.
-
-        ||lam - x|| after the step of lam, and ||rho (lam - old lam)||, with rho = 2 beta (Boyd et
-        al., Foundations and Trends in Machine Learning 2011, section 3.3).
-        """
-        if not self.exchanged:
-            return None
-        r, s = torch.stack(self.exchanged).double().sum(0).sqrt().tolist()
-        return float(r), float(s)
-
-    def per_step_losses(self) -> list[float]:
-        """One loss a step."""
-        return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
-
-    @contextmanager
-    def timed(self, links: Links) -> Iterator[None]:
-        """Add the time of the body, the work it left to a GPU included."""
-        start = links.now()
-        yield
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
-        self.seconds += links.now() - start
-
-
-@dataclass
-class Block:
-    """The contiguous run of units one rank owns, with its optimisers.
-
-    `optimisers["exact"]` steps in exact passes; a solver steps with `optimisers["local"]`, which
-    is the same object unless the solver keeps a momentum of its own.
-    """
-
-    module: nn.Module
-    index: int
-    count: int
-    optimisers: dict[str, torch.optim.Optimizer]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    precision: torch.dtype = torch.float32
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
-    cut_after: Projection | None = None
-    """The next block's first layer, if it is a projection: what lam at that cut is held to."""
-    rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
-    """Factors of the learning rate by kind of step."""
-    graphs: StepGraphs | None = None
-    """Runs local steps as CUDA graphs; None: kernel by kernel."""
-    scaler: torch.amp.GradScaler | None = field(init=False, default=None)
-    """Keeps float16 gradients in range; other formats need none."""
-
-    def __post_init__(self) -> None:
-        if self.precision is torch.float16:
-            self.scaler = torch.amp.GradScaler(self.device.type)
-            self.scaler.scale(torch.zeros((), device=self.device))  # which makes its scale
-
-    @property
-    def first(self) -> bool:
-        """Whether this block's input is the image."""
-        return self.index == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether this block's output meets the labels."""
-        return self.index == self.count - 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its parameters, float32 without any."""
-        parameter = next(self.module.parameters(), None)
-        return torch.float32 if parameter is None else parameter.dtype
-
-    def forward(self, lam: Tensor) -> Tensor:
-        """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it."""
-        with self.numbers():
-            out: Tensor = self.module(lam)
-        narrow = self.precision is not torch.float32
-        return out.float() if self.last and narrow else out
-
-    def numbers(self) -> AbstractContextManager[Any]:
-        """Within it torch computes in the block's precision."""
-        if self.precision is torch.float32:
-            return nullcontext()
-        # weights are used once a pass, and what a cache keeps may not outlive a captured graph
-        return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
-
-    def step(self, kind: str, learning_rate: float) -> None:
-        """One optimiser step on the gradients at hand, which it then clears."""
-        optimiser = self.optimisers[kind]
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate * self.rates[kind]
-        if self.scaler is None:
-            optimiser.step()
-        elif self.gradients():
-            self.scaler.step(optimiser)
-            self.scaler.update()
-        optimiser.zero_grad(set_to_none=True)
-
-    @property
-    def loss_scale(self) -> float:
-        """What `backward` multiplies adjoints by: a power of two in float16, else 1.
-
-        Each block has its own, which an overflow halves; that block then leaves out its step.
-        """
-        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
-
-    def backward(self, out: Tensor, p_out: Tensor | None = None) -> None:
-        """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
-
-        Without p_out, `out` is the loss.
-        """
-        scale = self.loss_scale
-        if scale == 1.0:
-            out.backward(p_out)
-        elif p_out is None:
-            (out * scale).backward()
-        else:
-            out.backward((p_out * scale).to(out.dtype))
-
-    def input_adjoint(self, lam: Tensor) -> Tensor | None:
-        """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
-        if lam.grad is None or self.scaler is None:
-            return lam.grad
-        return lam.grad.float() / self.loss_scale
-
-    def sample_adjoint(self, lam: Tensor) -> Tensor | None:
-        """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
-        p = self.input_adjoint(lam)
-        return None if p is None else self.kept_adjoint(p * len(lam))
-
-    def kept_adjoint(self, p: Tensor) -> Tensor:
-        """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""
-        return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
-
-    def unscale(self, kind: str) -> None:
-        """Take the scale out of the gradients before they are looked at; `step` does it else."""
-        if self.scaler is not None and self.gradients():
-            self.scaler.unscale_(self.optimisers[kind])
-
-    def own_sgd(self, momentum: float) -> None:
-        """Give local steps an SGD of their own, with the exact optimiser's weight decay."""
-        self.optimisers["local"] = torch.optim.SGD(
-            self.parameter_groups(), lr=0.0, momentum=momentum, nesterov=momentum > 0
-        )
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """The exact optimiser's parameters and weight decay, for another optimiser."""
-        groups = self.optimisers["exact"].param_groups
-        return [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups]
-
-    def gradients(self) -> list[Tensor]:
-        """The gradients at hand, in the order of the parameters."""
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
+    @abstractmethod
+    def load_records(self, records: Tensors) -> None:
+        """Take back what `records` gave."""
 
 
 class Solver(ABC):
-    """A method: one rank's program. Each rank has its own copy, which may keep state."""
+    """A method: a frozen dataclass of its settings. What a rank keeps is in its `Program`.
+
+    One that `alternates` sweeps over every window that a serial correction has gone over before;
+    its program may be a `Recording`. Any other trains on mini-batches alone, and whole windows of
+    correction in between are optional.
+    """
 
     name: ClassVar[str]
     exact: ClassVar[bool] = False
-    """Whether it trains alone; a solver that is not exact alternates with serial corrections."""
-    standalone: ClassVar[bool] = False
-    """Whether it needs neither correction nor records: a mini-batch is trained by it alone."""
-    needs_images: ClassVar[bool] = False
-    """Whether blocks behind the first one need the images, too."""
-    needs_labels: ClassVar[bool] = False
-    """Whether blocks before the last one need the labels, too."""
+    """Whether its steps are on the exact gradient, so that a correction can add nothing."""
+    alternates: ClassVar[bool] = False
+    """Whether it sweeps over windows, by turns with a serial correction."""
+    fills: ClassVar[bool] = False
+    """Whether its sub-problems can fill the gaps of the exact pass."""
+    factorises: ClassVar[bool] = False
+    """Whether it can train a factorisation at a cut."""
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """"images", "labels": what blocks that are neither first nor last need of a batch."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings of other sections that it wants unless the user says otherwise."""
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:  # noqa: B027
-        """Make what the rank's copy keeps between rounds (optimisers, stores).
+    def __post_init__(self) -> None:  # noqa: B027
+        """Check the settings by themselves; ValueError with the remedy."""
 
-        `exchanges`: auxiliary variables move between sweeps, not only weights.
-        """
+    def check(self, setup: Setup) -> None:  # noqa: B027
+        """ValueError, with the remedy, for settings that cannot work or act in this run."""
 
     def delay(self, index: int, count: int) -> int:
         """Ticks by which the gradients of block `index` of `count` are late."""
@@ -349,40 +196,60 @@ class Solver(ABC):
         """
         return graph(module, lam)
 
-    def store_bytes(
-        self, lam: Shape | None, out: Shape | None, samples: int, exchanges: bool
-    ) -> int:
-        """Memory of the auxiliary variables of `samples` samples on one rank.
-
-        `lam` and `out` are one sample's shapes at the cut before and after the block.
-        """
+    def memory(self, setup: Setup, index: int) -> int:
+        """Bytes of the auxiliary variables that block `index` stores."""
         return 0
 
-    @property
-    def recorder(self) -> Recorder | None:
-        """Where an exact pass leaves its record; None: this method needs none."""
-        return None
+    def layout(self) -> list[object]:
+        """What the shapes of its auxiliary variables depend on, but for the cuts."""
+        return []
 
     @abstractmethod
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
-        """Train on the window."""
+    def start(self, block: Block, links: Links, setup: Setup) -> Program:
+        """This rank's program."""
 
-    def drain(self, block: Block, links: Links) -> None:  # noqa: B027
-        """Finish what is still under way between blocks; all ranks call it."""
+    def refuse_inert(self, why: str, *names: str) -> None:
+        """ValueError if one of the settings was changed, though it cannot act here."""
+        for setting in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, setting.name)
+            if setting.name in names and value != setting.default:
+                raise ValueError(
+                    f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
+                    "leave it out"
+                )
 
-    def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
-        """What a block has under way, or keeps of its own, for a checkpoint; all ranks call it."""
-        return {}
 
-    def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:  # noqa: B027
-        """Take back what `flight_state` gave, by the same cuts."""
+def check_choices(settings: object) -> None:
+    """ValueError for a Literal field with another value."""
+    for name, hint in get_type_hints(type(settings)).items():
+        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
+            value, choices = getattr(settings, name), ", ".join(map(str, get_args(hint)))
+            raise ValueError(f"{name} is {value!r}; choose one of {choices}")
 
-    def cut_state(self) -> dict[str, Tensor]:
-        """What is kept between rounds of the cut before this block, for a checkpoint."""
-        return {}
 
-    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:  # noqa: B027
-        """Take back what `cut_state` gave here (`before`) and on the next block (`after`).
+def check_numbers(
+    settings: object,
+    positive: tuple[str, ...] = (),
+    not_negative: tuple[str, ...] = (),
+    at_least_one: tuple[str, ...] = (),
+) -> None:
+    """ValueError for a field out of its range."""
+    for name in (*positive, *not_negative, *at_least_one):
+        value = getattr(settings, name)
+        if name in positive and not value > 0:
+            raise ValueError(f"{name} is {value}; it must be positive")
+        if name in not_negative and not value >= 0:
+            raise ValueError(f"{name} is {value}; it must be 0 or positive")
+        if name in at_least_one and not value >= 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
 
-        Empty for a cut that was not there: its auxiliary variables begin with a forward pass.
-        """
+
+def check_momentum(momentum: float | None) -> None:
+    """ValueError unless it is unset or lies in [0, 1)."""
+    if momentum is not None and not 0 <= momentum < 1:
+        raise ValueError(f"momentum is {momentum}; it must lie in [0, 1)")
+
+
+def values_of(shape: Shape | None) -> int:
+    """Numbers in one sample; 0 where there is no cut."""
+    return 0 if shape is None else prod(shape)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from solvers.augmented_lagrangian import AugmentedLagrangian
-from solvers.base import Batch, Block, Links, PhaseStats, Rows, Window
+from solvers.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
+from solvers.base import Links, Setup, check_numbers
+from solvers.blocks.block import Block
 from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Free, leading, passing_by, projection
+from solvers.state import State
 from solvers.variables.factors import FactorCut
+from solvers.variables.store import channels_last
+from solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 
-@dataclass
+@dataclass(frozen=True)
 class BlockADMM(AugmentedLagrangian):
     r"""min_{w, Z} phi(f_{K-1}(Z_{K-1}), y)   s.t.   Z_k = f_{k-1}(Z_{k-1}),   Z_k in C_k.
 
@@ -43,6 +48,9 @@ class BlockADMM(AugmentedLagrangian):
     """
 
     name: ClassVar[str] = "block-admm"
+    fills: ClassVar[bool] = False
+    factorises: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.window": 4}
 
     beta: float = field(init=False, repr=False, default=0.0)
     rho: float = 1e-3
@@ -65,14 +73,10 @@ class BlockADMM(AugmentedLagrangian):
     """Growth of a dual variable at which it is reset; 0: never."""
 
     def __post_init__(self) -> None:
-        for name in ("rho", "factor_rho"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        self.beta = self.rho / 2
+        check_numbers(self, positive=("rho", "factor_rho"))
+        object.__setattr__(self, "beta", self.rho / 2)
         super().__post_init__()
-        for name in ("theta_steps", "z_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_numbers(self, at_least_one=("theta_steps", "z_steps"))
         for name in ("balance_ratio", "dual_limit"):
             if getattr(self, name) != 0 and not getattr(self, name) > 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be over 1, or 0 (off)")
@@ -83,14 +87,35 @@ class BlockADMM(AugmentedLagrangian):
             )
         projection(self.constraint)
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        if self.optimiser == "sgd" and self.momentum is None:
-            self.momentum = 0.0
-        super().prepare(block, window_samples, exchanges)
-        if self.optimiser == "adam":
-            block.optimisers["local"] = torch.optim.AdamW(block.parameter_groups(), lr=0.0)
+    def check(self, setup: Setup) -> None:
+        super().check(setup)
+        if not setup.exchanges:
+            why = "Z and its dual stay where they start in a single sweep"
+            self.refuse_inert(why, "z_steps", "order", "balance_ratio", "dual_limit")
+        if not setup.factorised or not setup.exchanges:
+            self.refuse_inert("no factorisation's Z moves", "factor_rho")
+        if setup.factorised == frozenset(range(1, setup.blocks)):
+            self.refuse_inert("every cut has a factorisation, whose Z has a closed form", "z_steps")
+
+    def start(self, block: Block, links: Links, setup: Setup) -> BlockADMMProgram:
+        return BlockADMMProgram(self, block, links, setup)
+
+
+class BlockADMMProgram(AugmentedLagrangianProgram):
+    """`AugmentedLagrangianProgram` in either order, with constraints and factorisations."""
+
+    solver: BlockADMM
+
+    def __init__(self, solver: BlockADMM, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
+        if solver.optimiser == "sgd" and solver.momentum is None:
+            block.own_optimiser(0.0)
+        elif solver.optimiser == "adam":
+            groups = block.optimisers["exact"].param_groups
+            own = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups]
+            block.optimisers["local"] = torch.optim.AdamW(own, lr=0.0)
         self._layer = None if block.first else leading(block.module)
-        everywhere = projection(self.constraint)
+        everywhere = projection(solver.constraint)
         self._constraint_in = Free() if block.first else self._layer or everywhere
         self._constraint_out = Free() if block.last else block.cut_after or everywhere
         self._factors: FactorCut | None = None
@@ -99,161 +124,128 @@ class BlockADMM(AugmentedLagrangian):
             self._factors = FactorCut(self._layer, self._store)
         if isinstance(block.cut_after, Factorisation):
             self._constraint_out = Free()
-        self._rho_in = self._rho_out = self.rho
+        self._rho_in = self._rho_out = solver.rho
         self._start_norm: float | None = None
 
-    def _record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        super()._record(rows, lam, p_in, out, p_out)
-        if lam is not None:
+    def _begin(self, record: Record) -> None:
+        super()._begin(record)
+        if record.lam is not None:
             self._start_norm = None
             if self._factors is not None:
-                self._factors.record(rows, self._own(rows))
+                self._factors.record(record.rows, self._own(record.rows))
 
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+    def train(self, window: Window) -> PhaseStats:
         """Sweep the window, then balance rho and watch the duals, if they moved."""
         if self._start_norm is None:
-            self._start_norm = self._dual_norm(block)
-        stats = super().train(block, links, window)
-        if window.kept or window.sweeps > 1:
-            self._adapt(block, links, stats)
+            self._start_norm = self._dual_norm()
+        stats = super().train(window)
+        if self.setup.exchanges:
+            self._adapt(stats)
         return stats
 
     def gradient(
-        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
+        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         if self._factors is not None:
             self._factors.update_factors(rows, self._own(rows))
         with passing_by(self._layer):
-            return super().gradient(block, batch, rows, with_input, stats)
+            return super().gradient(batch, rows, with_input, stats, visit)
 
-    def _visit(
-        self,
-        block: Block,
-        links: Links,
-        batch: Batch,
-        rows: Rows,
-        exchange: bool,
-        stats: PhaseStats,
-    ) -> None:
-        visit = self._jacobi if self.order == "jacobi" else self._gauss_seidel
-        visit(block, links, batch, rows, exchange, stats)
+    def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
+        visit = self._jacobi if self.solver.order == "jacobi" else self._gauss_seidel
+        visit(batch, rows, exchange, stats)
 
-    def _jacobi(
-        self,
-        block: Block,
-        links: Links,
-        batch: Batch,
-        rows: Rows,
-        exchange: bool,
-        stats: PhaseStats,
-    ) -> None:
-        x, p_in = self.gradient(block, batch, rows, exchange, stats)
-        if exchange and not block.last:
-            self._hand_up(links, rows, x)
+    def _jacobi(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
+        x, p_in = self.gradient(batch, rows, exchange, stats)
+        if exchange and not self.block.last:
+            self._hand_up(rows, x)
         z = None
-        if exchange and not block.first:
-            z = self._z_update(block, links, batch, rows, p_in)
-        self._weight_steps(block, batch, rows)
+        if exchange and not self.block.first:
+            z = self._z_update(batch, rows, p_in)
+        self._weight_steps(batch, rows)
         if z is not None:
-            self._settle(links, rows, z, stats)
+            self._hand_down(rows, z, stats)
 
-    def _gauss_seidel(
-        self,
-        block: Block,
-        links: Links,
-        batch: Batch,
-        rows: Rows,
-        exchange: bool,
-        stats: PhaseStats,
-    ) -> None:
+    def _gauss_seidel(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
+        block = self.block
         if exchange and not block.first:
-            self._settle(links, rows, self._z_update(block, links, batch, rows, None), stats)
-        self.gradient(block, batch, rows, False, stats)
-        self._weight_steps(block, batch, rows)
+            self._hand_down(rows, self._z_update(batch, rows, None), stats)
+        self.gradient(batch, rows, False, stats)
+        self._weight_steps(batch, rows)
         if exchange and not block.last:
             with torch.no_grad(), passing_by(self._layer):
                 lam = batch.images() if block.first else self._input(rows)
-                self._hand_up(links, rows, block.forward(lam))
+                self._hand_up(rows, block.forward(lam, (2, batch.step, self._sweep)))
 
-    def _weight_steps(self, block: Block, batch: Batch, rows: Rows) -> None:
+    def _weight_steps(self, batch: Batch, rows: Rows) -> None:
         """The gradient at hand is the first step's."""
-        for number in range(self.theta_steps):
+        for number in range(self.solver.theta_steps):
             if number:
-                self.gradient(block, batch, rows, False, PhaseStats())
-            self._step(block, batch)
+                self.gradient(batch, rows, False, PhaseStats(), number)
+            self._step(batch)
 
-    def _z_update(
-        self, block: Block, links: Links, batch: Batch, rows: Rows, p_in: Tensor | None
-    ) -> Stepped:
+    def _z_update(self, batch: Batch, rows: Rows, p_in: Tensor | None) -> Stepped:
         """Z_k and kappa_k after a visit; `p_in` is the adjoint at the old Z_k, if it is known."""
-        old, x = self._raw_own(rows), links.from_previous()
+        old, x = self._raw_own(rows), self.links.from_previous()
         kappa = self._multiplier("kappa_in", rows)
         if self._factors is not None:
-            new = self._factored_step(block, batch, rows, x.to(self._own(rows).dtype), p_in)
-        elif self.z_steps == 1:
+            new = self._factored_step(batch, rows, x.to(self._own(rows).dtype), p_in)
+        elif self.solver.z_steps == 1:
             if p_in is None:
-                p_in = self._input_adjoint(block, batch, rows, self._own(rows))
+                p_in = self._input_adjoint(batch, rows, self._own(rows))
             return self._stepped(rows, old, x, p_in)
         else:
             new = self._own(rows)
-            for number in range(self.z_steps):
+            for number in range(self.solver.z_steps):
                 if number or p_in is None:
-                    p_in = self._input_adjoint(block, batch, rows, new)
-                new = descend(new, x, kappa, p_in, self._beta_in, self._eta_in, self.filter)
+                    p_in = self._input_adjoint(batch, rows, new)
+                new = descend(new, x, kappa, p_in, self._beta_in, self._eta_in, self.solver.filter)
             new = self._held_in(new)
         rate = self._ascent * 2 * self._beta_in
-        return settle(new, old, x, kappa, self._beta_in, rate, self.filter)
+        return settle(new, old, x, kappa, self._beta_in, rate, self.solver.filter)
 
-    def _factored_step(
-        self, block: Block, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None
-    ) -> Tensor:
+    def _factored_step(self, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None) -> Tensor:
         assert self._factors is not None
         if p_in is None:
-            p_in = self._input_adjoint(block, batch, rows, self._input(rows))
+            p_in = self._input_adjoint(batch, rows, self._input(rows))
         kappa = self._store.get("kappa_in", rows)
         anchor = x - kappa / self._rho_in
-        return self._factors.step(rows, anchor, p_in, self._rho_in, self.factor_rho)
+        return self._factors.step(rows, anchor, p_in, self._rho_in, self.solver.factor_rho)
 
     def _input(self, rows: Rows) -> Tensor:
         return self._own(rows) if self._factors is None else self._factors.input(rows)
 
-    def _input_adjoint(self, block: Block, batch: Batch, rows: Rows, z: Tensor) -> Tensor:
+    def _input_adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> Tensor:
         """p_in at Z_k = z; the weights' gradients stay as they are."""
+        block = self.block
         z = z.detach().requires_grad_()
         with passing_by(self._layer):
-            x = block.forward(z)
+            x = block.forward(z, (2, batch.step, self._sweep))
         scale = block.loss_scale
         if block.last:
-            (p,) = torch.autograd.grad(block.loss(x, batch.labels()) * scale, z)
+            (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
             return p.to(z.dtype) * (len(batch) / scale)
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-        coupling = couple(x.detach(), target, kappa, self._beta_out, self.filter, 1 / scale)
+        coupling = couple(x.detach(), target, kappa, self._beta_out, self.solver.filter, 1 / scale)
         (p,) = torch.autograd.grad(x, z, coupling.p_out)
         return p.to(z.dtype) / scale
 
-    def _adapt(self, block: Block, links: Links, stats: PhaseStats) -> None:
+    def _adapt(self, stats: PhaseStats) -> None:
         """Change rho, reset duals: decided alike on both sides of a cut."""
-        mine = None
+        block, limit, mine = self.block, self.solver.dual_limit, None
         if not block.first:
             size = max(self._start_norm or 0.0, self._store.norm("lam"))
-            mine = (stats.residual_norms(), self._dual_norm(block), size)
-        everyone = links.all_gather(mine)
+            mine = (stats.residual_norms(), self._dual_norm(), size)
+        everyone = self.links.all_gather(mine)
         for k, measured in enumerate(everyone):
             if measured is None:
                 continue
             norms, norm, size = measured
             here, below = k == block.index, k == block.index + 1
-            if self.dual_limit and not norm <= self.dual_limit * size:
+            if limit and not norm <= limit * size:
                 stats.notices.append(
                     f"block-admm: the dual at cut {k} has grown to {norm:.3g}, its Z is "
-                    f"{size:.3g} (limit: {self.dual_limit:g} times); it starts again from zero"
+                    f"{size:.3g} (limit: {limit:g} times); it starts again from zero"
                 )
                 if here or below:
                     self._store.clear("kappa_in" if here else "kappa_out")
@@ -262,38 +254,41 @@ class BlockADMM(AugmentedLagrangian):
             self._rho_out *= factor if below else 1.0
 
     def _rho_factor(self, primal: float, dual: float) -> float:
-        if not self.balance_ratio:
+        ratio = self.solver.balance_ratio
+        if not ratio:
             return 1.0
-        if primal > self.balance_ratio * dual:
+        if primal > ratio * dual:
             return 2.0
-        return 0.5 if dual > self.balance_ratio * primal else 1.0
+        return 0.5 if dual > ratio * primal else 1.0
 
-    def _dual_norm(self, block: Block) -> float:
+    def _dual_norm(self) -> float:
         """||U_k|| over the window."""
-        known = not block.first and self._exchange
+        known = not self.block.first and self.setup.exchanges
         return self._store.norm("kappa_in") / self._rho_in if known else 0.0
 
-    def cut_state(self) -> dict[str, Tensor]:
-        kept = super().cut_state()
-        if self.balance_ratio:
-            kept["rho"] = torch.tensor(self._rho_in, dtype=torch.float64)
-        if self._kept and self._start_norm is not None:
-            kept["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
-        if self._factors is None:
-            return kept
-        names = ["codes", "factor_dual"] if self._kept else []
-        return {**kept, **self._store.state(names), **self._factors.state()}
+    def state(self) -> State:
+        state, carried = super().state(), self.setup.carried
+        if self.solver.balance_ratio:
+            state.cut["rho"] = torch.tensor(self._rho_in, dtype=torch.float64)
+        if carried and self._start_norm is not None:
+            state.cut["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
+        if self._factors is not None:
+            state.cut |= self._factors.state()
+            state.cut |= self._store.state(["codes", "factor_dual"]) if carried else {}
+        return state
 
-    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    def load_state(self, state: State) -> None:
+        before, after = state.cut, state.after
         if self._factors is not None and "factors.cross" in before:
             self._factors.load_state(before["factors.cross"], before["factors.gram"])
         self._rho_in = float(before.get("rho", self._rho_in))
         self._rho_out = float(after.get("rho", self._rho_out))
         if "start" in before:
             self._start_norm = float(before["start"])
-        sampled = ("lam", "kappa_in", "codes", "factor_dual")
-        before = {k: v for k, v in before.items() if k in sampled}
-        super().load_cut_state(before, after)
+        for name in ("codes", "factor_dual"):
+            if name in before:
+                self._store.put(name, slice(0, self._store.samples), channels_last(before)[name])
+        super().load_state(state)
 
     @property
     def _beta_in(self) -> float:
@@ -315,4 +310,4 @@ class BlockADMM(AugmentedLagrangian):
 
     def _fed(self, lam: Tensor) -> Tensor:
         """What a block sees of lam: in the filter mode "input" the upsampling of S lam."""
-        return lam if self.filter_mode == "coupling" else upsample(self._pool(lam), self.filter)
+        return lam if self._whole else upsample(self._pool(lam), self.solver.filter)

@@ -5,39 +5,40 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from solvers.base import (
-    Batch,
-    Block,
-    GraphBytes,
-    Links,
-    PhaseStats,
-    Solver,
-    Window,
-)
-from solvers.blocks.clipping import clip_gradients, gradient_norms
+from solvers.base import GraphBytes, Links, Program, Setup, Solver, check_numbers
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
+from solvers.state import State, Tensors
+from solvers.windows import Batch, PhaseStats, Window
 
 
 @dataclass
 class Flight:
     """A mini-batch that a block has handed up and whose gradient has yet to come back."""
 
+    step: int
+    """Of its mini-batch."""
     lam: Tensor | None = None
-    """What its forward pass began with, if that is kept."""
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What its forward pass began with, if that is needed again."""
+    stash: Tensors = field(default_factory=dict)
     """What its backward pass needs besides, for a checkpoint."""
     out: Tensor | None = None
-    """x_k with its graph, if that is kept."""
+    """x_k with its graph, if that is stashed."""
+
+    @property
+    def key(self) -> Key:
+        """Of its draws."""
+        return (0, self.step, 0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Delayed(Solver):
     r"""At its n-th tick, block k
 
@@ -55,14 +56,11 @@ class Delayed(Solver):
     serial correction: the gradients in flight come back, no mini-batch goes up, none is lost.
     """
 
-    standalone: ClassVar[bool] = True
-
     clip_norm: float = 0.0
     """Largest norm of one block's gradient; 0: no clipping."""
 
     def __post_init__(self) -> None:
-        if self.clip_norm < 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; it must be 0 (off) or positive")
+        check_numbers(self, not_negative=("clip_norm",))
 
     def delay(self, index: int, count: int) -> int:
         """d_k in ticks of block k = `index` of K = `count`."""
@@ -78,122 +76,127 @@ class Delayed(Solver):
         """b, by which an adjoint shrinks at every hop."""
         return 1.0
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        """Begin with an empty pipeline."""
+    @abstractmethod
+    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram: ...
+
+
+class DelayedProgram(Program):
+    """One rank's ticks, and its flights: what it has handed up and not got back."""
+
+    solver: Delayed
+
+    def __init__(self, solver: Delayed, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
+        self._delay = solver.delay(block.index, block.count)
         self._flights: deque[Flight] = deque()
         self._inbox: deque[tuple[Tensor, ...]] = deque()
         self._ticks = 0
         self._rate = 0.0
 
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+    def train(self, window: Window) -> PhaseStats:
         """A tick a mini-batch; the pipeline stays filled."""
         stats = PhaseStats()
-        with stats.timed(links):
+        with stats.timed(self.links.now):
             for _, batch in window.recorded():
                 self._rate = batch.learning_rate
                 self._ticks += 1
-                if block.last:
-                    self._turn(block, links, batch, stats)
+                if self.block.last:
+                    self._last_tick(batch, stats)
                 else:
-                    self._flights.append(
-                        self._forward(block, links, self._arrived(block, links, batch))
-                    )
-                    if len(self._flights) > self.delay(block.index, block.count):
-                        self._backward(block, links)
+                    self._flights.append(self._forward(self._arrived(batch), batch.step))
+                    if len(self._flights) > self._delay:
+                        self._backward(self._flights.popleft())
                 stats.samples += len(batch)
                 stats.steps += 1
         return stats
 
-    def drain(self, block: Block, links: Links) -> None:
+    def drain(self) -> None:
         while self._flights:
-            self._backward(block, links)
+            self._backward(self._flights.popleft())
         self._ticks = 0
-        links.flush()
+        self.links.flush()
 
-    def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
+    def state(self) -> State:
         if self._ticks == 0:
-            return {}
-        while len(self._inbox) < self._on_the_way(block):
-            self._inbox.append(self._take(links))
+            return State()
+        while len(self._inbox) < self._on_the_way():
+            self._inbox.append(self._take())
         rate = torch.tensor(self._rate, dtype=torch.float64)
         state = {"ticks": torch.tensor(self._ticks), "rate": rate}
         for i, flight in enumerate(self._flights):
+            state[f"flight {i}.step"] = torch.tensor(flight.step)
             if flight.lam is not None:
                 state[f"flight {i}.lam"] = flight.lam.detach()
-            state |= {f"flight {i}.{name}": t.detach() for name, t in flight.kept.items()}
+            state |= {f"flight {i}.{name}": t.detach() for name, t in flight.stash.items()}
         for i, parts in enumerate(self._inbox):
             state |= {f"inbox {i}.{j}": part for j, part in enumerate(parts)}
-        return state
+        return State(flight=state)
 
-    def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:
-        if not state:
+    def load_state(self, state: State) -> None:
+        found = state.flight
+        if not found:
             return
-        self._ticks, self._rate = int(state["ticks"]), float(state["rate"])
-        for i in range(min(self._ticks, self.delay(block.index, block.count))):
-            kept = _part(state, f"flight {i}.")
-            self._flights.append(self._again(block, kept.pop("lam", None), kept))
-        for i in range(self._on_the_way(block)):
-            self._inbox.append(tuple(_part(state, f"inbox {i}.").values()))
+        self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
+        for i in range(min(self._ticks, self._delay)):
+            stash = _part(found, f"flight {i}.")
+            step = int(stash.pop("step"))
+            self._flights.append(self._again(Flight(step, stash.pop("lam", None), stash)))
+        for i in range(self._on_the_way()):
+            self._inbox.append(tuple(_part(found, f"inbox {i}.").values()))
 
-    def _on_the_way(self, block: Block) -> int:
+    def _on_the_way(self) -> int:
         """Adjoints that the next block has sent and this one has not asked for."""
-        if block.last:
+        if self.block.last:
             return 0
-        mine, next_ = (self.delay(k, block.count) for k in (block.index, block.index + 1))
-        return min(self._ticks, mine) - min(self._ticks, next_)
+        next_ = self.solver.delay(self.block.index + 1, self.block.count)
+        return min(self._ticks, self._delay) - min(self._ticks, next_)
 
-    def _arrived(self, block: Block, links: Links, batch: Batch) -> Tensor:
-        return batch.images() if block.first else links.from_previous()
+    def _arrived(self, batch: Batch) -> Tensor:
+        return batch.images() if self.block.first else self.links.from_previous()
 
     @abstractmethod
-    def _forward(self, block: Block, links: Links, lam: Tensor) -> Flight:
+    def _forward(self, lam: Tensor, step: int) -> Flight:
         """Hand x_k up; keep what the backward pass will need."""
 
-    @abstractmethod
-    def _again(self, block: Block, lam: Tensor | None, kept: dict[str, Tensor]) -> Flight:
-        """A flight as a checkpoint has kept it."""
+    def _again(self, flight: Flight) -> Flight:
+        """A flight as a checkpoint has kept it, ready for its backward pass."""
+        return flight
 
     @abstractmethod
-    def _backward(self, block: Block, links: Links) -> None:
-        """Bring the oldest flight home: its adjoint goes down, its gradient into a step."""
+    def _backward(self, flight: Flight) -> None:
+        """Bring a flight home: its adjoint goes down, its gradient into a step."""
 
-    def _turn(self, block: Block, links: Links, batch: Batch, stats: PhaseStats) -> None:
+    def _last_tick(self, batch: Batch, stats: PhaseStats) -> None:
         """The last block's tick: forward, loss, backward, step."""
-        lam = self._arrived(block, links, batch).detach().requires_grad_(not block.first)
-        self._classified(block, block.forward(lam), batch, stats)
-        if not block.first:
-            self._hand_down(block, links, lam)
-        self._step(block)
+        lam = self._arrived(batch).detach().requires_grad_(not self.block.first)
+        self._descend(self.block.forward(lam, (0, batch.step, 0)), batch, stats)
+        if not self.block.first:
+            self._hand_down(lam)
+        self._step()
 
-    def _classified(self, block: Block, out: Tensor, batch: Batch, stats: PhaseStats) -> None:
-        labels = batch.labels()
-        loss = block.loss(out, labels)
-        stats.classified(out, labels)
-        block.backward(loss)
-        stats.losses.append(loss.detach())
+    def _descend(self, out: Tensor, batch: Batch, stats: PhaseStats) -> None:
+        found = self.block.classify(out, batch.labels())
+        self.block.backward(found.loss)
+        stats.classified(found)
 
-    def _take(self, links: Links) -> tuple[Tensor, ...]:
+    def _take(self) -> tuple[Tensor, ...]:
         """One message of the next block."""
-        return (links.from_next(),)
+        return (self.links.from_next(),)
 
-    def _adjoint(self, links: Links) -> tuple[Tensor, ...]:
+    def _adjoint(self) -> tuple[Tensor, ...]:
         """The oldest message of the next block that has not been worked on."""
-        return self._inbox.popleft() if self._inbox else self._take(links)
+        return self._inbox.popleft() if self._inbox else self._take()
 
-    def _hand_down(self, block: Block, links: Links, lam: Tensor) -> None:
-        p_in = block.input_adjoint(lam)
+    def _hand_down(self, lam: Tensor) -> None:
+        p_in, shrink = self.block.input_adjoint(lam), self.solver.shrink
         assert p_in is not None
-        links.to_previous(p_in if self.shrink == 1.0 else self.shrink * p_in)
+        self.links.to_previous(p_in if shrink == 1.0 else shrink * p_in)
 
-    def _step(self, block: Block) -> None:
-        if self.clip_norm:
-            block.unscale("local")
-            gradients = block.gradients()
-            clip_gradients(gradients, self.clip_norm, gradient_norms(gradients))
-        block.step("local", self._rate)
+    def _step(self) -> None:
+        self.block.step("local", self._rate, self.solver.clip_norm)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DDG(Delayed):
     r"""Decoupled parallel back-propagation with delayed gradients (Huo et al., arXiv 1804.10574).
 
@@ -209,45 +212,50 @@ class DDG(Delayed):
         d = self.delay(index, count)
         return (d + 1) * graph(module, lam) + d * tensor_bytes(module.parameters())
 
-    def _forward(self, block: Block, links: Links, lam: Tensor) -> Flight:
-        weights = {n: p.detach().clone() for n, p in block.module.named_parameters()}
-        flight = self._computed(block, lam, weights)
+    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
+        return StashingProgram(self, block, links, setup)
+
+
+class StashingProgram(DelayedProgram):
+    """Keeps the graph of every flight, over a copy of the weights that it met."""
+
+    def _forward(self, lam: Tensor, step: int) -> Flight:
+        weights = {n: p.detach().clone() for n, p in self.block.module.named_parameters()}
+        flight = self._computed(Flight(step, lam, weights))
         assert flight.out is not None
-        links.to_next(flight.out.detach())
+        self.links.to_next(flight.out.detach())
         return flight
 
-    def _computed(self, block: Block, lam: Tensor, weights: dict[str, Tensor]) -> Flight:
-        lam = lam.detach().requires_grad_(not block.first)
-        for name, parameter in block.module.named_parameters():
-            weights[name].requires_grad_(parameter.requires_grad)
-        with block.numbers():
-            out = functional_call(block.module, weights, (lam,))
-        return Flight(lam, weights, out)
+    def _computed(self, flight: Flight) -> Flight:
+        assert flight.lam is not None
+        lam = flight.lam.detach().requires_grad_(not self.block.first)
+        for name, parameter in self.block.module.named_parameters():
+            flight.stash[name].requires_grad_(parameter.requires_grad)
+        out = self.block.forward(lam, flight.key, flight.stash)
+        return replace(flight, lam=lam, out=out)
 
-    def _again(self, block: Block, lam: Tensor | None, kept: dict[str, Tensor]) -> Flight:
-        assert lam is not None
+    def _again(self, flight: Flight) -> Flight:
         weights = {}
-        for name, parameter in block.module.named_parameters():
+        for name, parameter in self.block.module.named_parameters():
             # the parameter's strides: of a single channel, layouts look alike and compute otherwise
-            weights[name] = torch.empty_like(parameter, requires_grad=False).copy_(kept[name])
-        with frozen_statistics(block.module):
-            return self._computed(block, lam, weights)
+            made = torch.empty_like(parameter, requires_grad=False)
+            weights[name] = made.copy_(flight.stash[name])
+        with frozen_statistics(self.block.module):
+            return self._computed(replace(flight, stash=weights))
 
-    def _backward(self, block: Block, links: Links) -> None:
-        flight = self._flights.popleft()
-        (p_out,) = self._adjoint(links)
+    def _backward(self, flight: Flight) -> None:
+        (p_out,) = self._adjoint()
         assert flight.out is not None
-        if flight.out.requires_grad:
-            block.backward(flight.out, p_out)
-        for name, parameter in block.module.named_parameters():
-            parameter.grad = flight.kept[name].grad
-        if not block.first:
-            assert flight.lam is not None
-            self._hand_down(block, links, flight.lam)
-        self._step(block)
+        assert flight.lam is not None
+        self.block.backward(flight.out, p_out)
+        for name, parameter in self.block.module.named_parameters():
+            parameter.grad = flight.stash[name].grad
+        if not self.block.first:
+            self._hand_down(flight.lam)
+        self._step()
 
 
-@dataclass
+@dataclass(frozen=True)
 class FDG(DDG):
     r"""Fully decoupled training with delayed gradients (Zhuang et al., github ZHUANGHP/FDG).
 
@@ -275,7 +283,7 @@ class FDG(DDG):
         return self.gradient_shrinking
 
 
-@dataclass
+@dataclass(frozen=True)
 class FeaturesReplay(Delayed):
     r"""Features Replay (Huo et al., arXiv 1807.04511).
 
@@ -286,25 +294,27 @@ class FeaturesReplay(Delayed):
 
     name: ClassVar[str] = "features-replay"
 
-    def _forward(self, block: Block, links: Links, lam: Tensor) -> Flight:
-        with torch.no_grad(), frozen_statistics(block.module):
-            links.to_next(block.forward(lam))
-        return Flight(lam)
+    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
+        return ReplayingProgram(self, block, links, setup)
 
-    def _again(self, block: Block, lam: Tensor | None, kept: dict[str, Tensor]) -> Flight:
-        return Flight(lam)
 
-    def _backward(self, block: Block, links: Links) -> None:
-        kept = self._flights.popleft().lam
-        assert kept is not None
-        lam = kept.detach().requires_grad_(not block.first)
-        (p_out,) = self._adjoint(links)
-        out = block.forward(lam)
-        if out.requires_grad:
-            block.backward(out, p_out)
-        if not block.first:
-            self._hand_down(block, links, lam)
-        self._step(block)
+class ReplayingProgram(DelayedProgram):
+    """Keeps the inputs of its flights alone."""
+
+    def _forward(self, lam: Tensor, step: int) -> Flight:
+        flight = Flight(step, lam)
+        with torch.no_grad(), frozen_statistics(self.block.module):
+            self.links.to_next(self.block.forward(lam, flight.key))
+        return flight
+
+    def _backward(self, flight: Flight) -> None:
+        assert flight.lam is not None
+        lam = flight.lam.detach().requires_grad_(not self.block.first)
+        (p_out,) = self._adjoint()
+        self.block.backward(self.block.forward(lam, flight.key), p_out)
+        if not self.block.first:
+            self._hand_down(lam)
+        self._step()
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
@@ -312,7 +322,7 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _part(state: Tensors, prefix: str) -> Tensors:
     """The entries of that prefix, in order, without it."""
 
     def entries() -> Iterator[tuple[str, Tensor]]:

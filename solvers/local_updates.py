@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from solvers.base import Batch, Block, Links, PhaseStats, Solver, Window
+from solvers.base import Links, Program, Setup, Solver, check_choices, check_numbers
+from solvers.blocks import heads
+from solvers.blocks.block import Block
+from solvers.blocks.heads import Head
 from solvers.blocks.norms import frozen_statistics
-from solvers.layers import heads
-from solvers.layers.heads import Head
+from solvers.state import State
+from solvers.windows import Batch, PhaseStats, Window
 
 Style = Literal["greedy", "overlapping", "chunked"]
 
@@ -20,7 +23,7 @@ AHEAD = 8
 block is at most two such counts ahead, or its outputs would pile up."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalUpdates(Solver):
     r"""min_{w_k, v_k} phi(g(x_k; v_k), y),   x_k = f_k(lam_k; w_k),   lam_k = x_{k-1}, a constant.
 
@@ -36,8 +39,7 @@ class LocalUpdates(Solver):
     """
 
     name: ClassVar[str] = "local-updates"
-    standalone: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     style: Style = "greedy"
     """Which gradients cross a cut: none, one cut's, or those inside a chunk."""
@@ -47,71 +49,98 @@ class LocalUpdates(Solver):
     """Auxiliary head: linear (behind a mean over pixels), or mlp:WIDTH."""
 
     def __post_init__(self) -> None:
-        if self.style not in get_args(Style):
-            raise ValueError(f"style is {self.style!r}; choose one of {', '.join(get_args(Style))}")
-        if self.chunks < 1:
-            raise ValueError(f"chunks is {self.chunks}; it must be at least 1")
+        check_choices(self)
+        check_numbers(self, at_least_one=("chunks",))
         heads.check(self.head)
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        """No head yet: the first mini-batch tells its size."""
-        if self.style == "chunked" and self.chunks > block.count:
-            raise ValueError(f"chunks is {self.chunks}, of {block.count} blocks: ask for fewer")
+    def check(self, setup: Setup) -> None:
+        if self.style != "chunked":
+            self.refuse_inert(f"solver.style is {self.style!r}", "chunks")
+        elif self.chunks > setup.blocks:
+            raise ValueError(
+                f"solver.chunks is {self.chunks}, of {setup.blocks} blocks: ask for fewer"
+            )
+        if not any(self.has_head(index, setup.blocks) for index in range(setup.blocks)):
+            self.refuse_inert("no block has an auxiliary head", "head")
+
+    def start(self, block: Block, links: Links, setup: Setup) -> LocalUpdatesProgram:
+        return LocalUpdatesProgram(self, block, links, setup)
+
+    def crosses(self, index: int, count: int) -> bool:
+        """Whether an adjoint crosses the cut behind block `index`."""
+        if not 0 <= index < count - 1 or self.style == "greedy":
+            return False
+        chunk = [k * self.chunks // count for k in (index, index + 1)]
+        return self.style == "overlapping" or chunk[0] == chunk[1]
+
+    def has_head(self, index: int, count: int) -> bool:
+        """Whether the loss of block `index` is its own head's."""
+        if index == count - 1 or (self.style == "overlapping" and index == 0):
+            return False
+        return self.style != "chunked" or not self.crosses(index, count)
+
+
+class LocalUpdatesProgram(Program):
+    """One rank's block and its auxiliary head, if it has one."""
+
+    solver: LocalUpdates
+
+    def __init__(self, solver: LocalUpdates, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
+        self._down = solver.crosses(block.index - 1, block.count)
+        self._up = solver.crosses(block.index, block.count)
+        self._needs_head = solver.has_head(block.index, block.count)
+        # the first mini-batch tells a head's size
         self._head: Head | None = None
         self._begun = False
         self._visits = self._heard = 0
 
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+    def train(self, window: Window) -> PhaseStats:
         stats = PhaseStats()
-        with stats.timed(links):
+        with stats.timed(self.links.now):
             if not self._begun:
-                self._begin(block, links, window.batches[0])
+                self._begin(window.batches[0])
             for _, batch in window.recorded():
-                self._visit(block, links, batch, stats)
+                self._visit(batch, stats)
         return stats
 
-    def drain(self, block: Block, links: Links) -> None:
-        self._hear(block, links, self._visits // AHEAD)
+    def drain(self) -> None:
+        self._hear(self._visits // AHEAD)
         self._visits = self._heard = 0
-        links.flush()
+        self.links.flush()
 
-    def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
-        self.drain(block, links)
-        if not self._begun:
-            return {}
-        begun = {"begun": torch.tensor(1)}
-        return begun if self._head is None else begun | self._head.state()
+    def state(self) -> State:
+        self.drain()
+        return State() if self._head is None else State(block=self._head.state())
 
-    def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:
-        self._begun = bool(state)
-        if self._begun and ("sizes" in state) != self._has_head(block):
+    def load_state(self, state: State) -> None:
+        if state.block and not self._needs_head:
             raise ValueError(
-                f"the checkpoint has other auxiliary heads than solver.style={self.style} with "
-                f"chunks={self.chunks} asks for: resume with the style and chunks it was made with"
+                f"the checkpoint has other auxiliary heads than solver.style={self.solver.style} "
+                f"with chunks={self.solver.chunks} asks for: resume with the style and chunks it "
+                "was made with"
             )
-        if "sizes" in state:
-            self._head = Head.of_state(self.head, block, state)
+        if state.block:
+            self._head = Head.of_state(self.solver.head, self.block, state.block)
 
-    def _visit(self, block: Block, links: Links, batch: Batch, stats: PhaseStats) -> None:
-        down = self._crosses(block.index - 1, block.count)
-        self._hear(block, links, self._visits // AHEAD - 1)
+    def _visit(self, batch: Batch, stats: PhaseStats) -> None:
+        block, links, down, up = self.block, self.links, self._down, self._up
+        overlapping = self.solver.style == "overlapping"
+        self._hear(self._visits // AHEAD - 1)
         lam = batch.images() if block.first else links.from_previous()
         lam = lam.detach().requires_grad_(down)
-        x = block.forward(lam)
+        x = block.forward(lam, (1, batch.step))
         if not block.last:
             links.to_next(x.detach())
-        up = self._crosses(block.index, block.count)
         if block.last or self._head is not None:
-            self._descend(block, x, batch, stats, again=up)
-        if up and self.style == "overlapping" and down:
+            self._descend(x, batch, stats)
+        if up and overlapping and down:
             # its own loss alone: what comes from above stops here
-            links.to_previous(self._adjoint(block, lam))
+            links.to_previous(self._adjoint(lam))
         if up:
             block.backward(x, links.from_next())
-        if down and not (up and self.style == "overlapping"):
-            links.to_previous(self._adjoint(block, lam))
-        if self._head is not None:
-            self._head.step(block, batch.learning_rate)
+        if down and not (up and overlapping):
+            links.to_previous(self._adjoint(lam))
         block.step("local", batch.learning_rate)
         stats.samples += len(batch)
         stats.steps += 1
@@ -119,52 +148,38 @@ class LocalUpdates(Solver):
         if self._visits % AHEAD == 0 and not (block.first or down):
             links.to_previous(torch.zeros(1, device=block.device))
 
-    def _hear(self, block: Block, links: Links, wanted: int) -> None:
+    def _hear(self, wanted: int) -> None:
         """Wait until the next block, if it sends nothing else, has done `wanted` times AHEAD."""
-        if block.last or self._crosses(block.index, block.count):
+        if self.block.last or self._up:
             return
         while self._heard < wanted:
-            links.from_next()
+            self.links.from_next()
             self._heard += 1
 
-    def _descend(
-        self, block: Block, x: Tensor, batch: Batch, stats: PhaseStats, again: bool
-    ) -> None:
-        """Gradients of the block's own loss; `again`: the graph is needed once more."""
-        labels = batch.labels()
-        out = x if self._head is None else self._head(block, x)
-        loss = block.loss(out, labels)
-        scaled = loss * block.loss_scale
-        scaled.backward(retain_graph=again)
+    def _descend(self, x: Tensor, batch: Batch, stats: PhaseStats) -> None:
+        """Gradients of the block's own loss; where it comes again, x's graph stays."""
+        block = self.block
+        found = block.classify(x if self._head is None else self._head(block, x), batch.labels())
+        block.backward(found.loss, retain_graph=self._up)
         if block.last:
-            stats.classified(out, labels)
-        stats.losses.append(loss.detach())
+            stats.classified(found)
+        else:
+            stats.losses.append(found.loss.detach())
 
-    def _adjoint(self, block: Block, lam: Tensor) -> Tensor:
-        p = block.input_adjoint(lam)
+    def _adjoint(self, lam: Tensor) -> Tensor:
+        p = self.block.input_adjoint(lam)
         assert p is not None
         return p.clone()
 
-    def _crosses(self, index: int, count: int) -> bool:
-        """Whether an adjoint crosses the cut behind block `index`."""
-        if not 0 <= index < count - 1 or self.style == "greedy":
-            return False
-        chunk = [k * self.chunks // count for k in (index, index + 1)]
-        return self.style == "overlapping" or chunk[0] == chunk[1]
-
-    def _begin(self, block: Block, links: Links, batch: Batch) -> None:
+    def _begin(self, batch: Batch) -> None:
         """Make the heads: a forward pass tells their sizes."""
+        block, links = self.block, self.links
         with torch.no_grad(), frozen_statistics(block.module):
-            x = block.forward(batch.images() if block.first else links.from_previous())
+            lam = batch.images() if block.first else links.from_previous()
+            x = block.forward(lam, (2, batch.step))
             if not block.last:
                 links.to_next(x)
         classes = links.all_gather(x.shape[1])[-1]
         self._begun = True
-        if self._has_head(block):
-            self._head = Head(self.head, block, x.shape[1], classes)
-
-    def _has_head(self, block: Block) -> bool:
-        """Whether the block's loss is its own head's."""
-        if block.last or (self.style == "overlapping" and block.first):
-            return False
-        return self.style != "chunked" or not self._crosses(block.index, block.count)
+        if self._needs_head and self._head is None:
+            self._head = Head(self.solver.head, block, x.shape[1], classes)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from solvers.base import (
-    Batch,
-    Block,
     Links,
-    PhaseStats,
-    Recorder,
-    Rows,
-    Shape,
+    Setup,
     Solver,
-    Window,
+    SubProblems,
+    check_choices,
+    check_momentum,
+    check_numbers,
+    values_of,
 )
-from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.blocks.graphs import StepGraphs
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
+from solvers.state import State, Tensors
 from solvers.variables.store import FORMATS, Store, channels_last
 from solvers.variables.subproblem import approach, classify
+from solvers.windows import Batch, Classified, PhaseStats, Record, Rows, Window
 
 
-@dataclass
+@dataclass(frozen=True)
 class Penalty(Solver):
     r"""min_{w, lam}  phi(x_{K-1}, y) + sum_k beta ||S lam_k - S x_{k-1}||^2,   k = 1..K-1.
 
@@ -48,6 +48,9 @@ class Penalty(Solver):
     """
 
     name: ClassVar[str] = "penalty"
+    alternates: ClassVar[bool] = True
+    fills: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.fill": True, "correction.micro_batches": 4}
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
@@ -71,230 +74,205 @@ class Penalty(Solver):
     """Growth of a cut's relative residual between probes at which training returns to serial."""
 
     def __post_init__(self) -> None:
-        for name in ("beta", "local_lr", "return_ratio"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
-        for name in ("lam_step", "clip_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or positive")
+        check_numbers(
+            self,
+            positive=("beta", "local_lr", "return_ratio"),
+            not_negative=("lam_step", "clip_norm"),
+        )
         if self.filter < 1:
             raise ValueError(f"filter is {self.filter}; it must be at least 1 (1: no filter)")
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}; it must lie in [0, 1)")
-        for name, hint in get_type_hints(type(self)).items():
-            choices = get_args(hint)
-            if get_origin(hint) is Literal and getattr(self, name) not in choices:
-                value = getattr(self, name)
-                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        check_momentum(self.momentum)
+        check_choices(self)
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        """Make the store, and the phase's own optimiser if it has one."""
-        self._store = Store(window_samples, self.storage)
-        self._exchange = exchanges
-        self._kept = False
-        self._graphs: StepGraphs | None = None
-        self._carried = (False, False)
-        if self.momentum is not None:
-            block.own_sgd(self.momentum)
+    def check(self, setup: Setup) -> None:
+        if setup.fills and not setup.window and not setup.own_fill:
+            why = "gaps are filled with rounds.fill_step=added, which has no step of its own"
+            self.refuse_inert(why, "momentum")
+        if not setup.exchanges and self.lam_start == "feasible":
+            self.refuse_inert("lam stays where it starts in a single sweep or a gap", "lam_step")
 
     def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""
         return ["lam"], ["target"] + (["sent"] if exchanges else [])
 
-    def store_bytes(
-        self, lam: Shape | None, out: Shape | None, samples: int, exchanges: bool
-    ) -> int:
-        before, after = self.buffers(exchanges)
-        size = FORMATS[self.storage].itemsize
-        values = 0
-        for name in before if lam is not None else ():
-            assert lam is not None
+    def memory(self, setup: Setup, index: int) -> int:
+        before, after = self.buffers(setup.exchanges)
+        lam, out = values_of(setup.shape_before(index)), values_of(setup.shape_after(index))
+        values = len(after) * (out // self.filter**2)
+        for name in before:
             whole = name == "lam" and self.filter_mode == "coupling"
-            values += prod(lam) // (1 if whole else self.filter**2)
-        for _ in after if out is not None else ():
-            assert out is not None
-            values += prod(out) // self.filter**2
-        return samples * values * size
+            values += lam // (1 if whole else self.filter**2)
+        return setup.samples * values * FORMATS[self.storage].itemsize
 
-    @property
-    def recorder(self) -> Recorder:
-        return self
+    def layout(self) -> list[object]:
+        return [self.filter, self.filter_mode]
 
-    def record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        """Start the auxiliary variables of `rows` from an exact pass.
+    def start(self, block: Block, links: Links, setup: Setup) -> PenaltyProgram:
+        return PenaltyProgram(self, block, links, setup)
+
+
+class PenaltyProgram(SubProblems):
+    """One rank's auxiliary variables, and its steps on its local loss."""
+
+    solver: Penalty
+
+    def __init__(self, solver: Penalty, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
+        self.local_lr, self.clip_norm = solver.local_lr, solver.clip_norm
+        self._store = Store(setup.samples, solver.storage)
+        self._whole = solver.filter_mode == "coupling"
+        self._carried = (False, False)
+        self._sweep = 0
+        if solver.momentum is not None:
+            block.own_optimiser(solver.momentum)
+
+    def record(self, record: Record) -> None:
+        """Start the auxiliary variables of the record's rows.
 
         Without adjoints, which a forward pass alone does not give, they are the activations; and
         those that a checkpoint gave stay.
         """
         before, after = self._carried
-        self._record(
-            rows,
-            None if before and p_in is None else lam,
-            p_in,
-            None if after and p_out is None else out,
-            p_out,
-        )
+        lam = None if before and record.p_in is None else record.lam
+        out = None if after and record.p_out is None else record.out
+        self._begin(replace(record, lam=lam, out=out))
 
     def carried_input(self, rows: Rows) -> Tensor | None:
         return self._input(rows) if self._carried[0] else None
 
-    def _record(
-        self,
-        rows: slice,
-        lam: Tensor | None,
-        p_in: Tensor | None,
-        out: Tensor | None,
-        p_out: Tensor | None,
-    ) -> None:
-        if lam is not None:
-            lam = self._held_in(self._start(lam, p_in))
-            self._store.put("lam", rows, lam if self.filter_mode == "coupling" else self._pool(lam))
-        if out is not None:
-            self._store.put("target", rows, self._pool(self._held_out(self._start(out, p_out))))
+    def _begin(self, record: Record) -> None:
+        rows = record.rows
+        if record.lam is not None:
+            lam = self._held_in(self._start(record.lam, record.p_in))
+            self._store.put("lam", rows, lam if self._whole else self._pool(lam))
+        if record.out is not None:
+            target = self._held_out(self._start(record.out, record.p_out))
+            self._store.put("target", rows, self._pool(target))
 
-    def records(self) -> dict[str, Tensor]:
-        """All that is stored, by name."""
+    def records(self) -> Tensors:
         return self._store.state()
 
-    def load_records(self, records: dict[str, Tensor]) -> None:
-        """Take back what `records` gave."""
+    def load_records(self, records: Tensors) -> None:
         for name, value in channels_last(records).items():
             self._store.put(name, slice(0, self._store.samples), value)
 
-    def cut_state(self) -> dict[str, Tensor]:
-        return self._store.state(["lam", "kappa_in"]) if self._kept else {}
+    def state(self) -> State:
+        return State(cut=self._store.state(["lam", "kappa_in"]) if self.setup.carried else {})
 
-    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    def load_state(self, state: State) -> None:
         everything = slice(0, self._store.samples)
-        before, after = channels_last(before), channels_last(after)
-        for name, value in before.items():
-            self._store.put(name, everything, value)
+        before, after = channels_last(state.cut), channels_last(state.after)
+        for name in ("lam", "kappa_in"):
+            if name in before:
+                self._store.put(name, everything, before[name])
         self._carried = ("lam" in before, "lam" in after)
         if "lam" in after:
             lam = after["lam"]
-            whole = self.filter_mode == "coupling"
-            self._store.put("target", everything, self._shared(lam) if whole else lam)
+            self._store.put("target", everything, self._shared(lam) if self._whole else lam)
             if "kappa_in" in after:
                 self._store.put("kappa_out", everything, after["kappa_in"])
 
-    def train(self, block: Block, links: Links, window: Window) -> PhaseStats:
+    def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
 
         Losses, answers and residuals are the last sweep's.
         """
         total = PhaseStats()
         before: list[float] = []
-        self._kept, self._graphs = window.kept, block.graphs
+        links, carried = self.links, self.setup.carried
         self._carried = (False, False)
-        with total.timed(links), frozen_statistics(block.module):
+        with total.timed(links.now), frozen_statistics(self.block.module):
             for number in range(window.sweeps):
-                exchange = window.kept or number < window.sweeps - 1
-                stats = self.sweep(block, links, window, number, exchange)
+                exchange = carried or number < window.sweeps - 1
+                stats = self.sweep(window, number, exchange)
                 total.losses, total.correct = stats.losses, stats.correct
                 total.samples, total.squares = stats.samples, stats.squares
                 total.exchanged = stats.exchanged or total.exchanged
                 total.steps += stats.steps
                 if exchange:
                     residuals = links.all_gather(stats.residual())
-                    limits = [self.return_ratio * b for b in before]
+                    limits = [self.solver.return_ratio * b for b in before]
                     if not all(r <= limit for r, limit in zip(residuals, limits, strict=False)):
+                        total.notices += self._dropped(window.sweeps - number - 1)
                         break
                     # the first sweep meets feasible lam: its residual is no measure for the next
                     before = residuals if number else []
             links.flush()
         return total
 
-    def sweep(
-        self, block: Block, links: Links, window: Window, number: int, exchange: bool
-    ) -> PhaseStats:
+    def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem of the window once; exchange lam (and kappa) if asked to."""
         stats = PhaseStats()
+        self._sweep = number
         awaited: Rows | None = None
         for rows, batch in window.sweep(number):
-            self._visit(block, links, batch, rows, exchange, stats)
-            if exchange and not block.last:
+            self._visit(batch, rows, exchange, stats)
+            if exchange and not self.block.last:
                 # one mini-batch behind, so that nobody waits and nothing piles up
                 if awaited is not None:
-                    self._receive(awaited, links.from_next())
+                    self._receive(awaited, self.links.from_next())
                 awaited = rows
         if awaited is not None:
-            self._receive(awaited, links.from_next())
+            self._receive(awaited, self.links.from_next())
         return stats
 
-    def _visit(
-        self,
-        block: Block,
-        links: Links,
-        batch: Batch,
-        rows: Rows,
-        exchange: bool,
-        stats: PhaseStats,
-    ) -> None:
+    def _dropped(self, sweeps: int) -> list[str]:
+        """What to say of sweeps that are left out."""
+        if not sweeps:
+            return []
+        return [
+            f"{self.solver.name}: a cut's residual grew more than solver.return_ratio "
+            f"({self.solver.return_ratio:g}) times from one sweep to the next: "
+            f"{sweeps} sweep{'s' if sweeps > 1 else ''} left out"
+        ]
+
+    def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         """Solve one mini-batch's sub-problem; with an exchange, step lam_k and hand x_k up."""
-        x, p_in = self._local_step(block, batch, rows, exchange, stats)
-        if exchange and not block.last:
-            self._hand_up(links, rows, x)
+        x, p_in = self.gradient(batch, rows, exchange, stats)
+        self._step(batch)
+        if exchange and not self.block.last:
+            self._hand_up(rows, x)
         if exchange and p_in is not None:
-            self._update(links, rows, p_in, stats)
+            new = self._stepped(rows, self._raw_own(rows), self.links.from_previous(), p_in)
+            self._hand_down(rows, new, stats)
 
     def gradient(
-        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
+        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         """Leave the local loss's gradient in the parameters; give x_k and, if asked, p_in."""
+        block = self.block
         lam = batch.images() if block.first else self._input(rows)
         with_input = with_input and not block.first
+        key = (1, batch.step, self._sweep, visit)
         if block.last:
-            labels = batch.labels()
-            x, p_in, loss = self._computed(classify, block, with_input)(lam, labels)
-            stats.classified(x, labels)
+            run = self._computed(classify, key, block, with_input)
+            x, p_in, loss, correct = run(lam, batch.labels())
+            stats.classified(Classified(loss, correct))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-            run = self._computed(approach, block, with_input, self._beta_out, self.filter)
+            factor = self.solver.filter
+            run = self._computed(approach, key, block, with_input, self._beta_out, factor)
             x, p_in, loss, squares = run(lam, target, kappa)
+            stats.losses.append(loss)
             stats.squares.append(squares)
-        stats.losses.append(loss)
         stats.samples += len(batch)
         stats.steps += 1
         return x, p_in
 
-    def _computed(self, compute: Callable[..., Any], *constants: Any) -> Callable[..., Any]:
+    def _computed(self, compute: Callable[..., Any], key: Key, *given: Any) -> Callable[..., Any]:
         """`compute` with its constants, as a graph where there are graphs."""
-        run = partial(compute, *constants)
-        if self._graphs is None:
-            return run
-        return partial(self._graphs, (compute, *constants[1:]), run)
+        graphs = self.block.graphs
+        run = partial(compute, key, *given)
+        return run if graphs is None else partial(graphs, (compute, *given[1:]), run)
 
-    def _local_step(
-        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
-    ) -> tuple[Tensor, Tensor | None]:
-        x, p_in = self.gradient(block, batch, rows, with_input, stats)
-        self._step(block, batch)
-        return x, p_in
+    def _step(self, batch: Batch) -> None:
+        self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
 
-    def _step(self, block: Block, batch: Batch) -> None:
-        if self.clip_norm:
-            block.unscale("local")
-            gradients = block.gradients()
-            clip_gradients(gradients, self.clip_norm, gradient_norms(gradients))
-        block.step("local", batch.learning_rate * self.local_lr)
-
-    def _hand_up(self, links: Links, rows: Rows, x: Tensor) -> None:
+    def _hand_up(self, rows: Rows, x: Tensor) -> None:
         """Send S x_k to the owner of lam_{k+1}."""
         sent = self._store.message(self._pool(x))
         self._store.put("sent", rows, sent)
-        links.to_next(sent)
-
-    def _update(self, links: Links, rows: Rows, p_in: Tensor, stats: PhaseStats) -> None:
-        """Step lam_k, which this rank owns, and hand S lam_k back."""
-        x = links.from_previous()
-        self._settle(links, rows, self._stepped(rows, self._raw_own(rows), x, p_in), stats)
+        self.links.to_next(sent)
 
     def _stepped(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
         return step(
@@ -305,15 +283,15 @@ class Penalty(Solver):
             self._beta_in,
             self._eta_in,
             self._ascent * 2 * self._beta_in,
-            self.filter,
-            flat=self.filter_mode == "input",
+            self.solver.filter,
+            flat=not self._whole,
             held=self._held,
         )
 
-    def _settle(self, links: Links, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
+    def _hand_down(self, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
         """Keep the stepped lam_k and kappa_k, hand S lam_k back."""
-        self._store.put("lam", rows, new.lam if self.filter_mode == "coupling" else new.shared)
-        links.to_previous(new.shared)
+        self._store.put("lam", rows, new.lam if self._whole else new.shared)
+        self.links.to_previous(new.shared)
         if new.kappa is not None:
             self._store.put("kappa_in", rows, new.kappa)
         stats.exchanged.append(new.squares)
@@ -351,22 +329,22 @@ class Penalty(Solver):
     @property
     def _beta_in(self) -> float:
         """Penalty at the cut before this block."""
-        return self.beta
+        return self.solver.beta
 
     @property
     def _beta_out(self) -> float:
         """Penalty at the cut after this block."""
-        return self.beta
+        return self.solver.beta
 
     @property
     def _eta_in(self) -> float:
-        return self.lam_step / (2 * self._beta_in)
+        return self.solver.lam_step / (2 * self._beta_in)
 
     def _start(self, x: Tensor, p: Tensor | None) -> Tensor:
-        if p is None or self.lam_start == "feasible":
+        if p is None or self.solver.lam_start == "feasible":
             return x
         wide = torch.promote_types(x.dtype, torch.float32)
-        return x.to(wide) - self.lam_step / (2 * self.beta) * p.to(wide)
+        return x.to(wide) - self.solver.lam_step / (2 * self.solver.beta) * p.to(wide)
 
     def _input(self, rows: Rows) -> Tensor:
         """What this block computes from."""
@@ -375,15 +353,15 @@ class Penalty(Solver):
     def _own(self, rows: Rows) -> Tensor:
         """lam_k, which this rank owns."""
         lam = self._store.get("lam", rows)
-        return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
+        return lam if self._whole else upsample(lam, self.solver.filter)
 
     def _raw_own(self, rows: Rows) -> Tensor:
         """lam_k in the store's number format."""
         lam = self._store.raw("lam", rows)
-        return lam if self.filter_mode == "coupling" else upsample(lam, self.filter)
+        return lam if self._whole else upsample(lam, self.solver.filter)
 
     def _pool(self, x: Tensor) -> Tensor:
-        return pool(x, self.filter)
+        return pool(x, self.solver.filter)
 
     def _shared(self, lam: Tensor) -> Tensor:
         """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""

@@ -8,13 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import Batch, Block, GraphBytes, Links, PhaseStats
+from solvers.base import GraphBytes, Links, Setup, check_numbers
+from solvers.blocks.block import Block
 from solvers.blocks.norms import frozen_statistics
-from solvers.delayed import Delayed, Flight, tensor_bytes
+from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
+from solvers.state import State
+from solvers.windows import Batch, PhaseStats
 
 
-@dataclass
+@dataclass(frozen=True)
 class Petra(Delayed):
     r"""`Delayed` with d_k = 2 (K-1-k); all at the weights of the tick:
 
@@ -36,8 +39,14 @@ class Petra(Delayed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate is {self.accumulate}; it must be at least 1")
+        check_numbers(self, at_least_one=("accumulate",))
+
+    def check(self, setup: Setup) -> None:
+        if setup.compiled:
+            raise ValueError(
+                "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "
+                "out"
+            )
 
     def delay(self, index: int, count: int) -> int:
         return 2 * super().delay(index, count)
@@ -58,94 +67,114 @@ class Petra(Delayed):
                 x = part(x)
         return largest + self.delay(index, count) * tensor_bytes(queued)
 
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None:
-        super().prepare(block, window_samples, exchanges)
+    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
+        return PetraProgram(self, block, links, setup)
+
+
+class PetraProgram(DelayedProgram):
+    """One rank's reversible units and the queues of the others."""
+
+    solver: Petra
+
+    def __init__(self, solver: Petra, block: Block, links: Links, setup: Setup) -> None:
+        super().__init__(solver, block, links, setup)
         self._parts = _segments(block.module)
         self._gradients = 0
 
-    def drain(self, block: Block, links: Links) -> None:
-        super().drain(block, links)
+    def drain(self) -> None:
+        super().drain()
         if self._gradients:
-            self._average(block)
+            self._average()
 
-    def flight_state(self, block: Block, links: Links) -> dict[str, Tensor]:
-        state = super().flight_state(block, links)
+    def state(self) -> State:
+        state = super().state()
         if self._gradients:
-            state["gradients"] = torch.tensor(self._gradients)
-            for name, parameter in block.module.named_parameters():
+            state.flight["gradients"] = torch.tensor(self._gradients)
+            for name, parameter in self.block.module.named_parameters():
                 if parameter.grad is not None:
-                    state[f"gradient {name}"] = parameter.grad
+                    state.flight[f"gradient {name}"] = parameter.grad
         return state
 
-    def load_flight_state(self, block: Block, state: dict[str, Tensor]) -> None:
-        super().load_flight_state(block, state)
-        self._gradients = int(state.get("gradients", 0))
-        for name, parameter in block.module.named_parameters():
-            if f"gradient {name}" in state:
-                parameter.grad = torch.empty_like(parameter).copy_(state[f"gradient {name}"])
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        self._gradients = int(state.flight.get("gradients", 0))
+        for name, parameter in self.block.module.named_parameters():
+            if f"gradient {name}" in state.flight:
+                kept = state.flight[f"gradient {name}"]
+                parameter.grad = torch.empty_like(parameter).copy_(kept)
 
-    def _forward(self, block: Block, links: Links, lam: Tensor) -> Flight:
-        kept: dict[str, Tensor] = {}
+    def _forward(self, lam: Tensor, step: int) -> Flight:
+        flight, block = Flight(step), self.block
         x = lam
+        self._draw_for(flight)
         with torch.no_grad(), frozen_statistics(block.module), block.numbers():
             for i, part in enumerate(self._parts):
                 if not isinstance(part, Reversible):
-                    kept[str(i)] = x
+                    flight.stash[str(i)] = x
                 x = part(x)
-        links.to_next(x)
-        return Flight(None, kept)
+        self.links.to_next(x)
+        return flight
 
-    def _again(self, block: Block, lam: Tensor | None, kept: dict[str, Tensor]) -> Flight:
-        return Flight(None, kept)
+    def _draw_for(self, flight: Flight) -> None:
+        if self.block.draws is not None:
+            self.block.draws.key = flight.key
 
-    def _take(self, links: Links) -> tuple[Tensor, ...]:
-        return links.from_next(), links.from_next()
+    def _take(self) -> tuple[Tensor, ...]:
+        return self.links.from_next(), self.links.from_next()
 
-    def _backward(self, block: Block, links: Links) -> None:
-        kept = self._flights.popleft().kept
-        x, p = self._adjoint(links)
+    def _backward(self, flight: Flight) -> None:
+        block = self.block
+        x, p = self._adjoint()
+        self._draw_for(flight)
         for i in reversed(range(len(self._parts))):
             part = self._parts[i]
             if isinstance(part, Reversible):
                 with block.numbers():
-                    x, p = part.reverse(x, p, _backward_of(block))
+                    x, p = part.reverse(x, p, self._branch_backward)
             else:
                 wanted = not (block.first and i == 0)
-                x = kept[str(i)].detach().requires_grad_(wanted)
+                x = flight.stash[str(i)].detach().requires_grad_(wanted)
                 with block.numbers():
                     out = part(x)
-                if out.requires_grad:
-                    block.backward(out, p)
+                block.backward(out, p)
                 if wanted:
                     p_in = block.input_adjoint(x)
                     assert p_in is not None
                     x, p = x.detach(), p_in
         if not block.first:
-            links.to_previous(x)
-            links.to_previous(p)
-        self._step(block)
+            self.links.to_previous(x)
+            self.links.to_previous(p)
+        self._step()
 
-    def _turn(self, block: Block, links: Links, batch: Batch, stats: PhaseStats) -> None:
-        lam = self._arrived(block, links, batch).detach().requires_grad_(not block.first)
-        self._classified(block, block.forward(lam), batch, stats)
+    def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
+        block = self.block
+        block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
+        p = block.input_adjoint(x)
+        assert p is not None
+        return p
+
+    def _last_tick(self, batch: Batch, stats: PhaseStats) -> None:
+        block = self.block
+        lam = self._arrived(batch).detach().requires_grad_(not block.first)
+        self._descend(block.forward(lam, (0, batch.step, 0)), batch, stats)
         if not block.first:
             p_in = block.input_adjoint(lam)
             assert p_in is not None
-            links.to_previous(lam.detach())
-            links.to_previous(p_in)
-        self._step(block)
+            self.links.to_previous(lam.detach())
+            self.links.to_previous(p_in)
+        self._step()
 
-    def _step(self, block: Block) -> None:
+    def _step(self) -> None:
         self._gradients += 1
-        if self._gradients >= self.accumulate:
-            self._average(block)
+        if self._gradients >= self.solver.accumulate:
+            self._average()
 
-    def _average(self, block: Block) -> None:
-        gradients = block.gradients()
+    def _average(self) -> None:
+        gradients = self.block.gradients()
         if self._gradients > 1 and gradients:
             torch._foreach_mul_(gradients, 1 / self._gradients)
         self._gradients = 0
-        super()._step(block)
+        super()._step()
 
 
 class _Copy(nn.Module):
@@ -171,13 +200,3 @@ def _segments(module: nn.Module) -> list[nn.Module]:
                 run.append(_Copy())
             run.append(part)
     return found
-
-
-def _backward_of(block: Block):  # type: ignore[no-untyped-def]
-    def backward(x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
-        block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
-        p = block.input_adjoint(x)
-        assert p is not None
-        return p
-
-    return backward

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from hybrid.cuts.costs import operations, seconds, unit_costs
 from hybrid.models import Chain, Unit, units
 from solvers.base import Shape
+from solvers.blocks.draws import drawing
+from solvers.blocks.norms import frozen_statistics
 from solvers.passes.pipeline import Cost
 
 BALANCES = ("operations", "measured", "even")
@@ -94,6 +96,20 @@ class Blocks:
                     ) from None
                 shapes.append(tuple(x.shape[1:]))
         return shapes[:-1]
+
+    def drawing(self, sample: Tensor) -> dict[nn.Module, int]:
+        """The modules that draw random numbers in training, and the number of each one's unit."""
+        parts = [(part, i) for i, unit in enumerate(self.units) for part in unit.parts.values()]
+        was = [(module, module.training) for module in self.model.modules()]
+        self.model.train()
+        try:
+            with frozen_statistics(self.model):
+                # two, because BatchNorm cannot do with one value a channel
+                draws = drawing((part for part, _ in parts), sample[:2])
+        finally:
+            for module, training in was:
+                module.training = training
+        return {part: unit for (part, unit), drew in zip(parts, draws, strict=True) if drew}
 
 
 def split(

@@ -21,7 +21,7 @@ from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.rounds.optimisers import SLOTS
 
-FORMAT = 4
+FORMAT = 5
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 
@@ -86,9 +86,9 @@ def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str,
     return _load(folder, manifest["units"][name])
 
 
-def load_kept(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """What a solver kept under `name`, empty if nothing; ValueError as for `load_unit`."""
-    entry = manifest["kept"].get(name)
+def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """What a run's parts kept under `name`, empty if nothing; ValueError as for `load_unit`."""
+    entry = manifest["states"].get(name)
     return _load(folder, entry) if entry else {}
 
 

@@ -35,18 +35,24 @@ class Files(_Part):
 
     step: Count
     units: dict[str, Entry]
-    kept: dict[str, Entry]
+    states: dict[str, Entry]
 
 
 class Rounds(_Part):
-    """`hybrid.rounds.rounds.Rounds.state`."""
+    """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
 
-    probe: list[float]
-    resting: bool
-    returns: Count
     count: Count
-    length: Count
-    recorded: bool
+    returns: Count
+    probe: list[float] = []
+    resting: bool = False
+    length: Count = 0
+    recorded: bool = False
+
+
+class Shared(_Part):
+    """What a run's parts keep that is the same on every rank."""
+
+    rounds: Rounds
 
 
 class Rollback(_Part):
@@ -70,14 +76,13 @@ class Progress(_Part):
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
     window: Annotated[int, Field(ge=1, lt=2**53)]
     cuts: list[str]
-    kept_as: list[Any]
+    carried_as: list[Any]
     gaps: list[list[Count]]
     test_accuracy: float | None
     residual: list[float]
-    rounds: Rounds
+    shared: Shared
     rollbacks: list[Rollback]
     totals: list[dict[str, float]]
-    loss_scales: list[dict[str, float]]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Progress:
@@ -87,9 +92,9 @@ class Progress(_Part):
                 f"step {self.step} is not within epoch {self.epoch} of {self.steps_per_epoch} steps"
             )
         blocks = len(self.cuts) + 1
-        sizes = (len(self.residual) + 1, len(self.totals), len(self.loss_scales))
-        if sizes != (blocks,) * 3:
-            raise ValueError(f"{blocks} blocks have {sizes} residuals, totals and loss scales")
+        sizes = (len(self.residual) + 1, len(self.totals))
+        if sizes != (blocks,) * 2:
+            raise ValueError(f"{blocks} blocks have {sizes} residuals and totals")
         return self
 
 

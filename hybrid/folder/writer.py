@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
-from hybrid.folder.files import sync, write_durably
+from hybrid.folder.files import sync, write_atomically, write_durably
 from hybrid.links import AgreedError, RankLinks
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
 """The tensors of each file, by the file's name."""
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Share:
     state: Literal["idle", "writing", "written", "failed"] = "idle"
     units: dict[str, Any] = field(default_factory=dict)
     """Manifest entries of the unit files it wrote."""
-    kept: dict[str, Any] = field(default_factory=dict)
-    """Likewise, of what the solvers keep."""
+    states: dict[str, Any] = field(default_factory=dict)
+    """Likewise, of what the run's parts keep."""
     reason: str = ""
     """Why it failed."""
 
@@ -41,14 +42,16 @@ class Writer:
     """One rank's part in writing checkpoints.
 
         begin     every rank copies its tensors to host memory; its thread writes .STEP.partial/*
-        share     what the ranks tell each other when they report next
-        settle    once everyone has written, a thread of rank 0 writes the manifest, renames to STEP
+                  and then its share, a file beside them
+        commit    once all shares are there, the thread of rank 0 writes the manifest, renames to
+                  STEP; it hears of them from the folder or, where that is slow, from `hear`
+        hear      what the ranks tell each other of it when they report next
         finish    waits for all of it
 
     The rename is the last act, so a folder of that name is whole. A checkpoint of a later step,
     which a run that went back has left, then gets another name. At most one checkpoint is being
     written; the next one waits for it. A failure is raised on all ranks, as AgreedError, by the
-    `settle` or `finish` that learns of it, and leaves no partial folder.
+    `hear` or `finish` that learns of it, and leaves no partial folder.
     """
 
     def __init__(self, root: Path, links: RankLinks, keep_last: int) -> None:
@@ -59,61 +62,84 @@ class Writer:
         self._thread: Thread | None = None
         self._manifest: dict[str, Any] = {}
         self._step = 0
+        self._told: list[Share] = []
+        self._given_up = Event()
 
     @property
     def _partial(self) -> Path:
         return self.root / f".{self._step:08d}.partial"
 
-    def begin(self, step: int, units: Files, kept: Files, manifest: Mapping[str, Any]) -> None:
-        """Start the checkpoint of `step`: this rank's units, and what its solvers keep."""
+    def begin(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
+        """Start the checkpoint of `step`: this rank's units, and what its run's parts keep."""
         self.finish()
         start = perf_counter()
         # as text: what it refers to goes on changing, as the tensors do
         self._step, self._manifest = step, json.loads(json.dumps(manifest))
+        self._told = []
         mine = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
-        beside = {n: checkpoint.copied(tensors) for n, tensors in kept.items() if tensors}
+        beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
 
         def write() -> Share:
             folder = self._partial
             folder.mkdir(parents=True, exist_ok=True)
             written = {n: checkpoint.write(folder, n, tensors) for n, tensors in mine.items()}
             others = {n: checkpoint.write(folder, n, tensors) for n, tensors in beside.items()}
-            return Share("written", written, others)
+            share = Share("written", written, others)
+            if self.links.rank:
+                write_atomically(folder / _share_name(self.links.rank), json.dumps(asdict(share)))
+                return share
+            return self._commit(share)
 
         self._start(write)
         self.blocked_seconds += perf_counter() - start
 
-    def settle(self, everyone: list[Share]) -> None:
+    def hear(self, everyone: list[Share]) -> None:
         """Go on by the shares of all ranks, told at the same moment; all ranks call it."""
         failed = next((s.reason for s in everyone if s.state == "failed"), None)
         if failed is not None:
             self._abandon()
             raise AgreedError(failed)
-        if all(share.state == "written" for share in everyone):
+        if self.share.state == "written" and everyone[0].state == "idle":
             self.share = Share()
-            if self.links.rank == 0:
-                self._start(lambda: self._commit(everyone))
+        if all(share.state == "written" for share in everyone[1:]):
+            self._told = everyone[1:]
 
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole; all ranks call it."""
         start = perf_counter()
         while True:
-            self._join()
+            if self._thread is not None:
+                self._thread.join(_POLL_SECONDS)
             everyone = self.links.all_gather(self.share)
+            self.hear(everyone)
             if all(share.state == "idle" for share in everyone):
                 break
-            self.settle(everyone)
+        self._join()
         self.blocked_seconds += perf_counter() - start
 
-    def _commit(self, everyone: list[Share]) -> Share:
+    def _others(self) -> list[Share]:
+        """The shares of the other ranks, as soon as all of them have written."""
+        files = [self._partial / _share_name(rank) for rank in range(1, self.links.size)]
+        while not self._told and not all(file.exists() for file in files):
+            if self._given_up.wait(_POLL_SECONDS):
+                return []
+        told = self._told or [Share(**json.loads(file.read_bytes())) for file in files]
+        for file in files:
+            file.unlink(missing_ok=True)
+        return told
+
+    def _commit(self, mine: Share) -> Share:
         """Make the folder whole; give it its name; remove what is older than the newest."""
+        everyone = [mine, *self._others()]
+        if self._given_up.is_set():
+            return Share()
         final = self.root / f"{self._step:08d}"
         body = {
             **self._manifest,
             "format": checkpoint.FORMAT,
             "step": self._step,
             "units": _joined(share.units for share in everyone),
-            "kept": _joined(share.kept for share in everyone),
+            "states": _joined(share.states for share in everyone),
         }
         text = json.dumps({**body, "sha256": checkpoint.digest(body)}, indent=1)
         write_durably(self._partial / "manifest.json", text)
@@ -129,7 +155,9 @@ class Writer:
         return Share()
 
     def _abandon(self) -> None:
+        self._given_up.set()
         self._join()
+        self._given_up.clear()
         self.share = Share()
         self.links.all_gather(None)  # nobody writes any more
         if self.links.rank == 0:
@@ -151,6 +179,10 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+def _share_name(rank: int) -> str:
+    return f"share-{rank}.json"
 
 
 def _set_aside(folder: Path) -> Path:

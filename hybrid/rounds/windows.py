@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hybrid.data import Dataset
-from hybrid.data.sampling import batches, epoch_order
+from hybrid.data.sampling import epoch_order
 from hybrid.rounds.schedule import Schedule
-from solvers.base import Batch, Recorder, Window
+from hybrid.samplers import Sampler, Uniform
+from solvers.windows import Batch, Window
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class EpochSource:
 class Windows:
     """Makes the windows of any epoch, the same on every rank without talking.
 
-    The mini-batches are a permutation of the training set; an incomplete last one is left out, and
-    the last window of an epoch may be shorter. A window of the `whole` training set is stored per
-    sample: sweeps draw new mini-batches from it, and if the images are augmented it is recorded
-    from the plain ones, so what is swept differs from what is trained.
+    An incomplete last mini-batch is left out, and the last window of an epoch may be shorter. A
+    window of the `whole` training set is stored per sample: sweeps draw new mini-batches from it,
+    and if the images are augmented it is recorded from the plain ones, so what is swept differs
+    from what is trained.
     """
 
     data: Dataset
@@ -53,42 +54,55 @@ class Windows:
     seed: int
     schedule: Schedule
     device: torch.device
-    recorder: Recorder | None
-    kept: bool = False
+    carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
+    sampler: type[Sampler] = Uniform
 
     @property
     def records_apart(self) -> bool:
         """Whether the store is recorded in a pass of its own."""
         augmentation = self.data.augmentation
         augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
-        return self.whole and (augmented or self.kept)
+        return self.whole and (augmented or self.carried)
 
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
-        count = len(self.data)
-        orders = {
-            order: batches(epoch_order(self.seed, order, count), self.batch_size)
-            for order in {epoch, 0 if self.kept else epoch}
-        }
+        sampler, size = self.sampler(len(self.data), self.seed), self.batch_size
+        batches = sampler.length(size)
 
         def window(start: int, augment: bool, order: int) -> Window:
-            ids = orders[order]
             source = EpochSource(self.data, self.seed, epoch, augment, self.device)
-            chunk = range(start, min(start + self.length, len(ids)))
-            made = [Batch(ids[i], self.schedule(first_step + i), source) for i in chunk]
-            return Window(made, self.sweeps, self.recorder)
+            made = []
+            for i in range(start, min(start + self.length, batches)):
+                ids, step = sampler.choose(order, i * size, size), first_step + i
+                made.append(Batch(ids, self.schedule(step), source, step))
+            return Window(made, self.sweeps)
 
-        for start in range(0, count // self.batch_size, self.length):
+        for start in range(0, batches, self.length):
             trained = window(start, True, epoch)
             swept = trained
             if self.records_apart:
-                trained.recorder, swept = None, window(start, False, 0 if self.kept else epoch)
-                swept.kept = self.kept
+                swept = window(start, False, 0 if self.carried else epoch)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
             yield trained, swept
+
+    def groups(
+        self, epoch: int, from_step: int, every: int
+    ) -> Iterator[list[tuple[Window, Window]]]:
+        """The epoch's windows from a step on, in groups of at least `every` mini-batches."""
+        steps = self.sampler(len(self.data), self.seed).length(self.batch_size)
+        done, end = epoch * steps, (epoch + 1) * steps
+        group: list[tuple[Window, Window]] = []
+        for pair in self.of_epoch(epoch, done):
+            done += len(pair[0].batches)
+            if done <= from_step:
+                continue
+            group.append(pair)
+            if sum(len(trained.batches) for trained, _ in group) >= every or done == end:
+                yield group
+                group = []
 
     def _permutation(self, epoch: int, samples: int, sweep: int) -> Tensor:
         return epoch_order(self.seed + 1 + sweep, epoch, samples)

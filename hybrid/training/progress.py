@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from hybrid.ranks.launch import launched_size
-from hybrid.rounds.rounds import PhaseReport
+from hybrid.rounds.report import PhaseReport
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -18,9 +20,21 @@ if TYPE_CHECKING:
 class Progress:
     """Tells how a run goes. Ranks other than 0, and library runs with `quiet`, say nothing."""
 
-    def __init__(self, epochs: int, steps_per_epoch: int, start_step: int, quiet: bool) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        steps_per_epoch: int,
+        start_step: int,
+        quiet: bool,
+        tests: int = 0,
+        test_steps: float = 0.0,
+    ) -> None:
         self.epochs, self.steps_per_epoch, self.quiet = epochs, steps_per_epoch, quiet
         self.start_step = start_step
+        self.tests, self.test_steps = tests, test_steps
+        """Tests to come, and what one takes in units of steps."""
+        self.tested = 0.0
+        """Tests so far, in units of steps."""
         self.images = 0
         """Of the newest reports."""
         self.begun = self.spoken = perf_counter()
@@ -37,9 +51,27 @@ class Progress:
         text = self._text(step, reports)
         if self._bar is not None:
             bar, task = self._bar
-            bar.update(task, completed=step, status=text)
+            bar.update(task, completed=step + self.tested, status=text)
         elif perf_counter() - self.spoken > 30:
             self._say(f"step {step}/{self.epochs * self.steps_per_epoch}  {text}")
+
+    def tick(self, steps: int) -> None:
+        """Move the bar between reports."""
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.advance(task, steps)
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """While the accuracy is measured, the bar says so."""
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, status="testing")
+        yield
+        self.tested += self.test_steps
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.advance(task, self.test_steps)
 
     def epoch(self, epoch: int, reports: list[PhaseReport], test: float | None) -> None:
         """One line an epoch."""
@@ -87,7 +119,7 @@ class Progress:
         bar = RichProgress(
             BarColumn(20), TextColumn("{task.percentage:3.0f}%  {task.fields[status]}")
         )
-        total = self.epochs * self.steps_per_epoch
+        total = self.epochs * self.steps_per_epoch + self.tests * self.test_steps
         task = bar.add_task("", total=total, completed=start_step, status="")
         bar.start()
         return bar, task

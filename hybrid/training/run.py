@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from hybrid.data import Dataset
-from hybrid.folder.checkpoint import complete
+from hybrid.errors import AgreedError
+from hybrid.folder import checkpoint
+from hybrid.folder.manifest import Progress as Kept
+from hybrid.folder.manifest import check
 from hybrid.folder.runfolder import RunFolder
 from hybrid.folder.writer import Share, Writer
-from hybrid.links import AgreedError, RankLinks
+from hybrid.links import RankLinks
 from hybrid.ranks.stopping import StoppedError, StopRequest
-from hybrid.rounds.rounds import DivergedError, PhaseReport, as_json
+from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.schedule import Schedule
+from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
-from hybrid.training import keeping
-from hybrid.training.assemble import make_block, make_rounds
+from hybrid.training import keeping, recovery
 from hybrid.training.evaluation import accuracy
 from hybrid.training.progress import Progress
-from hybrid.training.recovery import roll_back, set_rates
-from hybrid.training.summary import summary as summarise
-from hybrid.training.summary import title
-from hybrid.training.trace import Trace
-from solvers.base import Shape, Window
-from solvers.passes.pipeline import records_needed
-
-if TYPE_CHECKING:
-    from hybrid.training.trainer import Trainer
-
-_TOTALS = ("images", "serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
+from hybrid.training.setup import RunSetup
+from hybrid.training.summary import share, summary, title
+from solvers.state import Stateful
+from solvers.windows import Window
 
 
 class News(NamedTuple):
@@ -50,24 +43,14 @@ class Run:
     """What `Trainer.fit` runs on every rank."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        links: RankLinks,
-        train: Dataset,
-        test: Dataset,
-        shapes: list[Shape],
-        device: torch.device,
-        stop: StopRequest,
+        self, setup: RunSetup, links: RankLinks, train: Dataset, test: Dataset, stop: StopRequest
     ) -> None:
-        self.stop = stop
-        self.trainer, self.links, self.train, self.test = trainer, links, train, test
-        self.blocks = trainer.blocks
-        self.shapes, self.device = shapes, device
+        self.setup, self.links, self.train, self.test, self.stop = setup, links, train, test, stop
         self.folder: RunFolder | None = None
         self.writer: Writer | None = None
-        if trainer.out is not None:
-            self.folder = RunFolder(trainer.out)
-            self.writer = Writer(self.folder.checkpoints, links, trainer.checkpoint.keep_last)
+        if setup.out is not None:
+            self.folder = RunFolder(setup.out)
+            self.writer = Writer(self.folder.checkpoints, links, setup.checkpoint.keep_last)
         self.kept_at = monotonic()
         self.stopped = ""
         """Why any rank has been asked to stop."""
@@ -76,30 +59,43 @@ class Run:
         self.kept_since_rollback = True
         self.trace = Trace(links.rank, links.now)
         links.watch = self.trace.add
-        self.totals = dict.fromkeys(_TOTALS, 0.0)
+        self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
         self.epoch = self.step = 0
         self.test_accuracy: float | None = None
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
         self.notice = ""
         """What a user should know of the checkpoint it goes on from."""
+        self.place = keeping.Place(
+            links.rank, setup.blocks.cuts, setup.blocks.of(links.rank)[-1].name
+        )
         with links.agreement():
-            self.build()
+            self._build()
             if self.folder is not None:
-                self.folder.check(trainer.resume)
-        if trainer.resume:
-            self.go_on_from(self.checkpoints()[-1])
+                self.folder.check(setup.resume)
+        if setup.resume:
+            self._go_on_from(self._checkpoints()[-1])
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary."""
-        quiet = self.trainer.quiet or self.links.rank > 0
-        epochs = self.trainer.train.epochs
+        epochs, setup = self.setup.train.epochs, self.setup
+        first, every = self.epoch, setup.train.evaluate_every
+        self.progress = Progress(
+            epochs,
+            setup.steps_per_epoch,
+            self.step,
+            setup.quiet or self.links.rank > 0,
+            tests=sum(e % every == 0 or e == epochs for e in range(first + 1, epochs + 1)),
+            test_steps=len(self.test) / setup.train.batch_size / 3,  # forward passes alone
+        )
+        ended = self._ended()
+        if ended is not None:
+            return ended
         with self.links.agreement():
             if self.folder is not None and self.links.rank == 0:
-                config = self.trainer.describe(self.blocks.cuts)
+                config = setup.describe(setup.blocks.cuts)
                 self.folder.open(config, self.step, len(self.rollbacks))
-        self.progress = Progress(epochs, self.steps_per_epoch, self.step, quiet)
-        self.progress.say(title(self))
+        self.progress.say(title(setup, self.block.device, self.step))
         if self.notice:
             self.progress.say(self.notice)
         try:
@@ -109,7 +105,7 @@ class Run:
                 try:
                     self._epoch()
                 except DivergedError as error:
-                    roll_back(self, error)
+                    self._roll_back(error)
             if self.writer is not None:
                 self.writer.finish()
         except AgreedError:
@@ -117,128 +113,210 @@ class Run:
             raise
         finally:
             self.progress.close()
-        summary = summarise(self)
-        self._close(summary)
-        return summary
+            if self.block.draws is not None:
+                self.block.draws.remove()
+        found = self._summary()
+        self._close(found)
+        return found
 
-    def checkpoints(self) -> list[Path]:
+    def _ended(self) -> dict[str, Any] | None:
+        """The summary of a run that was resumed though it had ended; it stays as it is."""
+        if self.folder is None or self.epoch < self.setup.train.epochs:
+            return None
+        stored = self.links.all_gather(self.folder.summary())[0]
+        if stored is not None:
+            self.progress.say(
+                f"{self.folder.path} has ended after {self.epoch} epochs, and stays as it is: to "
+                f"train on, give --epochs {self.epoch + 1} or more"
+            )
+            self.progress.close()
+        return stored
+
+    def _checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
         assert self.folder is not None
-        return list(self.links.all_gather(complete(self.folder.checkpoints))[0])
+        return list(self.links.all_gather(checkpoint.complete(self.folder.checkpoints))[0])
 
-    def go_on_from(self, folder: Path) -> None:
-        """Go on from a checkpoint; every rank calls it, on a run just built."""
-        with self.links.agreement():
-            keeping.take_back(self, folder)
-        set_rates(self)
-
-    def build(self) -> None:
+    def _build(self) -> None:
         """Make block, rounds and windows, as at the start of a run."""
-        shapes, device = self.shapes, self.device
-        trainer, rank = self.trainer, self.links.rank
-        batch_size = trainer.train.batch_size
-        every = self.steps_per_epoch = len(self.train) // batch_size
-        length = every if trainer.window == "all" else min(trainer.window, every)
-        before = shapes[rank - 1] if rank > 0 else None
-        after = shapes[rank] if rank < len(shapes) else None
-        window = length * batch_size if trainer.sweeps else 0
-        records = 0
-        if trainer.fill:
-            records = (records_needed([trainer.gaps[rank]], batch_size) + 1) * batch_size
-        store = trainer.solver.store_bytes
-        kept = trainer.window == "all" and trainer.correct_every != 1
-        # what the shapes of the kept variables depend on, but for the cuts
-        settings = [getattr(trainer.solver, name, None) for name in ("filter", "filter_mode")]
-        self.kept_as = [window, *settings] if kept else []
-        exchanges = trainer.sweeps > 1 or kept
-        needed = store(before, after, window, exchanges) + store(before, after, records, False)
-        self._check_budget(needed, length)
-        self.block = make_block(self.blocks, rank, trainer.optimiser, device, trainer.train)
-        self.rounds = make_rounds(
-            self.block,
-            self.links,
-            trainer.solver,
-            trainer.correction,
-            batch_size=batch_size,
-            window=length,
-            sweeps=trainer.sweeps,
-            fill=trainer.gaps if trainer.fill else None,
-            fill_step=trainer.fill_step,
-            correct_every=trainer.correct_every or 0,
-            kept=kept,
-            trace=self.trace,
-        )
-        norms = torch.nn.modules.batchnorm._BatchNorm
-        self.rounds.statistics = any(isinstance(m, norms) for m in self.blocks.model.modules())
-        schedule = Schedule(trainer.schedule, trainer.optimiser.lr, every, trainer.train.epochs)
-        solver = self.rounds.solver
+        setup, train = self.setup, self.setup.train
+        setup.check_memory()
+        self.block = setup.block(self.links.rank)
+        self.rounds = setup.method.start(self.block, self.links, self.trace)
+        self.rounds.news = self._news
+        self.rounds.tick = self._tick
+        every = setup.steps_per_epoch
+        schedule = Schedule(setup.schedule, setup.optimiser.lr, every, train.epochs)
         self.windows = Windows(
             self.train,
-            batch_size,
-            length,
-            trainer.window == "all",
-            trainer.sweeps,
-            trainer.train.seed,
+            train.batch_size,
+            setup.window,
+            setup.whole,
+            setup.method.setup.sweeps,
+            train.seed,
             schedule,
-            device,
-            solver.recorder if solver is not None else None,
-            kept,
+            setup.device,
+            setup.method.setup.carried,
+            setup.sampler,
         )
-        self.rounds.observe = self.windows.records_apart
-        self.rounds.news = self._news
 
-    def _check_budget(self, needed: int, window: int) -> None:
-        budget = self.trainer.memory_gb * 1e9
-        if needed > budget:
-            fits = int(window * budget / needed)
-            shorter = f"take a window of {fits}, or " if fits else ""
-            raise ValueError(
-                f"a window of {window} mini-batches needs {needed / 1e9:.3g} GB of "
-                f"auxiliary variables on rank {self.links.rank}, the budget is "
-                f"{self.trainer.memory_gb:g} GB: {shorter}set "
-                "solver.storage=bfloat16, solver.filter=2 or a larger rounds.memory_gb"
+    def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
+        """What a checkpoint keeps beside weights; of another solver's only what is common."""
+        parts: dict[str, Stateful] = {"rounds": self.rounds, "block": self.block}
+        if manifest is not None and manifest["solver"] != self.setup.names["solver"]:
+            return parts
+        if self.rounds.program is not None:
+            parts["program"] = self.rounds.program
+        if self.rounds.fill is not None and (manifest is None or manifest["gaps"] == self._gaps()):
+            parts["fill"] = self.rounds.fill
+        return parts
+
+    def _gaps(self) -> list[list[int]]:
+        return [list(pair) for pair in self.setup.method.gaps]
+
+    def _go_on_from(self, folder: Path) -> None:
+        """Go on from a checkpoint; every rank calls it, on a run just built."""
+        with self.links.agreement():
+            manifest = checkpoint.read_manifest(folder)
+            check(Kept, manifest, folder / "manifest.json")
+            keeping.check_same_run(self.setup, folder, manifest)
+            units = self.setup.blocks.of(self.links.rank)
+            checkpoint.restore(folder, manifest, units, self.block.optimisers)
+            self.epoch, self.step = manifest["epoch"], manifest["step"]
+            self.test_accuracy = manifest["test_accuracy"]
+            self.rollbacks = list(manifest["rollbacks"])
+            same_cuts = manifest["cuts"] == self.setup.blocks.cuts
+            self.totals |= keeping.totals(manifest, self.links.rank if same_cuts else None)
+            if same_cuts:
+                self.residual = manifest["residual"]
+            parts = self._parts(manifest)
+            if self.rounds.fill is not None:
+                first = self.epoch * self.setup.steps_per_epoch
+                windows = self.windows.of_epoch(self.epoch, first)
+                batches = [batch for trained, _ in windows for batch in trained.batches]
+                self.rounds.fill.latest = batches[: self.step - first][::-1]
+            fits = manifest["carried_as"] == self.setup.carried_as
+            # variables kept otherwise are of no use: a forward pass makes new ones
+            cuts = parts if fits else ()
+            keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
+            self.notice = keeping.dropped(self.place, folder, manifest, "program" in parts)
+        self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
+
+    def _roll_back(self, error: DivergedError) -> None:
+        """Go back to a checkpoint, or raise `error` with its remedy; every rank calls it.
+
+        Nothing is removed: the writer sets newer checkpoints aside when the run has one again.
+        """
+        before, step = self.rollbacks, self.step
+        self.rounds.drain()  # or the messages of what is given up would be taken for others
+        if (
+            self.folder is None
+            or self.writer is None
+            or len(before) >= self.setup.checkpoint.rollbacks
+        ):
+            newest = None if self.folder is None else self.folder.newest()
+            told = recovery.remedy(
+                error,
+                self.setup.optimiser.lr,
+                self._clipping(error.phase),
+                len(before),
+                newest,
+                self.folder is not None,
             )
+            raise DivergedError(told) from None
+        self.writer.finish()
+        folder = recovery.target(self._checkpoints(), before, self.kept_since_rollback)
+        self.kept_since_rollback = False
+        if self.block.draws is not None:
+            self.block.draws.remove()
+        self._build()
+        self._go_on_from(folder)
+        self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]
+        self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
+        rates = {kind: self.block.rates[kind] for kind in ("local", "exact")}
+        self.rollbacks[-1]["rates"] = rates
+        with self.links.agreement():
+            if self.links.rank == 0:
+                self.folder.rewind(self.step)
+        self._metric({"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]})
+        self.progress.say(
+            f"{error}; going on from the checkpoint of step {self.step} with exact steps "
+            f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
+        )
+
+    def _clipping(self, phase: str) -> list[str]:
+        """The settings that bound the gradients of a phase."""
+        method = self.setup.method
+        own = ["solver.clip_norm"] if hasattr(method.solver, "clip_norm") else []
+        if phase == "parallel" or self.rounds.alone:
+            return own
+        return ["correction.clip_norm", *(own if self.rounds.local and not phase else [])]
 
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []
-        for pairs in self._reporting_groups():
-            # dropout and the like draw from here, so a resumed run draws what an undisturbed does
-            torch.manual_seed(self.trainer.train.seed + 1000003 * self.step + self.links.rank)
+        for pairs in self.windows.groups(self.epoch, self.step, self._report_every):
             reports = self._rounds(pairs)
-            if self.step < (self.epoch + 1) * self.steps_per_epoch:
+            if self.step < (self.epoch + 1) * self.setup.steps_per_epoch:
                 if self.stopped:
                     self._stop()
                 if self.rounds.heard[0].due:
                     self._keep()
         self.rounds.end_epoch()
         self.epoch += 1
-        if self._due(self.trainer.train.evaluate_every):
-            with self.trace.span("evaluate"):
+        if self._due(self.setup.train.evaluate_every):
+            with self.trace.span("evaluate"), self.progress.testing():
+                self._join_replicas()
                 self.test_accuracy = accuracy(self.block, self.links, self.test)
-            self.metric({"phase": "test", "accuracy": self.test_accuracy})
+            self._metric({"phase": "test", "accuracy": self.test_accuracy})
         self.progress.epoch(self.epoch, reports, self.test_accuracy)
-        if self.stopped and self.epoch < self.trainer.train.epochs:
+        if self.stopped and self.epoch < self.setup.train.epochs:
             self._stop()
-        if self._due(self.trainer.checkpoint.every):
+        if self._due(self.setup.checkpoint.every):
             self._keep()
 
+    def _join_replicas(self) -> None:
+        if self.block.sync is not None:
+            self.block.sync.join(self.block)
+
     def _news(self) -> News:
-        minutes = self.trainer.checkpoint.minutes
+        minutes = self.setup.checkpoint.minutes
         due = bool(minutes) and monotonic() - self.kept_at >= 60 * minutes
         return News(self.stop(), self.writer.share if self.writer else Share(), due)
 
     def _hear(self, everyone: list[News]) -> None:
         self.stopped = next((news.stop for news in everyone if news.stop), "")
         if self.writer is not None:
-            self.writer.settle([news.share for news in everyone])
+            self.writer.hear([news.share for news in everyone])
 
     def _keep(self) -> None:
         """Begin a checkpoint, if there is a run folder and the weights are worth one."""
         if self.writer is None:
             return
         self._check_weights()
+        self._join_replicas()
+        setup = self.setup
         with self.trace.span("checkpoint"):
-            keeping.keep(self)
+            files, shared = keeping.collect(self._parts(), self.place)
+            manifest = {
+                **setup.names,
+                "epoch": self.epoch,
+                "steps_per_epoch": setup.steps_per_epoch,
+                "seed": setup.train.seed,
+                "window": self.windows.length,
+                "cuts": setup.blocks.cuts,
+                "carried_as": setup.carried_as,
+                "gaps": self._gaps(),
+                "test_accuracy": self.test_accuracy,
+                "residual": self.residual,
+                "shared": shared,
+                "rollbacks": self.rollbacks,
+                "totals": self.links.all_gather(dict(self.totals)),
+            }
+            units = {
+                unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
+                for unit in setup.blocks.of(self.links.rank)
+            }
+            self.writer.begin(self.step, units, files, manifest)
         self.kept_at, self.kept_since_rollback = monotonic(), True
 
     def _stop(self) -> None:
@@ -252,13 +330,13 @@ class Run:
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
-        return self.epoch % every == 0 or self.epoch == self.trainer.train.epochs
+        return self.epoch % every == 0 or self.epoch == self.setup.train.epochs
 
     def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         traffic = self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
-        ends = self.step + steps == (self.epoch + 1) * self.steps_per_epoch
+        ends = self.step + steps == (self.epoch + 1) * self.setup.steps_per_epoch
         reports = self.rounds.run(pairs, self.step, self.epoch, ends)
         self._hear(self.rounds.heard)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
@@ -274,28 +352,18 @@ class Run:
             self.totals[f"{report.phase}_seconds"] += report.seconds
             local = self.rounds.alone and report.phase == "parallel"
             learning_rate = scheduled * self.block.rates["local" if local else "exact"]
-            self.metric({**as_json(report), "learning_rate": learning_rate})
-        self.progress.step(self.step, reports, steps * self.trainer.train.batch_size)
+            self._metric({**report.as_json(), "learning_rate": learning_rate})
+        self.progress.step(self.step, reports, steps * self.setup.train.batch_size)
         return reports
 
-    def _reporting_groups(self) -> Iterator[list[tuple[Window, Window]]]:
-        """The epoch's windows from this step on, in groups after which the ranks report."""
-        done = self.epoch * self.steps_per_epoch
-        end = done + self.steps_per_epoch
-        group: list[tuple[Window, Window]] = []
-        for pair in self.windows.of_epoch(self.epoch, done):
-            done += len(pair[0].batches)
-            if done <= self.step:
-                continue
-            group.append(pair)
-            if done - self.step >= self.report_every or done == end:
-                yield group
-                group = []
+    def _tick(self, batches: int) -> None:
+        self.progress.tick(batches)
 
     @property
-    def report_every(self) -> int:
+    def _report_every(self) -> int:
         """Mini-batches between reports: K times as many where a report empties a pipeline."""
-        return self.trainer.train.report_every * (self.links.size if self.rounds.alone else 1)
+        flushed = not self.rounds.alone or self.setup.method.solver.exact
+        return self.setup.train.report_every * (1 if flushed else self.links.size)
 
     def _check_weights(self) -> None:
         """A loss is computed before its step: what the last step did shows here first."""
@@ -304,15 +372,26 @@ class Run:
         if not all(self.links.all_gather(finite)):
             raise DivergedError(f"the weights are not finite after step {self.step}")
 
-    def metric(self, line: dict[str, Any]) -> None:
+    def _metric(self, line: dict[str, Any]) -> None:
         if self.folder is not None and self.links.rank == 0:
             self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
 
-    def _close(self, summary: dict[str, Any] | None) -> None:
+    def _summary(self) -> dict[str, Any]:
+        blocked = self.writer.blocked_seconds if self.writer else 0.0
+        mine = share(self.totals, self.block, self.setup.train.graphs, blocked)
+        results = {
+            "test_accuracy": self.test_accuracy,
+            "residual": self.residual,
+            "returns_to_serial": self.rounds.returns,
+            "rollbacks": self.rollbacks,
+        }
+        return summary(self.setup, self.links.all_gather(mine), results)
+
+    def _close(self, found: dict[str, Any] | None) -> None:
         """Write summary and trace; without a summary, after a failure, only if that is possible."""
         if self.folder is None:
             return
         everyone = self.links.all_gather(self.trace.events)
-        with self.links.agreement() if summary else suppress(OSError):
+        with self.links.agreement() if found else suppress(OSError):
             if self.links.rank == 0:
-                self.folder.close(summary, [event for rank in everyone for event in rank])
+                self.folder.close(found, [event for rank in everyone for event in rank])

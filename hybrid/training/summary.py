@@ -3,73 +3,75 @@
 from __future__ import annotations
 
 import resource
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from hybrid.training.setup import RunSetup
+from solvers.blocks.block import Block
 from solvers.kernels.choice import memory_pools
 
-if TYPE_CHECKING:
-    from hybrid.training.run import Run
 
-
-def title(run: Run) -> str:
+def title(setup: RunSetup, device: torch.device, resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
-    names = run.trainer.names
-    cuts = f", cut before {' and '.join(run.blocks.cuts)}" if run.blocks.cuts else ""
-    resumed = f"; resumed after step {run.step}" if run.trainer.resume else ""
+    names, count = setup.names, len(setup.blocks)
+    cuts = f", cut before {' and '.join(setup.blocks.cuts)}" if setup.blocks.cuts else ""
+    resumed = f"; resumed after step {resumed_after}" if setup.resume else ""
     return (
         f"{names['model']} on {names['data']}: {names['solver']}, "
-        f"{run.links.size} block{'s' if run.links.size > 1 else ''}{cuts}; "
-        f"{torch.get_num_threads()} thread(s) a block on {run.block.device}{resumed}"
+        f"{count} block{'s' if count > 1 else ''}{cuts}; "
+        f"{torch.get_num_threads()} thread(s) a block on {device}{resumed}"
     )
 
 
-def summary(run: Run) -> dict[str, Any]:
-    """The contents of summary.json; every rank calls it."""
-    peak = _peak_memory_bytes(run.block.device)
-    blocked = run.writer.blocked_seconds if run.writer else 0.0
-    device = run.block.device
+def share(totals: dict[str, float], block: Block, graphs: bool, blocked: float) -> dict[str, Any]:
+    """What one rank adds to the summary; `blocked`: seconds it has waited for checkpoints."""
+    device = block.device
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    mine = (run.totals, peak, blocked, held + memory_pools(), _graphs(run))
-    everyone = run.links.all_gather(mine)
-    totals = everyone[0][0]
+    return {
+        "totals": totals,
+        "peak_memory_bytes": _peak_memory_bytes(device),
+        "gpu_memory_bytes": held + memory_pools(),
+        "graphs": _graphs(block, graphs),
+        "checkpoint_seconds": blocked,
+    }
+
+
+def summary(
+    setup: RunSetup, everyone: Sequence[dict[str, Any]], results: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The contents of summary.json, from every rank's share and what the run has to say."""
+    totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     return {
-        **run.trainer.names,
-        "blocks": run.links.size,
-        "cuts": run.blocks.cuts,
+        **setup.names,
+        "blocks": len(setup.blocks),
+        "cuts": setup.blocks.cuts,
         "replicas": 1,
-        "epochs": run.trainer.train.epochs,
-        "seed": run.trainer.train.seed,
-        "test_accuracy": run.test_accuracy,
+        "epochs": setup.train.epochs,
+        "seed": setup.train.seed,
         "train_seconds": seconds,
         "images_per_second": totals["images"] / seconds if seconds else 0.0,
         "serial_seconds": totals["serial_seconds"],
         "parallel_seconds": totals["parallel_seconds"],
         "idle_share": [
-            totals["idle_seconds"] / seconds if seconds else 0.0 for totals, *_ in everyone
+            rank["totals"]["idle_seconds"] / seconds if seconds else 0.0 for rank in everyone
         ],
-        "bytes_sent": [int(totals["bytes_sent"]) for totals, *_ in everyone],
-        "peak_memory_bytes": [peak for _, peak, *_ in everyone],
-        "gpu_memory_bytes": [held for _, _, _, held, _ in everyone],
-        "kernels": run.trainer.kernels,
-        "graphs": [graphs for *_, graphs in everyone],
-        "residual": run.residual,
-        "returns_to_serial": run.rounds.returns,
-        "rollbacks": run.rollbacks,
-        "checkpoint_seconds": [blocked for _, _, blocked, *_ in everyone],
+        "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
+        "kernels": setup.kernels,
+        **{key: [rank[key] for rank in everyone] for key in everyone[0] if key != "totals"},
+        **results,
     }
 
 
-def _graphs(run: Run) -> str:
+def _graphs(block: Block, asked: bool) -> str:
     """How many CUDA graphs a rank replays, or why it has none."""
-    graphs = run.block.graphs
-    if not run.trainer.train.graphs:
+    if not asked:
         return "off"
-    if graphs is None:
+    if block.graphs is None:
         return "none: no GPU"
-    return graphs.reason or str(graphs.count)
+    return block.graphs.reason or str(block.graphs.count)
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

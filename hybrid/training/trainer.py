@@ -1,4 +1,4 @@
-"""Builds a run and drives its rounds."""
+"""Builds a run and starts it on every rank."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtu
 from hybrid.links.base import Program
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import leave_if_asked, listening
+from hybrid.samplers import Sampler, Uniform
 from hybrid.settings.config import (
     CheckpointSettings,
     LinkSettings,
@@ -23,10 +24,13 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.training.run import Run
-from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
+from hybrid.training.setup import Method, RunSetup, factorised_cuts
+from solvers import AugmentedLagrangian, Backprop, Solver
+from solvers.base import Setup, Shape
 from solvers.kernels import choose
-from solvers.passes.bubble import FillStep
-from solvers.passes.pipeline import Gaps, fit
+from solvers.passes.exact import PassSettings
+from solvers.passes.pipeline import FillStep, Gaps, fit
+from solvers.sync.base import Sync
 
 
 @dataclass
@@ -34,12 +38,12 @@ class Trainer:
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
-    `solver` that is exact (`Backprop`) trains serially, without a parallel phase.
+    `solver` that is exact trains serially, without a parallel phase.
     """
 
     blocks: Blocks
     solver: Solver = field(default_factory=AugmentedLagrangian)
-    correction: Backprop = field(default_factory=Backprop)
+    correction: PassSettings = field(default_factory=Backprop)
     window: int | Literal["all"] = 4
     sweeps: int = 1
     correct_every: int | None = None
@@ -49,6 +53,8 @@ class Trainer:
     gaps: list[Gaps] = field(default_factory=list)
     """Local work of each block in one pass; empty: what fits by the blocks' costs."""
     memory_gb: float = 4.0
+    sampler: type[Sampler] = Uniform
+    sync: Sync | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -63,14 +69,9 @@ class Trainer:
     describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
     """Text of config.toml, given the cuts."""
 
-    kernels: str = field(init=False, default="torch")
-    """Who computes between the passes, settled by `fit`."""
-
     def __post_init__(self) -> None:
-        if isinstance(self.solver, Backprop):
-            self.correction = self.solver
         if self.correct_every is None:
-            self.correct_every = 0 if self.solver.standalone else 1
+            self.correct_every = 1 if self.solver.alternates else 0
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,
@@ -89,40 +90,35 @@ class Trainer:
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
         comm = launch.communicator()
-        size = len(self.blocks)
-        torch.set_num_threads(self.threads(size))
+        torch.set_num_threads(self.threads(len(self.blocks)))
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
             self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
-        problem: ValueError | None = None
+        setup: RunSetup | ValueError
         try:
-            shapes, device = self._check(train, test, comm)
+            setup = self.setup(train, 1 if comm is None else comm.size)
         except ValueError as error:
-            problem = error
+            setup = error
 
         def program(links: RankLinks) -> dict[str, Any]:
             with links.agreement():
-                if problem is not None:
-                    raise problem
-            run = Run(self, links, train, test, shapes, device, request)
+                if isinstance(setup, ValueError):
+                    raise setup
+            run = Run(setup, links, train, test, request)
             leave_if_asked(links, request)
             return run.fit()
 
         with listening() as request:
-            return self._start(comm, program, None if problem else device, problem)
+            return self._start(comm, program, setup)
 
     def _start(
-        self,
-        comm: Any,
-        program: Program[dict[str, Any]],
-        device: torch.device | None,
-        problem: ValueError | None,
+        self, comm: Any, program: Program[dict[str, Any]], setup: RunSetup | ValueError
     ) -> dict[str, Any]:
         """Run the program on MPI ranks, virtual ranks or threads."""
         size = len(self.blocks)
         if comm is None:
-            if problem is not None:
-                raise AgreedError(str(problem))
+            if isinstance(setup, ValueError):
+                raise AgreedError(str(setup))
             threads = torch.get_num_threads()
             if self.links.kind == "virtual":
                 rate = self.links.gigabits_per_second * 1e9 / 8
@@ -134,6 +130,7 @@ class Trainer:
 
         found = launch.ranks()
         local_rank = found.local_rank if found else 0
+        device = None if isinstance(setup, ValueError) else setup.device
         direct = probe.agreed(self.links.gpu_aware, device, comm, local_rank)
         return run_mpi(comm, program, device, direct.direct)[0]
 
@@ -143,14 +140,73 @@ class Trainer:
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
-    def _check(
-        self, train: Dataset, test: Dataset, comm: Any
-    ) -> tuple[list[tuple[int, ...]], torch.device]:
+    def setup(self, train: Dataset, ranks: int = 1) -> RunSetup:
+        """What the run is; ValueError, with the remedy, for settings that cannot work."""
+        self._check(train, ranks)
+        sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
+        shapes = self.blocks.cut_shapes(sample)
+        steps = self.sampler(len(train), self.train.seed).length(self.train.batch_size)
+        length = steps if self.window == "all" else min(self.window, steps)
+        whole, alternates = self.window == "all", self.solver.alternates
+        carried = alternates and whole and self.correct_every != 1
+        setup = Setup(
+            tuple(shapes),
+            self.train.batch_size,
+            window=length if alternates and self.sweeps else 0,
+            sweeps=self.sweeps,
+            carried=carried,
+            fills=self.fill,
+            own_fill=self.fill_step == "own",
+            correct_every=self.correct_every or 0,
+            factorised=factorised_cuts(self.blocks),
+            graphs=self.train.graphs,
+            compiled=self.train.compile,
+        )
+        self._check_method(setup)
+        gaps = self._gaps(sample) if self.fill else []
+        augmentation = train.augmentation
+        augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        method = Method(
+            self.solver,
+            self.correction,
+            setup,
+            tuple(gaps),
+            self.fill_step,
+            observe=whole and (augmented or carried),
+            statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
+        )
+        self._check_filters(shapes)
+        device = launch.device(self.train.device)
+        return RunSetup(
+            blocks=self.blocks,
+            method=method,
+            whole=whole,
+            window=length,
+            steps_per_epoch=steps,
+            memory_gb=self.memory_gb,
+            train=self.train,
+            optimiser=self.optimiser,
+            schedule=self.schedule,
+            checkpoint=self.checkpoint,
+            device=device,
+            kernels=choose(self.train.kernels, device.type == "cuda"),
+            drawing=self.blocks.drawing(sample),
+            out=self.out,
+            resume=self.resume,
+            quiet=self.quiet,
+            names=self.names,
+            describe=self.describe,
+            sampler=self.sampler,
+            sync=self.sync,
+        )
+
+    def _check(self, train: Dataset, ranks: int) -> None:
         size = len(self.blocks)
-        if comm is not None and comm.size != size:
+        if ranks not in (1, size) or (ranks == 1 and launch.communicator() and size > 1):
             raise ValueError(
-                f"{size} blocks on {comm.size} MPI ranks: a rank owns one block, so start "
-                f"mpirun -n {size}, or ask for {comm.size} blocks"
+                f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
+                f"mpirun -n {size}, or ask for {ranks} blocks"
             )
         if self.train.batch_size > len(train):
             raise ValueError(
@@ -159,21 +215,40 @@ class Trainer:
             )
         if isinstance(self.window, int) and self.window < 1:
             raise ValueError(f"window is {self.window}; it must be at least 1, or 'all'")
-        if comm is not None and self.links.kind == "virtual":
+        if ranks > 1 and self.links.kind == "virtual":
             raise ValueError(
-                f"links.kind is 'virtual', which runs in 1 process, but there are {comm.size} MPI "
+                f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "
                 "ranks: start it without mpirun"
             )
-        if self.solver.standalone:
-            self._check_alone()
-        if self.correct_every != 1 and not self.sweeps and not self.solver.exact:
+        if self.train.graphs and self.train.precision == "float16":
             raise ValueError(
-                f"rounds.correct_every is {self.correct_every} and rounds.sweeps is 0, so some "
+                "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
+                "the GPU at every step: choose bfloat16, or train.graphs=false"
+            )
+
+    def _check_method(self, setup: Setup) -> None:
+        name, every = self.solver.name, self.correct_every
+        if not self.solver.alternates and not self.solver.exact:
+            if every == 1:
+                raise ValueError(
+                    f"rounds.correct_every is 1, so all rounds would be serial and {name!r} would "
+                    "train nothing: set it to 0 (never serial) or to at least 2"
+                )
+            if self.sweeps != 1:
+                raise ValueError(
+                    f"rounds.sweeps is {self.sweeps}, but {name!r} trains on every mini-batch "
+                    "once: leave it out"
+                )
+        if every != 1 and not self.sweeps and self.solver.alternates:
+            raise ValueError(
+                f"rounds.correct_every is {every} and rounds.sweeps is 0, so some "
                 "rounds would train nothing: set correct_every to 1, or sweeps to at least 1"
             )
-        sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
-        shapes = self.blocks.cut_shapes(sample)
-        self._check_fill(sample)
+        if self.fill:
+            self._check_fill()
+        self.solver.check(setup)
+
+    def _check_filters(self, shapes: list[Shape]) -> None:
         factor = max(getattr(self.solver, "filter", 1), self.correction.filter)
         for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
             if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
@@ -181,37 +256,8 @@ class Trainer:
                     f"the filter is {factor}, but activations at the cut before {cut} have "
                     f"shape {shape}: choose a filter that divides their height and width"
                 )
-        device = launch.device(self.train.device)
-        self.kernels = choose(self.train.kernels, device.type == "cuda")
-        if self.train.graphs and self.train.precision == "float16":
-            raise ValueError(
-                "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
-                "the GPU at every step: choose bfloat16, or train.graphs=false"
-            )
-        return shapes, device
 
-    def _check_alone(self) -> None:
-        name = self.solver.name
-        if self.correct_every == 1:
-            raise ValueError(
-                f"rounds.correct_every is 1, so all rounds would be serial and {name!r} would "
-                "train nothing: set it to 0 (never serial) or to at least 2"
-            )
-        if self.sweeps != 1:
-            raise ValueError(
-                f"rounds.sweeps is {self.sweeps}, but {name!r} trains on every mini-batch once: "
-                "leave it out"
-            )
-        if self.train.compile and name == "petra":
-            raise ValueError(
-                "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "
-                "out"
-            )
-
-    def _check_fill(self, sample: torch.Tensor) -> None:
-        """Settle what each block does in its gaps."""
-        if not self.fill:
-            return
+    def _check_fill(self) -> None:
         if self.train.precision == "float16":
             raise ValueError(
                 "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
@@ -222,23 +268,28 @@ class Trainer:
                 f"rounds.fill works in the gaps of every round's serial phase, but "
                 f"rounds.correct_every is {self.correct_every}: set it to 1, or rounds.fill=false"
             )
-        if not isinstance(self.solver, Penalty):
+        if not self.solver.fills:
             raise ValueError(
-                f"rounds.fill needs sub-problems, which {self.solver.name!r} has none of: choose "
-                "solver augmented-lagrangian or penalty, or rounds.fill=false"
+                f"rounds.fill needs sub-problems that stand by themselves, which "
+                f"{self.solver.name!r} has none of: choose another solver, or rounds.fill=false"
             )
-        if not self.gaps:
-            batch, m = self.train.batch_size, self.correction.micro_batches
+
+    def _gaps(self, sample: torch.Tensor) -> list[Gaps]:
+        """What each block does in its gaps."""
+        gaps = self.gaps
+        if not gaps:
             # counted anew: the cuts alone, which a resumed run has, must give the same gaps
             counted = replace(self.blocks, costs=[])
-            self.gaps = fit(counted.block_costs(sample), batch, m)
-        if len(self.gaps) != len(self.blocks):
+            costs = counted.block_costs(sample)
+            return fit(costs, self.train.batch_size, self.correction.micro_batches)
+        if len(gaps) != len(self.blocks):
             raise ValueError(
-                f"rounds.gaps has {len(self.gaps)} pairs for {len(self.blocks)} blocks: give "
+                f"rounds.gaps has {len(gaps)} pairs for {len(self.blocks)} blocks: give "
                 "one [middle, turn] a block, or leave it empty"
             )
-        if self.gaps[-1].middle:
+        if gaps[-1].middle:
             raise ValueError(
-                f"rounds.gaps gives the last block {self.gaps[-1].middle} samples in the middle of "
+                f"rounds.gaps gives the last block {gaps[-1].middle} samples in the middle of "
                 "a pass, where it has no gap: give it [0, turn]"
             )
+        return gaps

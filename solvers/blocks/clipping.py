@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+AllGather = Callable[[list[float]], list[list[float]]]
+"""Everyone's list, in rank order."""
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float]) -> None:

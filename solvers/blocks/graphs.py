@@ -25,7 +25,7 @@ class Capture(Protocol):
         """What computes again, from and into the same memory; and where the results will be."""
 
 
-_ALONE = Lock()
+_CAPTURING = Lock()
 """CUDA allows one capture at a time in a process, and blocks may share one."""
 
 
@@ -39,7 +39,7 @@ class CudaCapture:
     def warm_up(self, compute: Callable[[], Values]) -> Values:
         # aside: what autograd makes on the current stream would not be captured
         aside = self._aside()
-        with _ALONE:
+        with _CAPTURING:
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 results = compute()
@@ -48,7 +48,7 @@ class CudaCapture:
 
     def record(self, compute: Callable[[], Values]) -> tuple[Callable[[], None], Values]:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        with _ALONE:
+        with _CAPTURING:
             try:
                 with torch.cuda.graph(
                     graph, stream=self._aside(), capture_error_mode="thread_local"
@@ -61,7 +61,7 @@ class CudaCapture:
                 raise
 
         def replay() -> None:
-            with _ALONE:
+            with _CAPTURING:
                 graph.replay()
 
         return replay, results

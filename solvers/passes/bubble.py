@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from solvers.base import Batch, Block, PhaseStats, Recorder, Rows
+from solvers.base import Recorder, SubProblems
+from solvers.blocks.block import Block
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.blocks.norms import frozen_statistics
-from solvers.passes.pipeline import Gaps, Op, records_needed
+from solvers.passes.pipeline import FillStep, Gaps, Op, records_needed
+from solvers.state import State
+from solvers.windows import Batch, PhaseStats
 
-FillStep = Literal["added", "own"]
-
-
-class SubProblems(Protocol):
-    """What a solver must offer to fill gaps: a record, and the local loss's gradient."""
-
-    local_lr: float
-    clip_norm: float
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    def prepare(self, block: Block, window_samples: int, exchanges: bool) -> None: ...
-
-    def records(self) -> dict[str, Tensor]: ...
-
-    def load_records(self, records: dict[str, Tensor]) -> None: ...
-
-    def gradient(
-        self, block: Block, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats
-    ) -> object: ...
-
-    def cut_state(self) -> dict[str, Tensor]: ...
-
-    def load_cut_state(self, before: dict[str, Tensor], after: dict[str, Tensor]) -> None: ...
+_RECORDS = "record "
+"""Before the names of what is recorded, in a checkpoint."""
 
 
 class BubbleFill:
@@ -59,23 +39,18 @@ class BubbleFill:
     """
 
     def __init__(
-        self,
-        solver: SubProblems,
-        block: Block,
-        gaps: Gaps,
-        samples: int,
-        step: FillStep = "added",
+        self, program: SubProblems, gaps: Gaps, samples: int, step: FillStep = "added"
     ) -> None:
         if step not in get_args(FillStep):
             raise ValueError(
                 f"fill_step is {step!r}; choose one of {', '.join(get_args(FillStep))}"
             )
-        self.solver, self.block, self.gaps, self.samples = solver, block, gaps, samples
-        self.kind = step
-        self.slots = records_needed([gaps], samples) + 1
-        """Mini-batches in the store: those drawn on, and the one being recorded."""
-        solver.prepare(block, self.slots * samples, exchanges=False)
+        self.program, self.gaps, self.samples, self.kind = program, gaps, samples, step
+        self.block: Block = program.block
+        self.slots = slots(gaps, samples)
         self.stats = PhaseStats()
+        self.latest: Sequence[Batch] = ()
+        """The epoch's mini-batches so far, newest first, where records are taken back."""
         self.begin()
 
     def begin(self) -> None:
@@ -85,25 +60,34 @@ class BubbleFill:
         self._sums: list[Tensor | None] = []
         self._samples = 0
 
-    def state(self) -> dict[str, Tensor]:
-        """The records, for a checkpoint in mid-epoch; empty if there are none."""
-        if not self._history:
-            return {}
-        return {**self.solver.records(), "slot": torch.tensor(self._slot)}
+    def state(self) -> State:
+        """What the program keeps and, in mid-epoch, the records."""
+        kept = self.program.state()
+        if self._history:
+            records = {**self.program.records(), "slot": torch.tensor(self._slot)}
+            kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
+        return kept
 
-    def load_state(self, state: dict[str, Tensor], batches: Sequence[Batch]) -> None:
-        """Take back what `state` gave; `batches` are the latest mini-batches, newest first."""
-        records = dict(state)
+    def load_state(self, state: State) -> None:
+        """Take back what `state` gave; the records are of the `latest` mini-batches."""
+        self.program.load_state(state)
+        records = {
+            name.removeprefix(_RECORDS): tensor
+            for name, tensor in state.flight.items()
+            if name.startswith(_RECORDS)
+        }
+        if not records:
+            return
         self._slot = int(records.pop("slot"))
-        self.solver.load_records(records)
+        self.program.load_records(records)
         self._history.clear()
-        for age, batch in enumerate(batches[: self.slots - 1]):
+        for age, batch in enumerate(self.latest[: self.slots - 1]):
             self._history.append(((self._slot - 1 - age) % self.slots, batch))
 
     @property
     def recorder(self) -> Recorder:
         """Where the pass leaves its record, from row `next_row` on."""
-        return self.solver.recorder
+        return self.program
 
     @property
     def next_row(self) -> int:
@@ -118,33 +102,35 @@ class BubbleFill:
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                part = Batch(batch.ids[first:last], batch.learning_rate, batch.source)
-                self._add(part, slice(slot * self.samples + first, slot * self.samples + last))
+                ids = batch.ids[first:last]
+                part = Batch(ids, batch.learning_rate, batch.source, batch.step)
+                row = slot * self.samples
+                self._add(part, slice(row + first, row + last), first)
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
         """Step on the exact gradient at hand and on the local one; the record becomes history."""
-        share = self.solver.local_lr * min(1.0, self._samples / self.samples)
+        share = self.program.local_lr * min(1.0, self._samples / self.samples)
         local = self._local_gradient()
         if local is None:
-            self.block.step("exact", batch.learning_rate)
+            exact_step()
         elif self.kind == "added":
             for p, gradient in zip(self._parameters(), local, strict=True):
                 if p.grad is not None and gradient is not None:
                     p.grad.add_(gradient, alpha=share * self.block.rates["local"])
-            self.block.step("exact", batch.learning_rate)
+            exact_step()
         else:
-            self.block.step("exact", batch.learning_rate)
+            exact_step()
             for p, gradient in zip(self._parameters(), local, strict=True):
                 p.grad = gradient
             self.block.step("local", batch.learning_rate * share)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 
-    def _add(self, batch: Batch, rows: slice) -> None:
+    def _add(self, batch: Batch, rows: slice, visit: int) -> None:
         exact = [p.grad for p in self._parameters()]
         self.block.module.zero_grad(set_to_none=True)
         with frozen_statistics(self.block.module):
-            self.solver.gradient(self.block, batch, rows, False, self.stats)
+            self.program.gradient(batch, rows, False, self.stats, visit)
         sums = self._sums or [None] * len(exact)
         for i, (p, before) in enumerate(zip(self._parameters(), exact, strict=True)):
             if p.grad is not None:
@@ -163,9 +149,14 @@ class BubbleFill:
         if present:
             torch._foreach_mul_(present, 1 / self._samples)
         self._samples = 0
-        if self.solver.clip_norm:
-            clip_gradients(present, self.solver.clip_norm, gradient_norms(present))
+        if self.program.clip_norm:
+            clip_gradients(present, self.program.clip_norm, gradient_norms(present))
         return mean
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return list(self.block.module.parameters())
+
+
+def slots(gaps: Gaps, samples: int) -> int:
+    """Mini-batches in the store: those drawn on, and the one being recorded."""
+    return records_needed([gaps], samples) + 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+FillStep = Literal["added", "own"]
+"""A filled gap's gradient: added to the exact one, or stepped on its own."""
 
 LOCAL_COST = 1.25
 """Time of a local step over the forward and backward pass of as many samples.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solvers.base import Rows
 from solvers.layers.factorisation import Factorisation
 from solvers.variables.store import Store
+from solvers.windows import Rows
 
 
 class FactorCut:

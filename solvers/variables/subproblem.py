@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from solvers.base import Block
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Key
 from solvers.kernels import couple
 
 
 def classify(
-    block: Block, with_input: bool, lam: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The last block's: (x, p_in if asked for, mean loss), and gradients in the parameters."""
+    key: Key, block: Block, with_input: bool, lam: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The last block's: (x, p_in if asked for, mean loss, right answers), and gradients."""
     lam = lam.detach().requires_grad_(with_input)
-    x = block.forward(lam)
-    loss = block.loss(x, labels)
-    if loss.requires_grad:
-        block.backward(loss)
-    return x.detach(), block.sample_adjoint(lam), loss.detach()
+    x = block.forward(lam, key)
+    found = block.classify(x, labels)
+    block.backward(found.loss)
+    return x.detach(), block.sample_adjoint(lam), found.loss.detach(), found.correct
 
 
 def approach(
+    key: Key,
     block: Block,
     with_input: bool,
     beta: float,
@@ -31,7 +32,7 @@ def approach(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The others': (x, p_in, mean coupling, its squares), and gradients in the parameters."""
     lam = lam.detach().requires_grad_(with_input)
-    x = block.forward(lam)
+    x = block.forward(lam, key)
     # scaled before it is rounded to x's format
     samples = len(lam) / block.loss_scale
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)

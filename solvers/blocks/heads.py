@@ -8,7 +8,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from solvers.base import Block
+from solvers.blocks.block import Block
 
 LINEAR, MLP = "linear", "mlp"
 
@@ -30,6 +30,7 @@ class Head:
         self.module = nn.Sequential(*layers, _linear(width, classes, random))
         self.module.to(block.device, block.dtype)
         self.optimiser = _optimiser_like(block.optimisers["exact"], self.module)
+        block.companions["local"] = self.optimiser
         self.sizes = (channels, classes)
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
@@ -38,18 +39,6 @@ class Head:
             pooled = x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x
             logits: Tensor = self.module(pooled)
         return logits.float() if block.precision is not torch.float32 else logits
-
-    def step(self, block: Block, learning_rate: float) -> None:
-        """One step on the gradients at hand, before the block's own."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate * block.rates["local"]
-        if block.scaler is None:
-            self.optimiser.step()
-        else:
-            block.scaler.step(self.optimiser)
-            if not block.gradients():  # with which the block's own step would do it
-                block.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""

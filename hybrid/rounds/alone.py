@@ -1,0 +1,53 @@
+"""Rounds of a method that trains on mini-batches by itself."""
+
+from __future__ import annotations
+
+from hybrid.links import RankLinks
+from hybrid.rounds.base import Rounds, Windows
+from hybrid.rounds.trace import Trace
+from solvers.base import Program
+from solvers.passes.exact import ExactPass
+from solvers.windows import PhaseStats
+
+
+class Alone(Rounds):
+    """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
+
+    Before a serial round, and at the end of an epoch, the program is drained: what it has under
+    way is finished in its own time. The phase of an exact method is called serial.
+    """
+
+    alone = True
+
+    def __init__(
+        self,
+        links: RankLinks,
+        exact: ExactPass,
+        program: Program,
+        correct_every: int = 0,
+        trace: Trace | None = None,
+    ) -> None:
+        super().__init__(links, exact, correct_every, trace)
+        self.program: Program = program
+
+    def train(
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+    ) -> None:
+        phase, own = "parallel", parallel
+        if self.program.solver.exact:
+            phase, own = "serial", serial
+        for trained, _ in windows:
+            if self.corrects():
+                with own.timed(self.links.now):
+                    self.drain()
+                with self.trace.span("serial"):
+                    serial.add(self.exact.train(trained))
+            else:
+                with self.trace.span(phase):
+                    own.add(self.program.train(trained))
+            self.tick(len(trained.batches))
+        if ends_epoch:
+            with own.timed(self.links.now):
+                self.drain()
+        if not own.samples:
+            serial.seconds += own.seconds  # of a drain alone

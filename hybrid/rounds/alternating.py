@@ -1,0 +1,150 @@
+"""The hybrid schedule: serial correction over a window, then sweeps of its sub-problems."""
+
+from __future__ import annotations
+
+from hybrid.links import RankLinks
+from hybrid.rounds.base import Rounds, Windows
+from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.trace import Trace
+from solvers.base import Program, Recorder, Recording
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.exact import ExactPass
+from solvers.state import State
+from solvers.windows import PhaseStats, Window
+
+
+class Alternating(Rounds):
+    """Serial and parallel phases by turns.
+
+        round   serial phase    exact.train: W exact steps, recorded; `fill` works in its gaps
+                parallel phase  program.train: sweeps over the records
+
+    Only every `correct_every`-th round has a serial phase; in the others, and in all of them if it
+    is 0, a forward pass alone makes the records. If the windows' records are `carried`, they live
+    on from one correction to the next, and those rounds are parallel phases only. A program that
+    records nothing needs no forward pass; where there are no corrections either, one at the end
+    of an epoch moves BatchNorm's running statistics, which belong to the composed network.
+
+    When the residual of a cut has grown by more than the solver's `return_ratio` since the last
+    call, the parallel phase does harm: one call stays serial.
+    """
+
+    alone = False
+
+    def __init__(
+        self,
+        links: RankLinks,
+        exact: ExactPass,
+        program: Program | None = None,
+        fill: BubbleFill | None = None,
+        correct_every: int = 1,
+        *,
+        observe: bool = False,
+        carried: bool = False,
+        statistics: bool = False,
+        trace: Trace | None = None,
+    ) -> None:
+        super().__init__(links, exact, correct_every, trace)
+        self.program, self.fill = program, fill
+        self.observe = observe
+        """Record in a pass of its own: the swept images differ from the trained ones."""
+        self.carried = carried
+        self.statistics = statistics
+        """Whether the network has running statistics to move."""
+        solver = program or (fill and fill.program)
+        self.return_ratio: float = getattr(solver and solver.solver, "return_ratio", 0.0)
+        self.recorder = program if isinstance(program, Recording) else None
+        self.probe: list[float] = []
+        """Residuals of the last call with whole windows; empty after a call that stayed serial."""
+        self.length = 0
+        """Mini-batches of the longest window so far."""
+        self.resting = False
+        self.recorded = False
+        """Whether carried records have been made."""
+
+    def train(
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+    ) -> None:
+        fill = None if self.resting else self.fill
+        program = None if self.resting else self.program
+        length = max(len(swept.batches) for _, swept in windows)
+        recorder = None if self.observe else self.recorder
+        for trained, swept in windows:
+            corrected = self.corrects()
+            if corrected:
+                with self.trace.span("serial"):
+                    serial.add(self.exact.train(trained, recorder, fill))
+            if program is not None:
+                serial.add(self._record(swept, corrected, self.recorder))
+                with self.trace.span("parallel"):
+                    part = program.train(swept)
+                if len(swept.batches) < length:
+                    part.squares = []
+                parallel.add(part)
+            self.tick(len(trained.batches))
+        if ends_epoch and self.statistics and self.recorder is None and not self.correct_every:
+            for trained, _ in windows:
+                serial.seconds += self._propagate(trained, None).seconds
+        if fill is not None:
+            parallel.add(fill.stats)
+            fill.stats = PhaseStats()
+
+    def _record(self, swept: Window, corrected: bool, recorder: Recorder | None) -> PhaseStats:
+        """Make the records that the serial phase has not made."""
+        if recorder is None:
+            return PhaseStats()
+        fresh = corrected or not (self.carried and self.recorded)
+        self.recorded = True
+        if corrected and self.observe:
+            with self.trace.span("observe"):
+                observed = self.exact.observe(swept, recorder)
+            return PhaseStats(seconds=observed.seconds)
+        if corrected or not (fresh or self.statistics):
+            return PhaseStats()
+        return self._propagate(swept, recorder if fresh else None)
+
+    def _propagate(self, window: Window, recorder: Recorder | None) -> PhaseStats:
+        with self.trace.span("forward"):
+            return self.exact.propagate(window, recorder)
+
+    def end_epoch(self) -> None:
+        if self.fill is not None:
+            self.fill.begin()
+
+    def watch(self, reports: list[PhaseReport], windows: Windows) -> None:
+        length = max(len(swept.batches) for _, swept in windows)
+        if length < self.length:
+            # the weights drift less over a shorter window: its residual compares with no other
+            self.resting = False
+            return
+        self.length = length
+        residual = reports[-1].residual if reports[-1].phase == "parallel" else []
+        grown = any(
+            now > self.return_ratio * before > 0
+            for now, before in zip(residual, self.probe, strict=False)
+        )
+        self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
+        if self.resting:
+            self.end_epoch()
+        self.returns += self.resting
+        self.probe = [] if self.resting else residual
+
+    def state(self) -> State:
+        state = super().state()
+        state.shared |= {
+            "probe": self.probe,
+            "resting": self.resting,
+            "length": self.length,
+            "recorded": self.recorded,
+        }
+        return state
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        shared = state.shared
+        if "probe" not in shared:  # of a method that trains alone
+            return
+        self.resting, self.length = shared["resting"], shared["length"]
+        # residuals of other cuts mean nothing here
+        self.probe = shared["probe"] if state.same_split else []
+        self.recorded = shared["recorded"] and state.complete

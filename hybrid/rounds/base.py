@@ -1,0 +1,104 @@
+"""Drives one rank through the rounds of a training, and lets the ranks agree on what came of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hybrid.links import RankLinks
+from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, share
+from hybrid.rounds.trace import Trace
+from solvers.base import Program
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.exact import ExactPass
+from solvers.state import State
+from solvers.windows import PhaseStats, Window
+
+Windows = Sequence[tuple[Window, Window]]
+"""Of each round: the window that is trained, and the one that is swept."""
+
+
+class Rounds(ABC):
+    """One rank's rounds. The ranks agree on losses at the end of every call of `run` alone."""
+
+    alone: bool
+    """Whether the program trains without a serial phase on the same window."""
+
+    def __init__(
+        self, links: RankLinks, exact: ExactPass, correct_every: int, trace: Trace | None = None
+    ) -> None:
+        self.links, self.exact, self.correct_every = links, exact, correct_every
+        self.trace = trace or Trace(links.rank, links.now)
+        self.program: Program | None = None
+        self.fill: BubbleFill | None = None
+        self.news: Callable[[], Any] = str
+        """What this rank has to tell the others when they report."""
+        self.tick: Callable[[int], None] = lambda batches: None
+        """Told, on this rank alone, of the mini-batches of every round."""
+        self.heard: list[Any] = []
+        """Every rank's news, as of the last call."""
+        self.count = 0
+        """Rounds so far."""
+        self.returns = 0
+        """Calls that stayed serial because of the residual."""
+
+    def run(
+        self, windows: Windows, first_step: int, epoch: int, ends_epoch: bool = False
+    ) -> list[PhaseReport]:
+        """Run one round for each (trained, swept) pair of windows; report their phases.
+
+        Raises DivergedError on all ranks, naming the step, if a loss is not finite.
+        """
+        phases = [PhaseStats(), PhaseStats()]
+        self.train(windows, *phases, ends_epoch)
+        mine = [share(stats) for stats in phases]
+        gathered = self.links.all_gather((mine, self.news()))
+        everyone = [shares for shares, _ in gathered]
+        self.heard = [news for _, news in gathered]
+        reports = [
+            merged(phase, [rank[i] for rank in everyone])
+            for i, phase in enumerate(PHASES)
+            if everyone[-1][i]["samples"]
+        ]
+        check_finite(everyone, first_step, epoch)
+        self.watch(reports, windows)
+        return reports
+
+    @abstractmethod
+    def train(
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+    ) -> None:
+        """Run the rounds; add to both phases what this rank did."""
+
+    def watch(self, reports: list[PhaseReport], windows: Windows) -> None:  # noqa: B027
+        """Draw conclusions, the same on every rank."""
+
+    def corrects(self) -> bool:
+        """Whether the next round has a serial phase; it counts as begun."""
+        self.count += 1
+        return bool(self.correct_every) and (self.count - 1) % self.correct_every == 0
+
+    def end_epoch(self) -> None:  # noqa: B027
+        """Forget the epoch's records."""
+
+    def drain(self) -> None:
+        """Finish what is under way between blocks; all ranks call it."""
+        if self.program is not None:
+            with self.trace.span("drain"):
+                self.program.drain()
+
+    @property
+    def local(self) -> bool:
+        """Whether there are local steps beside exact ones."""
+        return self.fill is not None or (
+            self.program is not None and not isinstance(self.program, ExactPass)
+        )
+
+    def state(self) -> State:
+        """For a checkpoint."""
+        return State(shared={"count": self.count, "returns": self.returns})
+
+    def load_state(self, state: State) -> None:
+        """Take back what `state` gave."""
+        self.count, self.returns = state.shared["count"], state.shared["returns"]

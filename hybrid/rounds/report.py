@@ -1,0 +1,89 @@
+"""What a phase did, as all ranks agree on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from hybrid.errors import AgreedError
+from solvers.windows import PhaseStats
+
+PHASES = ("serial", "parallel")
+
+
+class DivergedError(AgreedError):
+    """The loss is no longer a number; every rank knows. `phase` is where, empty for the weights."""
+
+    def __init__(self, text: str, phase: str = "") -> None:
+        super().__init__(text)
+        self.phase = phase
+
+
+@dataclass
+class PhaseReport:
+    """One phase over some rounds, as all ranks agree on it."""
+
+    phase: str
+    samples: int
+    loss: float
+    accuracy: float
+    seconds: float
+    """Of the slowest rank."""
+    residual: list[float] = field(default_factory=list)
+    """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
+    primal: list[float] = field(default_factory=list)
+    """||lam - x|| at each cut over the samples of the last sweep; empty without an exchange."""
+    dual: list[float] = field(default_factory=list)
+    """||rho (lam - old lam)||, rho = 2 beta, likewise."""
+    notices: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of metrics.jsonl."""
+        optional = ("primal", "dual", "notices")
+        return {k: v for k, v in asdict(self).items() if v or k not in optional}
+
+
+def share(stats: PhaseStats) -> dict[str, Any]:
+    """What a rank tells the others of its part in a phase."""
+    losses = stats.per_step_losses()
+    bad = next((i for i, loss in enumerate(losses) if not isfinite(loss)), -1)
+    return {
+        "samples": stats.samples,
+        "loss": sum(losses) / len(losses) if losses else 0.0,
+        "bad": bad,
+        "correct": int(sum(int(c) for c in stats.correct)),
+        "seconds": stats.seconds,
+        "residual": stats.residual(),
+        "norms": stats.residual_norms(),
+        "notices": stats.notices,
+    }
+
+
+def merged(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
+    """The report of a phase from all ranks' shares."""
+    last = ranks[-1]
+    norms = [rank["norms"] for rank in ranks[1:] if rank["norms"] is not None]
+    return PhaseReport(
+        phase=phase,
+        samples=last["samples"],
+        loss=last["loss"],
+        accuracy=last["correct"] / max(1, last["samples"]),
+        seconds=max(rank["seconds"] for rank in ranks),
+        residual=[rank["residual"] for rank in ranks[:-1]] if phase == "parallel" else [],
+        primal=[primal for primal, _ in norms],
+        dual=[dual for _, dual in norms],
+        notices=last["notices"],
+    )
+
+
+def check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: int) -> None:
+    """Raise DivergedError, naming the step, if a rank's loss is not finite."""
+    for i, phase in enumerate(PHASES):
+        bad = [rank[i]["bad"] for rank in everyone if rank[i]["bad"] >= 0]
+        if bad:
+            what = "the loss" if phase == "serial" else "a sub-problem's loss"
+            step = first_step + min(bad)
+            raise DivergedError(
+                f"{what} is not finite at {phase} step {step} (epoch {epoch + 1})", phase
+            )

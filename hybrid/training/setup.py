@@ -1,0 +1,186 @@
+"""What a training is, settled before it starts, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hybrid.cuts.partition import Blocks
+from hybrid.rounds import optimisers
+from hybrid.settings.config import (
+    CheckpointSettings,
+    OptimiserSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
+from hybrid.links import RankLinks
+from hybrid.rounds.alone import Alone
+from hybrid.rounds.alternating import Alternating
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.trace import Trace
+from hybrid.samplers import Sampler, Uniform
+from solvers.base import Program, Setup, Solver, SubProblems
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Draws
+from solvers.blocks.graphs import StepGraphs
+from solvers.layers.factorisation import Factorisation
+from solvers.layers.projection import leading
+from solvers.passes.bubble import BubbleFill, slots
+from solvers.passes.exact import ExactPass, PassSettings
+from solvers.passes.pipeline import FillStep, Gaps
+from solvers.sync.base import Sync
+
+
+@dataclass(frozen=True)
+class Method:
+    """How blocks are trained: a solver, its correction, and how the two take turns."""
+
+    solver: Solver
+    correction: PassSettings
+    setup: Setup
+    gaps: tuple[Gaps, ...] = ()
+    """Local work of each block in a pass; empty: none."""
+    fill_step: FillStep = "added"
+    observe: bool = False
+    """Whether windows are recorded in a pass of their own."""
+    statistics: bool = False
+    """Whether the network has running statistics."""
+
+    def memory(self, index: int) -> int:
+        """Bytes of auxiliary variables on block `index`."""
+        needed = self.solver.memory(self.setup, index) if self.setup.window else 0
+        return needed + (self.solver.memory(self._records(index), index) if self.gaps else 0)
+
+    def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
+        """One rank's rounds."""
+        solver, setup = self.solver, self.setup
+        exact = ExactPass(self.correction, block, links, setup)
+        if not solver.alternates:
+            every = 0 if solver.exact else setup.correct_every
+            return Alone(links, exact, solver.start(block, links, setup), every, trace)
+        program: Program | None = None
+        if setup.window:
+            program = solver.start(block, links, setup)
+        fill = None
+        if self.gaps:
+            filling = solver.start(block, links, self._records(block.index))
+            assert isinstance(filling, SubProblems)
+            gaps = self.gaps[block.index]
+            fill = BubbleFill(filling, gaps, setup.batch_size, self.fill_step)
+        return Alternating(
+            links,
+            exact,
+            program,
+            fill,
+            setup.correct_every,
+            observe=self.observe,
+            carried=setup.carried,
+            statistics=self.statistics,
+            trace=trace,
+        )
+
+    def _records(self, index: int) -> Setup:
+        """Of the program that fills the gaps of block `index`: a store of the records it needs."""
+        size = self.setup.batch_size
+        return Setup(self.setup.shapes, size, slots(self.gaps[index], size), fills=True)
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """A whole training: what every rank's `Run` is made from."""
+
+    blocks: Blocks
+    method: Method
+    whole: bool
+    """Whether a window is the whole training set."""
+    window: int
+    """Mini-batches a round."""
+    steps_per_epoch: int
+    memory_gb: float
+    train: TrainSettings
+    optimiser: OptimiserSettings
+    schedule: ScheduleSettings
+    checkpoint: CheckpointSettings
+    device: torch.device
+    kernels: str
+    drawing: dict[torch.nn.Module, int]
+    """Modules that draw random numbers, and their units' numbers."""
+    out: Path | None
+    resume: bool
+    quiet: bool
+    names: dict[str, str]
+    """What the summary calls solver, model and data."""
+    describe: Callable[[list[str]], str]
+    """Text of config.toml, given the cuts."""
+    sampler: type[Sampler] = Uniform
+    sync: Sync | None = None
+
+    @property
+    def carried_as(self) -> list[object]:
+        """What the shapes of carried variables depend on, but for the cuts; empty without any."""
+        setup = self.method.setup
+        return [setup.samples, *self.method.solver.layout()] if setup.carried else []
+
+    def check_memory(self) -> None:
+        """ValueError if the auxiliary variables of a block need more memory than allowed."""
+        length = self.method.setup.window
+        for rank in range(len(self.blocks)):
+            needed = self.method.memory(rank)
+            if needed <= self.memory_gb * 1e9:
+                continue
+            fits = int(length * self.memory_gb * 1e9 / needed)
+            shorter = f"take a window of {fits}, or " if fits else ""
+            raise ValueError(
+                f"a window of {length} mini-batches needs {needed / 1e9:.3g} GB of "
+                f"auxiliary variables on rank {rank}, the budget is {self.memory_gb:g} GB: "
+                f"{shorter}set solver.storage=bfloat16, solver.filter=2 or a larger "
+                "rounds.memory_gb"
+            )
+
+    def block(self, rank: int) -> Block:
+        """Block `rank`; see `make_block`."""
+        return make_block(
+            self.blocks, rank, self.optimiser, self.device, self.train, self.drawing, self.sync
+        )
+
+
+def make_block(
+    blocks: Blocks,
+    rank: int,
+    settings: OptimiserSettings,
+    device: torch.device,
+    train: TrainSettings | None = None,
+    drawing: dict[torch.nn.Module, int] | None = None,
+    sync: Sync | None = None,
+) -> Block:
+    """Block `rank` in training mode on its device, with the optimiser of its exact steps."""
+    train = train or TrainSettings()
+    module = blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    exact = optimisers.make(module, settings)
+    if train.compile:
+        module.compile(dynamic=False)
+    graphs = None
+    if train.graphs and device.type == "cuda":
+        graphs = StepGraphs(list(module.parameters()))
+    own = {part: unit for part, unit in (drawing or {}).items() if part in set(module.children())}
+    return Block(
+        module.train(),
+        rank,
+        len(blocks),
+        {"exact": exact, "local": exact},
+        device,
+        getattr(torch, train.precision),
+        cut_after=None if rank == len(blocks) - 1 else leading(blocks.module(rank + 1)),
+        graphs=graphs,
+        draws=Draws(train.seed, own) if own else None,
+        sync=sync,
+    )
+
+
+def factorised_cuts(blocks: Blocks) -> frozenset[int]:
+    """The cuts whose block behind begins with a factorisation."""
+    cuts = range(1, len(blocks))
+    return frozenset(k for k in cuts if isinstance(leading(blocks.module(k)), Factorisation))

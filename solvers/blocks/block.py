@@ -1,0 +1,233 @@
+"""A block: the run of units one rank owns, its passes, and the one place where its weights move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
+from solvers.blocks.draws import Draws, Key
+from solvers.blocks.graphs import StepGraphs
+from solvers.layers.projection import Projection
+from solvers.state import State
+from solvers.sync.base import Sync
+from solvers.windows import Classified
+
+
+def right_answers(out: Tensor, labels: Tensor) -> Tensor:
+    """How many logits (N, classes) are largest at their label (N,)."""
+    return (out.argmax(1) == labels).sum()
+
+
+@dataclass
+class Block:
+    """The contiguous run of units one rank owns, with its optimisers.
+
+    `optimisers["exact"]` steps in exact passes; a solver steps with `optimisers["local"]`, which
+    is the same object unless the solver keeps a momentum of its own.
+    """
+
+    module: nn.Module
+    index: int
+    count: int
+    optimisers: dict[str, torch.optim.Optimizer]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: torch.dtype = torch.float32
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    metric: Callable[[Tensor, Tensor], Tensor] = right_answers
+    cut_after: Projection | None = None
+    """The next block's first layer, if it is a projection: what lam at that cut is held to."""
+    rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
+    """Factors of the learning rate by kind of step."""
+    graphs: StepGraphs | None = None
+    """Runs local steps as CUDA graphs; None: kernel by kernel."""
+    sync: Sync | None = None
+    """How the block's replicas agree on its weights; None: there is one."""
+    draws: Draws | None = None
+    """Random numbers of the units that draw any; None: no unit does."""
+    scaler: torch.amp.GradScaler | None = field(init=False, default=None)
+    """Keeps float16 gradients in range; other formats need none."""
+    companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
+    """By kind of step: the optimiser of what is trained with the weights (an auxiliary head)."""
+
+    def __post_init__(self) -> None:
+        if self.precision is torch.float16:
+            self.scaler = torch.amp.GradScaler(self.device.type)
+            self.scaler.scale(torch.zeros((), device=self.device))  # which makes its scale
+
+    @property
+    def first(self) -> bool:
+        """Whether this block's input is the image."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this block's output meets the labels."""
+        return self.index == self.count - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its parameters, float32 without any."""
+        parameter = next(self.module.parameters(), None)
+        return torch.float32 if parameter is None else parameter.dtype
+
+    def forward(
+        self, lam: Tensor, key: Key = (), weights: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it.
+
+        `key` (step, micro-batch, ...) fixes what random layers draw; `weights`, by their local
+        names, stand in for the module's parameters.
+        """
+        if self.draws is not None:
+            self.draws.key = key
+        with self.numbers():
+            if weights is None:
+                out: Tensor = self.module(lam)
+            else:
+                out = functional_call(self.module, dict(weights), (lam,))
+        narrow = self.precision is not torch.float32
+        return out.float() if self.last and narrow else out
+
+    def numbers(self) -> AbstractContextManager[Any]:
+        """Within it torch computes in the block's precision."""
+        if self.precision is torch.float32:
+            return nullcontext()
+        # weights are used once a pass, and what a cache keeps may not outlive a captured graph
+        return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
+
+    def classify(self, out: Tensor, labels: Tensor) -> Classified:
+        """Loss and metric of the last block's output (or a head's) and the batch's labels."""
+        return Classified(self.loss(out, labels), self.metric(out.detach(), labels))
+
+    def step(
+        self,
+        kind: str,
+        learning_rate: float,
+        clip_norm: float = 0.0,
+        everyone: AllGather | None = None,
+    ) -> None:
+        """One optimiser step on the gradients at hand, which it then clears.
+
+        `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
+        network's; 0: no clipping. Replicas agree before it and after.
+        """
+        if self.sync is not None:
+            self.sync.before_step(self, kind)
+        optimisers = self._optimisers_of(kind)
+        if clip_norm:
+            self._clip(optimisers[-1], clip_norm, everyone)
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate * self.rates.get(kind, self.rates["local"])
+        scaled = [o for o in optimisers if self.scaler is not None and _has_gradients(o)]
+        if self.scaler is None or kind == "auxiliary":
+            for optimiser in optimisers:
+                optimiser.step()
+        elif scaled:
+            for optimiser in scaled:
+                self.scaler.step(optimiser)
+            self.scaler.update()
+        for optimiser in optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        if self.sync is not None:
+            self.sync.after_step(self, kind)
+
+    def _optimisers_of(self, kind: str) -> list[torch.optim.Optimizer]:
+        companion = [self.companions[kind]] if kind in self.companions else []
+        return [*companion, self.optimisers[kind]]
+
+    def _clip(
+        self, optimiser: torch.optim.Optimizer, clip_norm: float, everyone: AllGather | None
+    ) -> None:
+        gradients = self.gradients()
+        if self.scaler is not None and gradients:
+            self.scaler.unscale_(optimiser)
+        norms = gradient_norms(gradients)
+        if everyone is not None:
+            norms = [norm for block in everyone(norms) for norm in block]
+        clip_gradients(gradients, clip_norm, norms)
+
+    @property
+    def loss_scale(self) -> float:
+        """What `backward` multiplies adjoints by: a power of two in float16, else 1.
+
+        Each block has its own, which an overflow halves; that block then leaves out its step.
+        """
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    def backward(
+        self, out: Tensor, p_out: Tensor | None = None, retain_graph: bool = False
+    ) -> None:
+        """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
+
+        Without p_out, `out` is the loss. What needs no gradient gets none.
+        """
+        if not out.requires_grad:
+            return
+        scale = self.loss_scale
+        if scale == 1.0:
+            out.backward(p_out, retain_graph=retain_graph)
+        elif p_out is None:
+            (out * scale).backward(retain_graph=retain_graph)
+        else:
+            out.backward((p_out * scale).to(out.dtype), retain_graph=retain_graph)
+
+    def input_adjoint(self, lam: Tensor) -> Tensor | None:
+        """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
+        if lam.grad is None or self.scaler is None:
+            return lam.grad
+        return lam.grad.float() / self.loss_scale
+
+    def sample_adjoint(self, lam: Tensor) -> Tensor | None:
+        """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
+        p = self.input_adjoint(lam)
+        return None if p is None else self.stored_adjoint(p * len(lam))
+
+    def stored_adjoint(self, p: Tensor) -> Tensor:
+        """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""
+        return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
+
+    def state(self) -> State:
+        """What is its own beside weights and optimisers: float16's loss scale, and its age."""
+        if self.scaler is None:
+            return State()
+        state = self.scaler.state_dict()
+        numbers = (float(state["scale"]), float(state["_growth_tracker"]))
+        return State(block={"loss scale": torch.tensor(numbers, dtype=torch.float64)})
+
+    def load_state(self, state: State) -> None:
+        """Take back what `state` gave."""
+        if self.scaler is not None and state.block:
+            scale, steps = state.block["loss scale"].tolist()
+            kept = {"scale": scale, "_growth_tracker": int(steps)}
+            self.scaler.load_state_dict(self.scaler.state_dict() | kept)
+
+    def own_optimiser(self, momentum: float) -> None:
+        """Give local steps an optimiser of their own: like the exact one, but for its momentum."""
+        exact = self.optimisers["exact"]
+        groups = [
+            {k: v for k, v in group.items() if k not in ("momentum", "betas")}
+            for group in exact.param_groups
+        ]
+        if isinstance(exact, torch.optim.SGD):
+            for group in groups:
+                group["nesterov"] = group["nesterov"] and momentum > 0
+            own: torch.optim.Optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum)
+        else:
+            own = torch.optim.AdamW(groups, lr=0.0, betas=(momentum, 0.999))
+        self.optimisers["local"] = own
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients at hand, in the order of the parameters."""
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+
+def _has_gradients(optimiser: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimiser.param_groups for p in group["params"])

@@ -1,0 +1,246 @@
+"""The exact forward-backward pass over blocks, pipelined over micro-batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from solvers.base import Links, Program, Recorder, check_choices, check_numbers
+from solvers.blocks.block import Block
+from solvers.blocks.norms import frozen_statistics
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.pipeline import Op, order
+from solvers.passes.wire import Wire, WireFormat
+from solvers.windows import Batch, PhaseStats, Record, Window
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How an exact pass runs: as the solver `backprop`, and as other methods' correction."""
+
+    micro_batches: int = 1
+    """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
+    clip_norm: float = 0.0
+    """Largest norm of the whole network's gradient; 0: no clipping."""
+    recompute: bool = False
+    """Keep only block inputs and run forward again before backward: less memory, same result."""
+    messages: WireFormat = "float32"
+    """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
+    filter: int = 1
+    """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_one=("micro_batches", "filter"))
+        if self.clip_norm < 0:
+            raise ValueError(f"clip_norm is {self.clip_norm}; it must be 0 (off) or positive")
+        check_choices(self)
+
+
+class ExactPass(Program):
+    r"""Back-propagation over K blocks, pipelined over m micro-batches.
+
+    Forward   lam_{k+1} = x_k = f_k(lam_k; w_k),   lam_0 the image
+    Backward  p_k = (d x_k / d lam_k)^T p_{k+1},   p_K = d phi / d x_{K-1}
+    Step      w_k <- optimiser step with the sum over micro-batches of (d x_k / d w_k)^T p_{k+1}
+
+    With m = 1 it equals a plain training loop bit for bit, whatever K. With m > 1 the micro-batches
+    run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503; drawn at
+    `pipeline.order`), so block k holds at most K - k graphs at once and idles for (K-1) of m+K-1
+    slots. BatchNorm then normalises each micro-batch by its own statistics, and its running
+    statistics are updated m times a step: m > 1 is a different, equally valid training run.
+
+    The idle slots can take the local steps of a `BubbleFill`.
+    """
+
+    solver: PassSettings
+
+    def train(
+        self, window: Window, recorder: Recorder | None = None, fill: BubbleFill | None = None
+    ) -> PhaseStats:
+        """One exact step a mini-batch, recorded where there is a recorder.
+
+        A `fill` works in the gaps, and records for itself.
+        """
+        stats = PhaseStats()
+        with stats.timed(self.links.now):
+            for rows, batch in window.recorded():
+                self.gradient(batch, rows, recorder, stats, fill)
+                if fill is None:
+                    self.step(batch)
+                else:
+                    fill.step(batch, lambda batch=batch: self.step(batch))  # type: ignore[misc]
+            self.links.flush()
+        return stats
+
+    def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
+        """Record an exact pass over the window without a step or a change of statistics."""
+        stats = PhaseStats()
+        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+            for rows, batch in window.recorded():
+                self.gradient(batch, rows, recorder, stats)
+                self.block.module.zero_grad(set_to_none=True)
+            self.links.flush()
+        return stats
+
+    def propagate(self, window: Window, recorder: Recorder | None = None) -> PhaseStats:
+        """Forward only: record activations, without adjoints; BatchNorm's statistics move.
+
+        A block with carried auxiliary variables at its input starts from them.
+        """
+        block, links = self.block, self.links
+        stats, wire = PhaseStats(), Wire(self.solver.messages, self.solver.filter)
+        with stats.timed(links.now), torch.no_grad():
+            for rows, batch in window.recorded():
+                if block.first:
+                    lam = batch.images()
+                else:
+                    lam = wire.receive(links.from_previous, block.dtype)
+                if recorder is not None:
+                    carried = recorder.carried_input(rows)
+                    lam = lam if carried is None else carried
+                out = block.forward(lam, (0, batch.step, 0))
+                if block.last:
+                    stats.classified(block.classify(out, batch.labels()))
+                else:
+                    wire.send(links.to_next, out)
+                if recorder is not None:
+                    before, after = None if block.first else lam, None if block.last else out
+                    recorder.record(Record(rows, lam=before, out=after))
+                stats.samples += len(batch)
+            links.flush()
+        return stats
+
+    def gradient(
+        self,
+        batch: Batch,
+        rows: slice,
+        recorder: Recorder | None,
+        stats: PhaseStats,
+        fill: BubbleFill | None = None,
+    ) -> None:
+        """Leave the exact gradient of the batch-mean loss in the parameters."""
+        m = min(self.solver.micro_batches, len(batch))
+        recorders = [(recorder, rows.start)] if recorder is not None else []
+        if fill is not None:
+            recorders.append((fill.recorder, fill.next_row))
+        run = _Pass(self.solver, self.block, self.links, batch, m, recorders)
+        for op in order(self.block.index, self.block.count, m, fill.gaps if fill else None):
+            if op is Op.FORWARD:
+                run.forward(stats)
+            elif op is Op.BACKWARD:
+                run.backward()
+            else:
+                assert fill is not None
+                fill.work(op)
+        stats.samples += len(batch)
+        stats.steps += 1
+        if run.losses:
+            stats.losses.append(torch.stack(run.losses).sum())
+
+    def step(self, batch: Batch) -> None:
+        """Step on the exact gradient at hand."""
+        clip = self.solver.clip_norm
+        self.block.step("exact", batch.learning_rate, clip, self.links.all_gather)
+
+
+class _Pass:
+    """One mini-batch on its way through one block."""
+
+    def __init__(
+        self,
+        settings: PassSettings,
+        block: Block,
+        links: Links,
+        batch: Batch,
+        micro_batches: int,
+        recorders: list[tuple[Recorder, int]],
+    ) -> None:
+        self.block, self.links, self.recorders = block, links, recorders
+        self.recompute, self.step = settings.recompute, batch.step
+        self.wire = Wire(settings.messages, settings.filter)
+        self.size = len(batch)
+        # autograd's adjoints are of the batch mean, too small for float16
+        self.adjoint_scale = self.size if settings.messages == "float16" else 1
+        sizes = [len(ids) for ids in batch.ids.tensor_split(micro_batches)]
+        self.rows = deque(slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes)))
+        self.images = deque(batch.images().split(sizes) if block.first else ())
+        self.labels = deque(batch.labels().split(sizes) if block.last else ())
+        self.graphs: deque[tuple[Tensor, Tensor]] = deque()
+        self.losses: list[Tensor] = []
+        self.forwards = 0
+
+    def forward(self, stats: PhaseStats) -> None:
+        if self.block.first:
+            lam = self.images.popleft()
+        else:
+            lam = self.wire.receive(self.links.from_previous, self.block.dtype)
+            lam = lam.detach().requires_grad_()
+        key = (0, self.step, self.forwards)
+        self.forwards += 1
+        if self.recompute:
+            out = checkpoint(self.block.forward, lam, key, use_reentrant=False)
+        else:
+            out = self.block.forward(lam, key)
+        if self.block.last:
+            labels = self.labels.popleft()
+            found = self.block.classify(out, labels)
+            stats.correct.append(found.correct)
+            out = found.loss * (len(labels) / self.size)
+            self.losses.append(out.detach())
+        else:
+            self.wire.send(self.links.to_next, out.detach())
+        self.graphs.append((lam, out))
+
+    def backward(self) -> None:
+        lam, out = self.graphs.popleft()
+        p_out = None if self.block.last else self._from_next(out)
+        with _spared_statistics(self.block.module) if self.recompute else nullcontext():
+            self.block.backward(out, p_out)
+        p_in = self.block.input_adjoint(lam)
+        if not self.block.first:
+            assert p_in is not None
+            self._to_previous(p_in)
+        rows = self.rows.popleft()
+        for recorder, start in self.recorders:
+            recorder.record(
+                Record(
+                    slice(start + rows.start, start + rows.stop),
+                    lam=None if self.block.first else lam.detach(),
+                    p_in=None if p_in is None else self.block.stored_adjoint(p_in * self.size),
+                    out=None if self.block.last else out.detach(),
+                    p_out=None if p_out is None else self.block.stored_adjoint(p_out * self.size),
+                )
+            )
+
+    def _from_next(self, out: Tensor) -> Tensor:
+        dtype = out.dtype if self.block.scaler is None else torch.float32
+        p = self.wire.receive(self.links.from_next, dtype)
+        return p if self.adjoint_scale == 1 else p / self.adjoint_scale
+
+    def _to_previous(self, p: Tensor) -> None:
+        self.wire.send(
+            self.links.to_previous, p if self.adjoint_scale == 1 else p * self.adjoint_scale
+        )
+
+
+@contextmanager
+def _spared_statistics(module: nn.Module) -> Iterator[None]:
+    """BatchNorm moves copies of its running statistics: a recomputed pass counts only once.
+
+    Frozen ones would not do: what a recomputed pass saves must be what the first one saved.
+    """
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [dict(m._buffers) for m in norms]
+    for m in norms:
+        m._buffers.update({k: b.clone() for k, b in m._buffers.items() if b is not None})
+    try:
+        yield
+    finally:
+        for m, buffers in zip(norms, kept, strict=True):
+            m._buffers.update(buffers)

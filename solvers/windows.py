@@ -1,0 +1,164 @@
+"""Mini-batches and their windows, what is recorded of them, and what a phase did with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+Rows = slice | Tensor
+"""Which samples of a window: a slice in recorded order, or an int64 index."""
+
+
+class Source(Protocol):
+    """Where mini-batches come from: images for the first block, labels for the last."""
+
+    def images(self, ids: Tensor) -> Tensor:
+        """Samples (N, C, H, W), augmented and normalised."""
+        ...
+
+    def labels(self, ids: Tensor) -> Tensor:
+        """Classes (N,), int64."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch: sample numbers (N,), and the number and learning rate of its step."""
+
+    ids: Tensor
+    learning_rate: float
+    source: Source
+    step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def images(self) -> Tensor:
+        """Samples (N, C, H, W); made anew at every call, so nobody need keep them."""
+        return self.source.images(self.ids)
+
+    def labels(self) -> Tensor:
+        """Classes (N,)."""
+        return self.source.labels(self.ids)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an exact pass saw at a block's two cuts; None where there is no cut, or no adjoint.
+
+    Adjoints are in per-sample scale: the batch size times autograd's for the batch mean.
+    """
+
+    rows: slice
+    """Which samples of the window."""
+    lam: Tensor | None = None
+    p_in: Tensor | None = None
+    out: Tensor | None = None
+    p_out: Tensor | None = None
+
+
+@dataclass
+class Window:
+    """The mini-batches whose auxiliary variables live at once, as one rank sees them."""
+
+    batches: list[Batch]
+    sweeps: int = 1
+    shuffle: Callable[[int], Tensor] | None = None
+    """sweep -> permutation of the window's samples (per-sample storage); None: recorded order."""
+
+    def recorded(self) -> Iterator[tuple[slice, Batch]]:
+        """Rows and mini-batches as an exact pass meets them."""
+        start = 0
+        for batch in self.batches:
+            yield slice(start, start + len(batch)), batch
+            start += len(batch)
+
+    def sweep(self, number: int) -> Iterator[tuple[Rows, Batch]]:
+        """Rows and mini-batches of one sweep, the same on every rank."""
+        if self.shuffle is None:
+            yield from self.recorded()
+            return
+        ids = torch.cat([batch.ids for batch in self.batches])
+        permutation = self.shuffle(number)
+        for rows, batch in self.recorded():
+            index = permutation[rows]
+            yield index, Batch(ids[index], batch.learning_rate, batch.source, batch.step)
+
+
+class Classified(NamedTuple):
+    """What an output is worth beside the labels."""
+
+    loss: Tensor
+    """Mean over the samples, with its graph."""
+    correct: Tensor
+    """Number of samples that the metric counts as right."""
+
+
+@dataclass
+class PhaseStats:
+    """What one rank did in one phase; sums stay on the device until the phase has ended."""
+
+    samples: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    losses: list[Tensor] = field(default_factory=list)
+    """Mean loss of each step; of the last block the training loss, else the coupling loss."""
+    correct: list[Tensor] = field(default_factory=list)
+    squares: list[Tensor] = field(default_factory=list)
+    """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
+    exchanged: list[Tensor] = field(default_factory=list)
+    """(||lam - x||^2, ||rho (lam - old lam)||^2) of each exchange at the cut before this block."""
+    notices: list[str] = field(default_factory=list)
+    """What a user should be told, the same on every rank."""
+
+    def classified(self, found: Classified) -> None:
+        """Count one mini-batch's loss and right answers."""
+        self.losses.append(found.loss.detach())
+        self.correct.append(found.correct)
+
+    def add(self, part: PhaseStats) -> None:
+        """Take in what another part of the phase did."""
+        self.samples += part.samples
+        self.steps += part.steps
+        self.seconds += part.seconds
+        self.losses += part.losses
+        self.correct += part.correct
+        self.squares += part.squares
+        self.exchanged += part.exchanged
+        self.notices += part.notices
+
+    def residual(self) -> float:
+        """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k||; 0 without a measured cut."""
+        if not self.squares:
+            return 0.0
+        r, x = torch.stack(self.squares).double().sum(0).tolist()
+        return float((r / x) ** 0.5) if x > 0 else 0.0
+
+    def residual_norms(self) -> tuple[float, float] | None:
+        """Norms of the primal and the dual residual at the cut before this block, if exchanged.
+
+        ||lam - x|| after the step of lam, and ||rho (lam - old lam)||, with rho = 2 beta (Boyd et
+        al., Foundations and Trends in Machine Learning 2011, section 3.3).
+        """
+        if not self.exchanged:
+            return None
+        r, s = torch.stack(self.exchanged).double().sum(0).sqrt().tolist()
+        return float(r), float(s)
+
+    def per_step_losses(self) -> list[float]:
+        """One loss a step."""
+        return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
+
+    @contextmanager
+    def timed(self, now: Callable[[], float]) -> Iterator[None]:
+        """Add the time of the body by the clock `now`, the work it left to a GPU included."""
+        start = now()
+        yield
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        self.seconds += now() - start
