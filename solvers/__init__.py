@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from solvers.augmented_lagrangian import AugmentedLagrangian
-from solvers.auxnet import AuxNet
-from solvers.backprop import Backprop
-from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
-from solvers.block_admm import BlockADMM
-from solvers.delayed import DDG, FDG, FeaturesReplay
-from solvers.local_updates import LocalUpdates
-from solvers.penalty import Penalty
-from solvers.petra import Petra
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-REGISTRY: dict[str, type[Solver]] = {
-    solver.name: solver
-    for solver in (
-        *(Backprop, Penalty, AugmentedLagrangian, BlockADMM, AuxNet),
-        *(DDG, FeaturesReplay, FDG, Petra, LocalUpdates),
-    )
-}
+from solvers import registry
+
+if TYPE_CHECKING:
+    from solvers.augmented_lagrangian import AugmentedLagrangian
+    from solvers.auxnet import AuxNet
+    from solvers.backprop import Backprop
+    from solvers.base import Batch, Block, Links, PhaseStats, Recorder, Solver, Window
+    from solvers.block_admm import BlockADMM
+    from solvers.delayed import DDG, FDG, FeaturesReplay
+    from solvers.local_updates import LocalUpdates
+    from solvers.penalty import Penalty
+    from solvers.petra import Petra
 
 __all__ = [
     "DDG",
     "FDG",
-    "REGISTRY",
     "AugmentedLagrangian",
     "AuxNet",
     "Backprop",
@@ -40,3 +37,12 @@ __all__ = [
     "Solver",
     "Window",
 ]
+
+_HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in registry.OWN.values()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: who looks at names need not wait for torch."""
+    if name not in __all__ and name not in _HOMES:
+        raise AttributeError(f"module 'solvers' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "solvers.base")), name)

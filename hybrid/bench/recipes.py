@@ -14,7 +14,7 @@ from hybrid.links import RankLinks
 from hybrid.models import units
 from hybrid.settings.config import OptimiserSettings
 from hybrid.training.assemble import make_block, make_rounds
-from solvers import REGISTRY, Backprop, Batch, Penalty, Solver, Window
+from solvers import Backprop, Batch, Penalty, Solver, Window, registry
 from solvers.passes.pipeline import Gaps
 
 
@@ -82,7 +82,7 @@ def recipes(
         m = micro_batches[0]
         narrow = replace(exact, micro_batches=m, messages="bfloat16")
         made.append(Recipe(f"backprop, m={m}, bfloat16 messages", narrow))
-    for solver in solvers or [kind() for kind in REGISTRY.values()]:
+    for solver in solvers or [registry.solver_class(name)() for name in registry.names()]:
         name = solver.name
         if solver.exact:
             continue

@@ -17,8 +17,8 @@ from solvers import Backprop, Penalty, Solver
 from solvers.base import Block
 from solvers.blocks.graphs import StepGraphs
 from solvers.layers.projection import leading
-from solvers.passes.bubble import BubbleFill, FillStep
-from solvers.passes.pipeline import Gaps
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.pipeline import FillStep, Gaps
 
 
 def make_block(

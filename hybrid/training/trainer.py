@@ -25,8 +25,7 @@ from hybrid.settings.config import (
 from hybrid.training.run import Run
 from solvers import AugmentedLagrangian, Backprop, Penalty, Solver
 from solvers.kernels import choose
-from solvers.passes.bubble import FillStep
-from solvers.passes.pipeline import Gaps, fit
+from solvers.passes.pipeline import FillStep, Gaps, fit
 
 
 @dataclass

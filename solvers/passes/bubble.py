@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -12,9 +12,7 @@ from torch import Tensor
 from solvers.base import Batch, Block, PhaseStats, Recorder, Rows
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.blocks.norms import frozen_statistics
-from solvers.passes.pipeline import Gaps, Op, records_needed
-
-FillStep = Literal["added", "own"]
+from solvers.passes.pipeline import FillStep, Gaps, Op, records_needed
 
 
 class SubProblems(Protocol):
