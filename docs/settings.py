@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hybrid.settings.config import resolve, to_toml
-from solvers import REGISTRY
+from solvers import registry
 
 HEAD = """# Settings
 
@@ -20,7 +20,7 @@ The table `[solver]` depends on the method:
 def page() -> str:
     """The page's text."""
     parts = [HEAD.format(defaults=to_toml(resolve({})))]
-    for name in REGISTRY:
+    for name in registry.OWN:
         config = to_toml(resolve({"solver": {"name": name}}))
         table = config[config.index("[solver]") : config.index("[correction]")]
         parts.append(f"```toml\n{table.strip()}\n```\n")

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from solvers.augmented_lagrangian import AugmentedLagrangian
-from solvers.auxnet import AuxNet
-from solvers.backprop import Backprop
-from solvers.base import Links, Program, Recorder, Setup, Solver
-from solvers.block_admm import BlockADMM
-from solvers.blocks.block import Block
-from solvers.delayed import DDG, FDG, FeaturesReplay
-from solvers.local_updates import LocalUpdates
-from solvers.penalty import Penalty
-from solvers.petra import Petra
-from solvers.state import State
-from solvers.windows import Batch, PhaseStats, Record, Window
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-REGISTRY: dict[str, type[Solver]] = {
-    solver.name: solver
-    for solver in (
-        *(Backprop, Penalty, AugmentedLagrangian, BlockADMM, AuxNet),
-        *(DDG, FeaturesReplay, FDG, Petra, LocalUpdates),
-    )
-}
+from solvers import registry
+
+if TYPE_CHECKING:
+    from solvers.augmented_lagrangian import AugmentedLagrangian
+    from solvers.auxnet import AuxNet
+    from solvers.backprop import Backprop
+    from solvers.base import Links, Program, Recorder, Setup, Solver
+    from solvers.block_admm import BlockADMM
+    from solvers.blocks.block import Block
+    from solvers.delayed import DDG, FDG, FeaturesReplay
+    from solvers.local_updates import LocalUpdates
+    from solvers.penalty import Penalty
+    from solvers.petra import Petra
+    from solvers.state import State
+    from solvers.windows import Batch, PhaseStats, Record, Window
 
 __all__ = [
     "DDG",
     "FDG",
-    "REGISTRY",
     "AugmentedLagrangian",
     "AuxNet",
     "Backprop",
@@ -47,3 +44,16 @@ __all__ = [
     "State",
     "Window",
 ]
+
+_HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in registry.OWN.values()} | {
+    "Block": "solvers.blocks.block",
+    "State": "solvers.state",
+    **dict.fromkeys(("Batch", "PhaseStats", "Record", "Window"), "solvers.windows"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: who looks at names need not wait for torch."""
+    if name not in __all__ and name not in _HOMES:
+        raise AttributeError(f"module 'solvers' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "solvers.base")), name)

@@ -20,7 +20,7 @@ from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.windows import Windows
 from hybrid.settings.config import Config
 from hybrid.training.evaluation import accuracy
-from solvers.base import Block
+from solvers.blocks.block import Block
 
 
 @dataclass
@@ -96,7 +96,7 @@ def _train(
     every = len(train) // batch_size
     schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
     device = launch.device(settings.train.device)
-    windows = Windows(train, batch_size, every, False, 1, seed, schedule, device, None)
+    windows = Windows(train, batch_size, every, False, 1, seed, schedule, device)
     totals = dict.fromkeys((row.name for row in rows), 0.0)
     for epoch in range(epochs):
         trained, _ = next(windows.of_epoch(epoch, epoch * every))

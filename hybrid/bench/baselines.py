@@ -26,7 +26,8 @@ from hybrid.cuts.partition import BlockModule, split
 from hybrid.models import Chain
 from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings
-from solvers.base import Batch, Shape
+from solvers.base import Shape
+from solvers.windows import Batch
 
 __all__ = ["DataParallel", "Pipeline", "PlainLoop", "Row", "host_cores", "process_group"]
 

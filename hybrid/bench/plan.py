@@ -20,7 +20,6 @@ from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
 from hybrid.settings.config import Config
 from solvers import Backprop, Batch
-from solvers.base import Shape
 from solvers.passes.pipeline import Gaps, fit
 from solvers.passes.wire import Wire
 
@@ -100,7 +99,7 @@ class Planner:
         A solver that trains alone has a pipeline that every report empties: it is timed over
         as many and four times as many, which gives the time of those between two reports.
         """
-        size, alone = self.settings.train.batch_size, recipe.solver.standalone
+        size, alone = self.settings.train.batch_size, recipe.alone
         batches = self.batches(recipe.window if recipe.windowed else steps)
         warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
@@ -108,7 +107,9 @@ class Planner:
         device = torch.device("cpu")
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnRow(recipe, blocks, links, gaps, optimiser, size, device)
+            row = OwnRow(
+                recipe, blocks, links, gaps, optimiser, size, device, self.model.input_shape
+            )
             row.train(warm_up)
             found = _timed(row, links, batches)
             if not alone:
@@ -136,7 +137,7 @@ class Planner:
 
     def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
         """The local work that fits, by measured costs and this network."""
-        exact = recipe.correction
+        exact = recipe.serial
         wire = Wire(exact.messages, exact.filter)
         rate = self.network.bytes_per_second
         shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
@@ -147,9 +148,10 @@ class Planner:
 
     def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
         """Bytes a rank: weights, their optimiser, graphs alive at once, auxiliary variables."""
-        size, exact = self.settings.train.batch_size, recipe.correction
+        size, exact = self.settings.train.batch_size, recipe.serial
         m, K = exact.micro_batches, len(blocks)
-        shapes: list[Shape | None] = [None, *blocks.cut_shapes(self._image(1)), None]
+        shapes = blocks.cut_shapes(self._image(1))
+        method = recipe.method(blocks, shapes, size, gaps)
         x = self._image(-(-size // m))
         copies = 4 if self.settings.optimiser.name == "adamw" else 3
         needed = []
@@ -162,20 +164,16 @@ class Planner:
             a_sample = graph / -(-size // m)
             flying = m if recipe.fill and k < K - 1 else min(m, K - k)
             if exact.recompute:
-                lam = shapes[k] or tuple(self.model.input_shape)
+                lam = shapes[k - 1] if k else tuple(self.model.input_shape)
                 graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
-            samples = recipe.window * size if recipe.windowed else 0
             live = flying * graph
-            if recipe.solver.standalone:
+            if recipe.alone:
                 live = recipe.solver.held_bytes(module, arriving, k, K, _graph_bytes)
             if recipe.windowed:
                 live = max(live, round(size * a_sample))
             if recipe.fill:
                 live += round(min(max(gaps[k]), size) * a_sample)
-                samples = (-(-sum(gaps[k]) // size) + 1) * size
-            exchanges = recipe.sweeps > 1
-            store = recipe.solver.store_bytes(shapes[k], shapes[k + 1], samples, exchanges)
-            needed.append(copies * weights + live + (store if samples else 0))
+            needed.append(copies * weights + live + method.memory(k))
         return needed
 
     def _image(self, count: int) -> Tensor:

@@ -13,42 +13,66 @@ from hybrid.cuts.partition import Blocks
 from hybrid.links import RankLinks
 from hybrid.models import units
 from hybrid.settings.config import OptimiserSettings
-from hybrid.training.assemble import make_block, make_rounds
-from solvers import REGISTRY, Backprop, Batch, Penalty, Solver, Window
+from hybrid.training.setup import Method, factorised_cuts, make_block
+from solvers import Backprop, Batch, Setup, Solver, Window, registry
+from solvers.base import Shape
+from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to train: a solver beside a serial pass."""
+    """A way to train: a solver, and a serial pass beside it unless it trains alone."""
 
     name: str
-    correction: Backprop
-    solver: Solver = field(default_factory=Backprop)
+    solver: Solver
+    correction: Backprop = field(default_factory=Backprop)
     sweeps: int = 0
     fill: bool = False
     window: int = 4
 
     @property
     def windowed(self) -> bool:
-        """Whether a round sweeps over a window that a serial pass has recorded."""
-        return self.sweeps > 0 and not self.solver.standalone
+        """Whether a round sweeps over a window that a serial pass has gone over."""
+        return self.sweeps > 0 and self.solver.alternates
+
+    @property
+    def alone(self) -> bool:
+        """Whether a pipeline that is never flushed does all."""
+        return not self.solver.alternates and not self.solver.exact
+
+    @property
+    def serial(self) -> PassSettings:
+        """How its exact passes run."""
+        return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
     def flags(self) -> str:
         """What gives this recipe to `hybrid train`."""
-        parts = [f"--solver {self.solver.name}"]
-        if not self.solver.exact:
-            parts += _changed("solver", self.solver)
-        if self.solver.standalone:
+        parts = [f"--solver {self.solver.name}", *_changed("solver", self.solver)]
+        if not self.solver.alternates:
             return " ".join(parts)
-        if not self.solver.exact:
-            parts.append(f"--sweeps {self.sweeps}")
-        parts += _changed("solver" if self.solver.exact else "correction", self.correction)
+        parts.append(f"--sweeps {self.sweeps}")
+        parts += _changed("correction", self.correction)
         if self.sweeps:
             parts.append(f"--window {self.window}")
         if self.fill:
             parts.append("--set rounds.fill=true")
         return " ".join(parts)
+
+    def method(
+        self, blocks: Blocks, shapes: Sequence[Shape], batch_size: int, gaps: Sequence[Gaps]
+    ) -> Method:
+        """What a rank's rounds are started from."""
+        setup = Setup(
+            tuple(shapes),
+            batch_size,
+            window=self.window if self.windowed else 0,
+            sweeps=max(self.sweeps, 1),
+            fills=self.fill,
+            correct_every=1 if self.solver.alternates else 0,
+            factorised=factorised_cuts(blocks),
+        )
+        return Method(self.solver, self.correction, setup, tuple(gaps) if self.fill else ())
 
 
 def _changed(section: str, solver: Solver) -> list[str]:
@@ -74,27 +98,27 @@ def recipes(
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
     exact = correction or Backprop()
+    m = micro_batches[0]
     made = [
-        Recipe(f"backprop, m={m}", replace(exact, micro_batches=m))
+        Recipe(f"{exact.name}, m={m}", replace(exact, micro_batches=m))
         for m in dict.fromkeys((1, *micro_batches))
     ]
     if exact.messages == "float32":
-        m = micro_batches[0]
         narrow = replace(exact, micro_batches=m, messages="bfloat16")
-        made.append(Recipe(f"backprop, m={m}, bfloat16 messages", narrow))
-    for solver in solvers or [kind() for kind in REGISTRY.values()]:
+        made.append(Recipe(f"{exact.name}, m={m}, bfloat16 messages", narrow))
+    for solver in solvers or [registry.solver_class(name)() for name in registry.names()]:
         name = solver.name
         if solver.exact:
             continue
-        if solver.standalone:
-            made.append(Recipe(name, exact, solver, sweeps=1))
+        if not solver.alternates:
+            made.append(Recipe(name, solver, exact, sweeps=1))
             continue
-        for m in micro_batches:
+        for m in micro_batches if solver.fills else ():
             pipelined = replace(exact, micro_batches=m)
-            if not isinstance(solver, Penalty):
-                continue
-            made.append(Recipe(f"{name}, m={m}, gaps filled", pipelined, solver, fill=True))
-        made.append(Recipe(f"{name}, m={m}, window 4", pipelined, solver, sweeps=1))
+            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, pipelined, fill=True))
+        m = micro_batches[-1]
+        pipelined = replace(exact, micro_batches=m)
+        made.append(Recipe(f"{name}, m={m}, window 4", solver, pipelined, sweeps=1))
     return made
 
 
@@ -110,31 +134,23 @@ class OwnRow:
         settings: OptimiserSettings,
         batch_size: int,
         device: torch.device,
+        image: Shape,
     ) -> None:
         self.name = recipe.name
         self.recipe, self.links = recipe, links
         model = deepcopy(blocks.model)
         self.blocks = replace(blocks, model=model, units=units(model))
         self.block = make_block(self.blocks, links.rank, settings, device)
-        self.rounds = make_rounds(
-            self.block,
-            links,
-            recipe.solver,
-            recipe.correction,
-            batch_size=batch_size,
-            window=recipe.window,
-            sweeps=recipe.sweeps,
-            fill=gaps if recipe.fill else None,
-            correct_every=0 if recipe.solver.standalone else 1,
-        )
+        shapes = self.blocks.cut_shapes(torch.zeros(1, *image))
+        method = recipe.method(self.blocks, shapes, batch_size, gaps)
+        self.rounds = method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:
         """Rounds over windows of the given mini-batches."""
-        solver, length = self.rounds.solver, self.recipe.window
-        recorder = None if solver is None else solver.recorder
+        length = self.recipe.window
         starts = range(0, len(batches), length)
         chunks = [list(batches[start : start + length]) for start in starts]
-        windows = [Window(chunk, self.recipe.sweeps, recorder) for chunk in chunks]
+        windows = [Window(chunk, max(self.recipe.sweeps, 1)) for chunk in chunks]
         self.rounds.run([(window, window) for window in windows], 0, 0)
 
     def begin_epoch(self) -> None:

@@ -28,7 +28,7 @@ from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
 from hybrid.settings.config import Config
-from solvers import REGISTRY, Batch
+from solvers import Batch, registry
 from solvers.kernels import choose
 from solvers.passes.pipeline import fit
 
@@ -109,7 +109,7 @@ class Bench:
                 baselines.Pipeline, model, sgd, kind, m, device
             )
         mine = self.settings.make_solver()
-        solvers = [mine if mine.name == n else kind() for n, kind in REGISTRY.items()]
+        solvers = [mine if mine.name == n else registry.solver_class(n)() for n in registry.names()]
         own: dict[str, Recipe] = {
             r.name: r for r in recipes(self.micro_batches, self.settings.make_correction(), solvers)
         }
@@ -121,10 +121,21 @@ class Bench:
         made: list[Row] = []
         for name in chosen:
             if name in own:
-                m = own[name].correction.micro_batches
+                m = own[name].serial.micro_batches
                 gaps = fit(replace(blocks, costs=[]).block_costs(), batch_size, m)
                 links = MpiLinks(self.comm.Dup(), self.device)
-                made.append(OwnRow(own[name], blocks, links, gaps, sgd, batch_size, self.device))
+                made.append(
+                    OwnRow(
+                        own[name],
+                        blocks,
+                        links,
+                        gaps,
+                        sgd,
+                        batch_size,
+                        self.device,
+                        model.input_shape,
+                    )
+                )
             else:
                 try:
                     row = makers[name]()

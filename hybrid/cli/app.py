@@ -24,12 +24,13 @@ app = typer.Typer(
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
-_HELP = settings.known_settings("augmented-lagrangian")
+_HELP = settings.declared_settings()
+_DEFAULTS = settings.Config().model_dump()
 
 
 def _flag(name: str, key: str) -> Any:
     section, _, field = key.partition(".")
-    default = settings.Config().model_dump()[section].get(field, "")
+    default = _DEFAULTS[section].get(field, "")
     shown = f"  [default: {default}]" if default not in ("", 0) else ""
     return typer.Option(name, help=_HELP[key] + shown, show_default=False)
 

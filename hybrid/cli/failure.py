@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import printable, reason
-from hybrid.links import AgreedError
+from hybrid.errors import AgreedError, printable, reason
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StoppedError
 

@@ -9,8 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.folder import checkpoint
-from hybrid.folder.files import check_file, check_folder, check_link, naming, write_atomically
+from hybrid.folder.files import (
+    check_file,
+    check_folder,
+    check_link,
+    naming,
+    read_whole,
+    write_atomically,
+)
 
+_MOST_BYTES = 1 << 26
+"""Of a summary or a trace that is read."""
+_MOST_SPANS = 100_000
+"""Of earlier runs that a trace goes on from."""
 _FILES = ("config.toml", "metrics.jsonl", "summary.json", "trace.json")
 
 
@@ -28,6 +39,17 @@ class RunFolder:
         """The newest whole checkpoint."""
         found = checkpoint.complete(self.checkpoints)
         return found[-1] if found else None
+
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json tells of a run that has ended; None without one."""
+        path = self.path / "summary.json"
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(read_whole(path, _MOST_BYTES))
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def check(self, resume: bool) -> None:
         """ValueError if there is a run where a new one shall start, or none to resume.
@@ -96,11 +118,20 @@ class RunFolder:
         """Write the summary (of a run that ended well) and the trace."""
         if summary is not None:
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
-        write_atomically(self.path / "trace.json", json.dumps({"traceEvents": trace}))
+        spans = [*self._earlier_spans(), *trace]
+        write_atomically(self.path / "trace.json", json.dumps({"traceEvents": spans}))
         self._metrics.close()
         self._board.close()
         if summary is not None:
             write_atomically(self.path / "metrics.jsonl", "".join(_course(self._lines())))
+
+    def _earlier_spans(self) -> list[Any]:
+        """Of the run before it was resumed; none if a trace is no longer readable."""
+        try:
+            found = json.loads(read_whole(self.path / "trace.json", _MOST_BYTES))["traceEvents"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return []
+        return found if isinstance(found, list) and len(found) < _MOST_SPANS else []
 
     def _lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"

@@ -7,12 +7,13 @@ import ctypes
 import os
 import sys
 from functools import cache
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
 from hybrid.ranks.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    import torch
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _LOCAL_RANKS = (
@@ -103,6 +104,8 @@ def threads_per_rank(blocks: int) -> int:
 
 def device(setting: str) -> torch.device:
     """Where this rank's block lives; the local rank chooses among the visible GPUs."""
+    import torch
+
     if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -116,7 +119,11 @@ def device(setting: str) -> torch.device:
 def _set_gpu() -> None:
     """Choose this rank's GPU before MPI is initialised, as a GPU-aware library needs it."""
     local = _first_number(_LOCAL_RANKS)
-    if local is not None and torch.cuda.is_available():
+    if local is None:
+        return
+    import torch
+
+    if torch.cuda.is_available():
         torch.cuda.set_device(local % torch.cuda.device_count())
 
 

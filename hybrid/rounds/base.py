@@ -50,16 +50,16 @@ class Rounds(ABC):
 
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
-        phases = [PhaseStats(), PhaseStats()]
-        self.train(windows, *phases, ends_epoch)
-        mine = [share(stats) for stats in phases]
+        serial, parallel = PhaseStats(), PhaseStats()
+        self.train(windows, serial, parallel, ends_epoch)
+        mine = [share(stats) for stats in (serial, parallel)]
         gathered = self.links.all_gather((mine, self.news()))
         everyone = [shares for shares, _ in gathered]
         self.heard = [news for _, news in gathered]
         reports = [
             merged(phase, [rank[i] for rank in everyone])
             for i, phase in enumerate(PHASES)
-            if everyone[-1][i]["samples"]
+            if any(rank[i]["samples"] for rank in everyone)
         ]
         check_finite(everyone, first_step, epoch)
         self.watch(reports, windows)

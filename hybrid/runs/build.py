@@ -23,8 +23,8 @@ from hybrid.settings import config
 from hybrid.settings.config import Config, DataSettings
 from hybrid.training.evaluation import accuracy
 from hybrid.training.trainer import Trainer
-from solvers import REGISTRY
-from solvers.base import Block
+from solvers import registry
+from solvers.blocks.block import Block
 from solvers.layers.projection import Projection
 from solvers.passes.pipeline import Gaps
 
@@ -58,9 +58,9 @@ def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
     train, test = data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
-        solver = REGISTRY[resolved.solver["name"]]
-        images = solver.needs_images or comm.rank == 0
-        labels = solver.needs_labels or comm.rank == comm.size - 1
+        solver = registry.solver_class(resolved.solver["name"])
+        images = "images" in solver.reads or comm.rank == 0
+        labels = "labels" in solver.reads or comm.rank == comm.size - 1
         train, test = train.only(images, labels), test.only(images, labels)
     return train, test
 

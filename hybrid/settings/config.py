@@ -13,19 +13,21 @@ from functools import cache
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from solvers import REGISTRY, Backprop, Solver
-from solvers.passes.bubble import FillStep
+from solvers import registry
+from solvers.passes.pipeline import FillStep
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+if TYPE_CHECKING:
+    from solvers import Backprop, Solver
 
 MOST_BYTES, MOST_DOTS = 1 << 16, 2000
 """Of a file of settings; a resolved one has 5 kB."""
@@ -193,7 +195,7 @@ class Config(Section):
     train: TrainSettings = TrainSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     schedule: ScheduleSettings = ScheduleSettings()
-    solver: dict[str, Any] = {"name": "augmented-lagrangian"}
+    solver: dict[str, Any] = {"name": registry.DEFAULT}
     correction: dict[str, Any] = {}
     rounds: RoundSettings = RoundSettings()
     split: SplitSettings = SplitSettings()
@@ -203,10 +205,12 @@ class Config(Section):
     def make_solver(self) -> Solver:
         """The solver named in [solver], with its settings."""
         settings = dict(self.solver)
-        return _make(REGISTRY[settings.pop("name")], "solver", settings)
+        return _make(registry.solver_class(settings.pop("name")), "solver", settings)
 
     def make_correction(self) -> Backprop:
         """The exact pass of the correction."""
+        from solvers import Backprop
+
         correction = _make(Backprop, "correction", self.correction)
         assert isinstance(correction, Backprop)
         return correction
@@ -224,7 +228,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         section, _, key = dotted.partition(".")
         table = upper.setdefault(section, {})
         if not isinstance(table, dict) or not key:
-            raise ValueError(_unknown(dotted, known_settings("augmented-lagrangian")))
+            raise ValueError(_unknown(dotted, known_settings(registry.DEFAULT)))
         table[key] = value
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
@@ -260,11 +264,9 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     """Validate a tree of settings; ValueError names the setting, its value and the limit."""
     tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     if isinstance(tree.get("solver", {}), dict):
-        tree["solver"] = {"name": "augmented-lagrangian", **tree.get("solver", {})}
+        tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
         name = tree["solver"]["name"]
-        if not isinstance(name, str) or name not in REGISTRY:
-            raise ValueError(_unknown(str(name), REGISTRY, "solver"))
-        known = known_settings(name)
+        known = known_settings(str(name))
         for section, table in tree.items():
             if section not in Config.model_fields:
                 inside = next(iter(table), "") if isinstance(table, dict) else ""
@@ -295,7 +297,8 @@ def _choose_rounds(tree: dict[str, Any]) -> None:
     if not isinstance(rounds, dict) or not isinstance(correction, dict):
         return
     asked = rounds.keys() & {"window", "sweeps", "fill", "correct_every"}
-    if REGISTRY[tree["solver"]["name"]].standalone:
+    method = registry.solver_class(tree["solver"]["name"])
+    if not method.alternates and not method.exact:
         tree["rounds"] = {"correct_every": 0, **rounds}
     elif tree["solver"]["name"] in FILLING and not asked:
         tree["rounds"] = {**rounds, "sweeps": 0, "fill": True}
@@ -315,13 +318,24 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def known_settings(solver: str) -> dict[str, str]:
     """Every "section.key" there is with `solver`, and its help."""
-    known = {"solver.name": f"The method: {', '.join(REGISTRY)}."}
+    from solvers import Backprop
+
+    known: dict[str, str] = {}
+    for section in Config.model_fields:
+        if section in ("solver", "correction"):
+            cls = registry.solver_class(solver) if section == "solver" else Backprop
+            docs = _field_docs(cls)
+            known |= {f"{section}.{key}": text for key, text in docs.items()}
+    return declared_settings() | known
+
+
+def declared_settings() -> dict[str, str]:
+    """Every "section.key" that there is with any solver, and its help."""
+    known = {"solver.name": f"The method: {', '.join(registry.OWN)}."}
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            docs = {k: f.description or "" for k, f in info.annotation.model_fields.items()}
-        else:
-            docs = _field_docs(REGISTRY[solver] if section == "solver" else Backprop)
-        known |= {f"{section}.{key}": text for key, text in docs.items()}
+            fields = info.annotation.model_fields
+            known |= {f"{section}.{key}": f.description or "" for key, f in fields.items()}
     return known
 
 
@@ -367,14 +381,14 @@ def first_fault(error: ValidationError) -> str:
     return f"{place} is {fault['input']!r}; {message.replace('input should', 'it must')}"
 
 
-def _unknown(name: str, known: Iterable[str], kind: str = "setting") -> str:
+def _unknown(name: str, known: Iterable[str]) -> str:
     known = list(known)
     near = difflib.get_close_matches(name, known, 1, 0.5)
     if not near:
         tail = name.rpartition(".")[2]
         near = [k for k in known if k.rpartition(".")[2] == tail]
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown {kind} {name!r}; {hint}"
+    return f"unknown setting {name!r}; {hint}"
 
 
 @cache

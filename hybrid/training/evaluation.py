@@ -6,7 +6,7 @@ import torch
 
 from hybrid.data import Dataset
 from hybrid.links import RankLinks
-from solvers.base import Block
+from solvers.blocks.block import Block
 
 
 def accuracy(block: Block, links: RankLinks, data: Dataset, batch_size: int = 500) -> float:

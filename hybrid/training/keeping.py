@@ -1,4 +1,4 @@
-"""What checkpoints keep of a run beside its weights: the states of its parts, by what they follow."""
+"""What checkpoints keep of a run beside its weights: its parts' states, by what they follow."""
 
 from __future__ import annotations
 

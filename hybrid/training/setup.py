@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 
 from hybrid.cuts.partition import Blocks
+from hybrid.links import RankLinks
 from hybrid.rounds import optimisers
+from hybrid.rounds.alone import Alone
+from hybrid.rounds.alternating import Alternating
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.trace import Trace
+from hybrid.samplers import Sampler, Uniform
 from hybrid.settings.config import (
     CheckpointSettings,
     OptimiserSettings,
     ScheduleSettings,
     TrainSettings,
 )
-from hybrid.links import RankLinks
-from hybrid.rounds.alone import Alone
-from hybrid.rounds.alternating import Alternating
-from hybrid.rounds.base import Rounds
-from hybrid.rounds.trace import Trace
-from hybrid.samplers import Sampler, Uniform
 from solvers.base import Program, Setup, Solver, SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws

@@ -9,13 +9,13 @@ import tomli_w
 from hypothesis import strategies as st
 
 from hybrid.settings.config import Config, known_settings
-from solvers import REGISTRY, Backprop
+from solvers import Backprop, registry
 
-KEYS = sorted({key for solver in REGISTRY for key in known_settings(solver)})
+KEYS = sorted({key for solver in registry.OWN for key in known_settings(solver)})
 FLAGS = {
     "--model": ["resnet8", "resnet20", "preact-resnet20", "wrn-10-1", "resnet18", "wrn-1996-999"],
     "--data": ["digits", "cifar10", "mnist", "cifar-10"],
-    "--solver": sorted(REGISTRY),
+    "--solver": sorted(registry.OWN),
     "--factorise": ["layer2.0:4", "layer2.0", "head:1", ":", "layer2.0:-1", "stem:4"],
     "--epochs": ["1", "0", "-1", "1e3", "99999999999999999999"],
     "--batch-size": ["64", "1", "0", "1437", "1438", "99999999999999999999999"],
@@ -62,7 +62,7 @@ WORDS = [
         "../../x",
         "-1",
     ),
-    *REGISTRY,
+    *registry.OWN,
 ]
 
 numbers = st.sampled_from(NUMBERS) | st.integers() | st.floats()
@@ -82,7 +82,7 @@ def _choices() -> dict[str, list[Any]]:
         if hasattr(part.annotation, "model_fields")
         for key, info in part.annotation.model_fields.items()
     }
-    for cls in (Backprop, *REGISTRY.values()):
+    for cls in (Backprop, *map(registry.solver_class, registry.OWN)):
         hints = get_type_hints(cls)
         for section in ("solver", "correction"):
             annotated |= {f"{section}.{f.name}": hints[f.name] for f in fields(cls) if f.init}
@@ -91,7 +91,7 @@ def _choices() -> dict[str, list[Any]]:
         "model.factorise": ["", *FLAGS["--factorise"]],
         "data.name": FLAGS["--data"],
         "data.dir": ["", "/nowhere"],
-        "solver.name": sorted(REGISTRY),
+        "solver.name": sorted(registry.OWN),
         "split.cuts": [[], ["layer2.0"], ["layer2.0", "head"], ["head", "layer2.0"], ["stem"]],
         "rounds.gaps": [[], [[64, 0], [0, 16]], [[0, 0]], [[1, 1], [1, 1]]],
         "rounds.window": [1, 4, 1000, "all"],

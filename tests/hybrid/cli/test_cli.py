@@ -315,7 +315,8 @@ def test_under_mpirun_data_missing_on_one_rank_only_stops_all(mpirun, tmp_path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import sys\n"
-        "from hybrid import data, launch\n"
+        "from hybrid import data\n"
+        "from hybrid.ranks import launch\n"
         "from hybrid.cli.app import main\n"
         "if launch.launched_rank() == 1:\n"
         "    def missing(*_):\n"

@@ -16,7 +16,7 @@ from hybrid.settings.config import (
     resolve,
     to_toml,
 )
-from solvers import REGISTRY
+from solvers import registry
 
 
 def fault(call, *arguments):
@@ -55,15 +55,15 @@ def test_the_file_beats_the_defaults_and_the_command_line_beats_the_file(tmp_pat
 
 def test_the_resolved_solver_holds_every_setting_that_is_set():
     solver = resolve({"solver": {"name": "penalty", "momentum": 0.5}}).solver
-    assert set(solver) == {"name", *(f.name for f in fields(REGISTRY["penalty"]))}
+    assert set(solver) == {"name", *(f.name for f in fields(registry.solver_class("penalty")))}
 
 
-@pytest.mark.parametrize("solver", REGISTRY)
+@pytest.mark.parametrize("solver", registry.OWN)
 def test_every_setting_has_a_help_text(solver):
     assert [key for key, text in known_settings(solver).items() if not text.strip()] == []
 
 
-@pytest.mark.parametrize("solver", REGISTRY)
+@pytest.mark.parametrize("solver", registry.OWN)
 def test_every_setting_of_the_resolved_config_is_known(solver):
     resolved = resolve({"solver": {"name": solver}}).model_dump()
     named = {f"{section}.{key}" for section, table in resolved.items() for key in table}
@@ -260,10 +260,10 @@ def test_these_solvers_fill_the_gaps_of_a_pipeline_unless_told_otherwise(solver)
     assert config.correction["micro_batches"] == 4
 
 
-@pytest.mark.parametrize("solver", sorted(set(REGISTRY) - set(FILLING)))
+@pytest.mark.parametrize("solver", sorted(set(registry.OWN) - set(FILLING)))
 def test_the_others_have_a_parallel_phase_and_whole_mini_batches(solver):
     config = resolve({"solver": {"name": solver}})
-    alone = REGISTRY[solver].standalone
+    alone = registry.solver_class(solver).standalone
     assert config.rounds == RoundSettings(sweeps=1, fill=False, correct_every=0 if alone else 1)
     assert config.correction["micro_batches"] == 1
 
@@ -340,7 +340,7 @@ def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored):
 
 
 def test_a_layer_to_factorise_needs_the_solver_that_trains_it():
-    for solver in set(REGISTRY) - {"block-admm"}:
+    for solver in set(registry.OWN) - {"block-admm"}:
         tree = {"solver": {"name": solver}, "model": {"factorise": "layer3.0:8"}}
         said = fault(resolve, tree)
         assert said.startswith("model.factorise is 'layer3.0:8', which solver ")

@@ -1,0 +1,90 @@
+"""The methods by name, this package's and other packages'; a method is imported when asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solvers.base import Solver
+
+OWN = {
+    "backprop": "solvers.backprop:Backprop",
+    "penalty": "solvers.penalty:Penalty",
+    "augmented-lagrangian": "solvers.augmented_lagrangian:AugmentedLagrangian",
+    "block-admm": "solvers.block_admm:BlockADMM",
+    "auxnet": "solvers.auxnet:AuxNet",
+    "ddg": "solvers.delayed:DDG",
+    "features-replay": "solvers.delayed:FeaturesReplay",
+    "fdg": "solvers.delayed:FDG",
+    "petra": "solvers.petra:Petra",
+    "local-updates": "solvers.local_updates:LocalUpdates",
+}
+"""Name -> where its class is, a line a method."""
+
+DEFAULT = "augmented-lagrangian"
+"""The method of a run that names none."""
+
+GROUP = "hybrid.solvers"
+"""The entry points by which another package adds a method: NAME = "its.module:Class"."""
+
+
+def names() -> list[str]:
+    """All methods; ValueError if a package gives its own a name that is taken."""
+    return [*OWN, *_others()]
+
+
+def solver_class(name: str) -> type[Solver]:
+    """The class of a method; ValueError names the nearest known name."""
+    if name in OWN:
+        module, _, attribute = OWN[name].partition(":")
+        found: type[Solver] = getattr(import_module(module), attribute)
+        return found
+    others = _others()
+    if name not in others:
+        raise ValueError(unknown(name, [*OWN, *others], "solver"))
+    return _loaded(others[name])
+
+
+def unknown(name: str, known: Iterable[str], kind: str) -> str:
+    """That a name is none of those known, and which may be meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def _others() -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        if point.name in OWN or point.name in found:
+            raise ValueError(
+                f"{_package(point)} adds a solver {point.name!r}, a name that is taken: uninstall "
+                "it, or give its solver another name"
+            )
+        found[point.name] = point
+    return found
+
+
+def _loaded(point: EntryPoint) -> type[Solver]:
+    from solvers.base import Solver
+
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"solver {point.name!r} of {_package(point)} cannot be imported: {error}"
+        ) from None
+    if isinstance(found, type) and issubclass(found, Solver) and found.name == point.name:
+        return found
+    raise ValueError(
+        f"{_package(point)} adds {point.value} as solver {point.name!r}, but that is no Solver "
+        f"whose name is {point.name!r}"
+    )
+
+
+def _package(point: EntryPoint) -> str:
+    return "another package" if point.dist is None else point.dist.name

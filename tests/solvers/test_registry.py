@@ -1,0 +1,86 @@
+"""Methods by name: imported when asked for, other packages' among them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+import solvers
+from solvers import Backprop, Solver, registry
+
+
+class Mine(Backprop):
+    """A method of another package."""
+
+    name = "mine"
+
+
+def others(monkeypatch, *points: tuple[str, str]) -> None:
+    """Let other packages add methods, as (name, "module:Class")."""
+    found = EntryPoints(EntryPoint(name, place, registry.GROUP) for name, place in points)
+    monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
+
+
+@pytest.mark.parametrize("name", registry.OWN)
+def test_every_name_leads_to_the_class_that_has_it(name) -> None:
+    found = registry.solver_class(name)
+    assert issubclass(found, Solver)
+    assert found.name == name
+    assert getattr(solvers, found.__name__) is found
+
+
+def test_names_are_read_without_torch() -> None:
+    program = "import sys, solvers.registry as r; print(len(r.names()), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [str(len(registry.OWN)), "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("penalti", "unknown solver 'penalti'; did you mean 'penalty'?"),
+        ("q", "unknown solver 'q'; known: backprop, penalty, augmented-lagrangian, "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name, said) -> None:
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        registry.solver_class(name)
+    assert str(caught.value).startswith(said)
+
+
+def test_what_the_package_has_not_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="'solvers' has no attribute 'Nope'"):
+        _ = solvers.Nope
+
+
+def test_another_package_adds_a_method(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+    others(monkeypatch, ("mine", "mine:Mine"))
+    assert registry.names() == [*registry.OWN, "mine"]
+    assert registry.solver_class("mine") is Mine
+    with pytest.raises(ValueError, match="unknown solver 'minee'; did you mean 'mine'"):
+        registry.solver_class("minee")
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([("penalty", "x:Y")], "adds a solver 'penalty', a name that is taken: "),
+        ([("x", "x:Y"), ("x", "z:Y")], "adds a solver 'x', a name that is taken: "),
+        ([("x", "no.such.module:Y")], "solver 'x' of another package cannot be imported: "),
+        ([("x", "solvers.registry:Y")], "solver 'x' of another package cannot be imported: "),
+        ([("x", "solvers.penalty:Penalty")], "that is no Solver whose name is 'x'"),
+        ([("x", "solvers.registry:names")], "that is no Solver whose name is 'x'"),
+    ],
+    ids=str,
+)
+def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said) -> None:
+    others(monkeypatch, *points)
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        registry.solver_class("x")
+    assert said in str(caught.value)
