@@ -71,8 +71,6 @@ class Setup:
     """Rounds from one serial phase to the next; 0: there is none."""
     factorised: frozenset[int] = frozenset()
     """Cuts with a factorisation."""
-    graphs: bool = False
-    """Whether local steps are CUDA graphs, if the method can have them."""
     compiled: bool = False
     """Whether the blocks are compiled."""
 
@@ -172,6 +170,8 @@ class Solver(ABC):
     """Whether its sub-problems can fill the gaps of the exact pass."""
     factorises: ClassVar[bool] = False
     """Whether it can train a factorisation at a cut."""
+    captures: ClassVar[bool] = False
+    """Whether its local steps can be CUDA graphs."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
     defaults: ClassVar[Mapping[str, Any]] = {}

@@ -50,6 +50,7 @@ class Penalty(Solver):
     name: ClassVar[str] = "penalty"
     alternates: ClassVar[bool] = True
     fills: ClassVar[bool] = True
+    captures: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"rounds.fill": True, "correction.micro_batches": 4}
 
     beta: float = 5e-4
@@ -90,6 +91,8 @@ class Penalty(Solver):
             self.refuse_inert(why, "momentum")
         if not setup.exchanges and self.lam_start == "feasible":
             self.refuse_inert("lam stays where it starts in a single sweep or a gap", "lam_step")
+        if self.filter == 1:
+            self.refuse_inert("solver.filter is 1", "filter_mode")
 
     def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""
