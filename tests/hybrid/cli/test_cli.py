@@ -17,7 +17,7 @@ from hybrid import data, models
 from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
 from hybrid.folder import checkpoint
-from hybrid.settings.config import load
+from hybrid.settings.resolve import load
 from solvers import Block
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")

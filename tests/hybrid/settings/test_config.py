@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid.settings.config import (
-    Config,
-    RoundSettings,
-    known_settings,
-    load,
-    parse_override,
-    resolve,
-    to_toml,
-)
+from hybrid.settings.config import Config, RoundSettings
+from hybrid.settings.methods import known_settings
+from hybrid.settings.resolve import load, resolve
+from hybrid.settings.text import parse_override, to_toml
 from solvers import registry
 
 
