@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
@@ -43,6 +45,45 @@ def known_settings(name: str) -> dict[str, str]:
     for section, cls in (("solver", registry.solver_class(name)), ("correction", Backprop)):
         known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
     return known
+
+
+def unknown(dotted: str, name: str) -> str:
+    """What to say of a setting that a run with the solver `name` does not have."""
+    known = known_settings(name)
+    section, _, key = dotted.rpartition(".")
+    near = _named(key, known)
+    others = [] if near and section != "solver" else _methods_with(key)
+    if others:
+        also = f"; did you mean {_either(near)}?" if near else ""
+        return (
+            f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}{also}"
+        )
+    near = near or difflib.get_close_matches(dotted, known, 1, 0.5)
+    hint = f"did you mean {_either(near)}?" if near else f"known: {', '.join(known)}"
+    return f"unknown setting {dotted!r}; {hint}"
+
+
+def sections_of(key: str) -> list[str]:
+    """Every "section.key" with this key that there is with any solver."""
+    anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(Backprop))]
+    return [*_named(key, anywhere), *[f"solver.{key}"] * bool(_methods_with(key))]
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(map(repr, names))
+
+
+def _named(key: str, known: Iterable[str]) -> list[str]:
+    return [dotted for dotted in known if dotted.rpartition(".")[2] == key]
+
+
+def _methods_with(key: str) -> list[str]:
+    """The methods that have a setting."""
+    found = []
+    for name in registry.names():
+        with suppress(ValueError):  # a method that another package gives, and that cannot be had
+            found += [name] * (key in _field_docs(registry.solver_class(name)))
+    return found
 
 
 def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solver:

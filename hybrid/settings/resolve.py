@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from pydantic import ValidationError
 
 from hybrid.settings import methods
 from hybrid.settings.config import Config, first_fault
-from hybrid.settings.methods import known_settings
 from hybrid.settings.text import read_toml
 from solvers import registry
 
@@ -31,7 +29,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         section, _, key = dotted.partition(".")
         table = upper.setdefault(section, {})
         if not isinstance(table, dict) or not key:
-            raise ValueError(_unknown(dotted, known_settings(registry.DEFAULT)))
+            raise ValueError(methods.unknown(dotted, str(_name(upper, registry.DEFAULT))))
         table[key] = value
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
@@ -50,16 +48,16 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
     if isinstance(tree.get("solver", {}), dict):
         tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
-        name = tree["solver"]["name"]
-        known = known_settings(str(name))
+        name = str(tree["solver"]["name"])
+        known = methods.known_settings(name)
         for section, table in tree.items():
             if section not in Config.model_fields:
                 inside = next(iter(table), "") if isinstance(table, dict) else ""
                 dotted = f"{section}.{inside}" if inside else section
-                raise ValueError(_unknown(dotted, known))
+                raise ValueError(methods.unknown(dotted, name))
             for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
                 if dotted not in known:
-                    raise ValueError(_unknown(dotted, known))
+                    raise ValueError(methods.unknown(dotted, name))
         _choose_rounds(tree)
     try:
         config = Config.model_validate(tree)
@@ -94,13 +92,3 @@ def _name(tree: Mapping[str, Any], default: object = None) -> object:
     """The method that a tree of settings names."""
     table = tree.get("solver", {})
     return table.get("name", default) if isinstance(table, dict) else default
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    if not near:
-        tail = name.rpartition(".")[2]
-        near = [k for k in known if k.rpartition(".")[2] == tail]
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown setting {name!r}; {hint}"

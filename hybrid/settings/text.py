@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from hybrid.settings.config import Config
-from hybrid.settings.methods import known_settings
+from hybrid.settings.methods import known_settings, sections_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,7 +38,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Split "section.key=value"; the value is TOML where it parses, else a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
-        raise ValueError(f"--set {text!r}: write --set section.key=value")
+        meant = [f"{place}={value}" for place in sections_of(dotted.strip())] if equals else []
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
     try:
         return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
