@@ -118,7 +118,8 @@ class Bench:
         chosen = [n for n in [*makers, *own] if self._wanted(n)]
         if self.only and chosen == [BASE]:
             raise AgreedError(
-                f"--rows {','.join(self.only)} names no row; there are {', '.join([*makers, *own])}"
+                f"--rows {','.join(self.only)} names no row; there are: "
+                + "; ".join([*makers, *own])
             )
         made: list[Row] = []
         for name in chosen:
@@ -206,4 +207,8 @@ class Bench:
         return report.write(self.out, title, facts, speeds, runs, target)
 
     def _wanted(self, name: str) -> bool:
-        return name == BASE or not self.only or any(word in name for word in self.only)
+        return (
+            name == BASE
+            or not self.only
+            or any(word.casefold() in name.casefold() for word in self.only)
+        )

@@ -44,7 +44,7 @@ def bench(
     turns: Annotated[int, typer.Option(min=1, help="Times every row is measured.")] = 7,
     steps: Annotated[int, typer.Option(min=1, help="Mini-batches a row and turn.")] = 4,
     rows: Annotated[
-        str, typer.Option(help="Only rows with one of these words in their names.")
+        str, typer.Option(help="Only rows with one of these words in their names, in any case.")
     ] = "",
     to_accuracy: Annotated[
         float | None, typer.Option(min=0, max=1, help="Also train to this test accuracy.")

@@ -62,7 +62,15 @@ def restore(run: Path, data_dir: str | None) -> Restored:
 
 
 def export(run: Path, file: Path) -> None:
-    """Write the composed network as one safetensors state dict, whole or not at all."""
+    """Write the composed network as one safetensors state dict, whole or not at all.
+
+    ValueError for another ending: what reads a file chooses the format by it.
+    """
+    if file.suffix != ".safetensors":
+        raise ValueError(
+            f"{file} would be a safetensors file under another name, which torch.load refuses: "
+            f"write {file.with_suffix('.safetensors').name}"
+        )
     _, folder, manifest = _open(run)
     tensors = checkpoint.load_model(folder, manifest)
     content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})

@@ -214,6 +214,15 @@ def test_export_into_a_missing_folder_is_named(hybrid, run_folder, tmp_path) -> 
     assert_one_line(answer, "No such file or directory")
 
 
+@pytest.mark.parametrize("name", ["model.pt", "model", "model.safetensors.bak", ".safetensors"])
+def test_export_under_a_name_that_is_no_safetensors_files_is_refused(
+    hybrid, run_folder, tmp_path, name
+) -> None:
+    answer = hybrid("export", run_folder, tmp_path / name)
+    assert_one_line(answer, str(tmp_path / name), ".safetensors")
+    assert not (tmp_path / name).exists()
+
+
 def test_evaluate_gives_the_accuracy_of_the_summary(hybrid, run_folder) -> None:
     summary = json.loads((run_folder / "summary.json").read_text())
     status, out, _ = hybrid("evaluate", run_folder)
