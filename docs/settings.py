@@ -1,8 +1,9 @@
-"""Write docs/settings.md from the declarations in hybrid/config.py:  python docs/settings.py"""
+"""Write docs/settings.md from the declarations of the settings:  python docs/settings.py"""
 
 from pathlib import Path
 
-from hybrid.settings.config import resolve, to_toml
+from hybrid.settings.resolve import resolve
+from hybrid.settings.text import to_toml
 from solvers import registry
 
 HEAD = """# Settings

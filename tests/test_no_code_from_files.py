@@ -36,6 +36,10 @@ CALLS = {
 }
 
 
+# their modules are constants, or what an installed package's metadata names
+IMPORTING = {"hybrid/__init__.py", "solvers/__init__.py", "solvers/registry.py"}
+
+
 def faults(tree: ast.AST) -> list[str]:
     """What a source does that could make a file's content run."""
     found = []
@@ -61,7 +65,8 @@ UNSAFE = {"shell", "allow_pickle"}
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_can_run_what_a_file_holds(path) -> None:
-    assert faults(ast.parse(path.read_text())) == []
+    allowed = ["importlib.import_module"] * (str(path.relative_to(ROOT)) in IMPORTING)
+    assert faults(ast.parse(path.read_text())) == allowed
 
 
 @pytest.mark.parametrize(

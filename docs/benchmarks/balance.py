@@ -20,7 +20,7 @@ from hybrid.cuts.costs import seconds, unit_costs
 from hybrid.cuts.partition import default_sample, split
 from hybrid.links import Network
 from hybrid.runs import build
-from hybrid.settings import config
+from hybrid.settings.resolve import load
 from solvers import Backprop
 
 KINDS = ("even", "operations", "measured")
@@ -38,7 +38,7 @@ def main() -> None:
     for name in options.models:
         given = {"model.name": name, "data.name": "synthetic", "data.limit": 256}
         given["train.batch_size"] = options.batch_size
-        settings = config.load(None, {**given, "train.threads": 1})
+        settings = load(None, {**given, "train.threads": 1})
         images, _ = build.data_sets(settings.data)
         planner = Planner(settings, build.model(settings, images), images, Network())
         sample = default_sample(planner.model, None)

@@ -22,7 +22,7 @@ from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.runs import build
-from hybrid.settings import config
+from hybrid.settings.resolve import load
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     comm = launch.communicator()
     given = {"model.name": options.model, "data.name": "synthetic", "data.limit": 1024}
-    settings = config.load(None, {**given, "train.threads": 1})
+    settings = load(None, {**given, "train.threads": 1})
     images, _ = build.data_sets(settings.data)
     planner = Planner(
         settings, build.model(settings, images), images, Network(bytes_per_second=5e9)

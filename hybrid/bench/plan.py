@@ -18,6 +18,7 @@ from hybrid.models import Chain, units
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
+from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Backprop, Batch
 from solvers.passes.pipeline import Gaps, fit
@@ -85,10 +86,11 @@ class Planner:
                 f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
                 f"most {most}, or take a deeper model"
             )
-        solvers = [self.settings.make_solver()]
+        solvers = [methods.solver(self.settings)]
+        exact = methods.correction(self.settings)
         for count in counts:
             blocks = self.blocks(count)
-            for recipe in recipes(micro_batches, self.settings.make_correction(), solvers):
+            for recipe in recipes(micro_batches, exact, solvers):
                 say(f"{count} blocks: {recipe.name}")
                 made.append(self.predict(blocks, recipe))
         return made

@@ -27,6 +27,7 @@ from hybrid.models import Chain
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
+from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Batch, registry
 from solvers.kernels import choose
@@ -108,15 +109,17 @@ class Bench:
             makers[f"torch {kind}, m={m}"] = partial(
                 baselines.Pipeline, model, sgd, kind, m, device
             )
-        mine = self.settings.make_solver()
+        mine = methods.solver(self.settings)
         solvers = [mine if mine.name == n else registry.solver_class(n)() for n in registry.names()]
         own: dict[str, Recipe] = {
-            r.name: r for r in recipes(self.micro_batches, self.settings.make_correction(), solvers)
+            r.name: r
+            for r in recipes(self.micro_batches, methods.correction(self.settings), solvers)
         }
         chosen = [n for n in [*makers, *own] if self._wanted(n)]
         if self.only and chosen == [BASE]:
             raise AgreedError(
-                f"--rows {','.join(self.only)} names no row; there are {', '.join([*makers, *own])}"
+                f"--rows {','.join(self.only)} names no row; there are: "
+                + "; ".join([*makers, *own])
             )
         made: list[Row] = []
         for name in chosen:
@@ -204,4 +207,8 @@ class Bench:
         return report.write(self.out, title, facts, speeds, runs, target)
 
     def _wanted(self, name: str) -> bool:
-        return name == BASE or not self.only or any(word in name for word in self.only)
+        return (
+            name == BASE
+            or not self.only
+            or any(word.casefold() in name.casefold() for word in self.only)
+        )

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hybrid.settings import config
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, first_fault
+from hybrid.settings.resolve import load
 
 
 class Line(BaseModel):
@@ -105,7 +105,7 @@ def _settings(path: Path) -> Config | None:
     if not path.is_file():
         return None
     try:
-        resolved = config.load(path, {})
+        resolved = load(path, {})
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     written = (line.strip() for line in path.read_text().splitlines())
@@ -119,7 +119,7 @@ def _checked(cls: type[M], content: bytes, place: object) -> M:
     try:
         return cls.model_validate(_object(content))
     except ValidationError as error:
-        fault = config.first_fault(error)
+        fault = first_fault(error)
     except (ValueError, RecursionError) as error:
         fault = f"not a JSON object ({' '.join(str(error).split())})"
     raise ValueError(f"{place}: {fault}: correct it or remove it")

@@ -19,7 +19,7 @@ from hybrid.report.factors import kept_dictionary, layers, responses
 from hybrid.report.page import Html, heading, note, page, picture, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
-from hybrid.runs import build
+from hybrid.runs.restore import restore
 
 
 def write(run: Path, data_dir: str | None = None) -> Path:
@@ -84,7 +84,7 @@ def _factors(record: Record, data_dir: str | None) -> list[Html]:
         return []
     if record.settings is None or record.settings.model.name != manifest["model"]:
         return [note("The factors of a model of your own are not shown: no settings rebuild it.")]
-    restored = build.restore(record.run, data_dir)
+    restored = restore(record.run, data_dir)
     device = launch.device("auto")
     restored.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return factor_sections(restored.network, restored.test)

@@ -1,30 +1,25 @@
-"""Settings into things: data, model, blocks, solver, trainer; and what reads a run folder."""
+"""Settings into things: data, model, blocks, solver, trainer."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from hybrid import data, models
 from hybrid.cuts.partition import Blocks, split
 from hybrid.data import Dataset
-from hybrid.folder import checkpoint
-from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
-from hybrid.links import run_threads
 from hybrid.ranks import launch
-from hybrid.settings import config
+from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
-from hybrid.training.evaluation import accuracy
+from hybrid.settings.resolve import load
+from hybrid.settings.text import to_toml
 from hybrid.training.trainer import Trainer
 from solvers import registry
-from solvers.blocks.block import Block
 from solvers.layers.projection import Projection
 from solvers.passes.pipeline import Gaps
 
@@ -32,12 +27,12 @@ from solvers.passes.pipeline import Gaps
 def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
     """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
     if not resume:
-        return _with_blocks(config.load(path, overrides))
+        return _with_blocks(load(path, overrides))
     if out is None:
         raise ValueError("--resume needs --out, the run folder to go on with")
     RunFolder(out).check(resume=True)
     stored = out / "config.toml"
-    resolved = config.load(path, overrides, base=stored if stored.exists() else None)
+    resolved = load(path, overrides, base=stored if stored.exists() else None)
     comm = launch.communicator()
     blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
     if blocks != len(resolved.split.cuts) + 1:
@@ -94,12 +89,12 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
 
     def describe(cuts: list[str]) -> str:
         chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
-        return config.to_toml(resolved.model_copy(update={"split": chosen}))
+        return to_toml(resolved.model_copy(update={"split": chosen}))
 
     return Trainer(
         blocks,
-        resolved.make_solver(),
-        resolved.make_correction(),
+        methods.solver(resolved),
+        methods.correction(resolved),
         window=resolved.rounds.window,
         sweeps=resolved.rounds.sweeps,
         correct_every=resolved.rounds.correct_every,
@@ -117,65 +112,6 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         names={"model": resolved.model.name, "data": resolved.data.name},
         describe=describe,
     )
-
-
-def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
-    """Test accuracy of a run's newest checkpoint, on one device; and the checkpoint."""
-    resolved, folder, network, test = restore(run, data_dir)
-    device = launch.device(resolved.train.device)
-    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    precision = getattr(torch, resolved.train.precision)
-    block = Block(network, 0, 1, {}, device, precision)
-    threads = len(os.sched_getaffinity(0))
-    return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
-
-
-class Restored(NamedTuple):
-    """The network of a run's newest checkpoint, on the CPU, and what it was tested on."""
-
-    settings: Config
-    checkpoint: Path
-    network: models.Chain
-    test: Dataset
-
-
-def restore(run: Path, data_dir: str | None) -> Restored:
-    """Rebuild the composed network of a run; `data_dir` is where its data lie by now."""
-    resolved, folder, manifest = _open(run)
-    if data_dir is not None:
-        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
-    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
-    network = model(resolved, test)
-    tensors = checkpoint.load_model(folder, manifest)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{folder} is not of the model that {run / 'config.toml'} describes: put back the "
-            f"settings it was trained with ({' '.join(str(error).split())[:200]})"
-        ) from None
-    return Restored(resolved, folder, network, test)
-
-
-def export(run: Path, file: Path) -> None:
-    """Write the composed network as one safetensors state dict, whole or not at all."""
-    _, folder, manifest = _open(run)
-    tensors = checkpoint.load_model(folder, manifest)
-    content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
-    write_atomically(file, content)
-
-
-def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
-    folder = RunFolder(run).newest()
-    if folder is None or not (run / "config.toml").is_file():
-        raise ValueError(f"{run} is not a run folder with a checkpoint")
-    resolved, manifest = config.load(run / "config.toml", {}), checkpoint.read_manifest(folder)
-    if manifest["model"] != resolved.model.name:
-        raise ValueError(
-            f"{run} holds a model of your own ({manifest['model']}), not one of this command's: "
-            "read its checkpoints with hybrid.folder.checkpoint.load_model"
-        )
-    return resolved, folder, manifest
 
 
 def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:

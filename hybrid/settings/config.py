@@ -1,38 +1,13 @@
-"""The one declaration of every setting: defaults < TOML file < command line."""
+"""The one declaration of every setting."""
 
 from __future__ import annotations
 
-import ast
-import difflib
-import inspect
-import sys
-import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from functools import cache
-from itertools import pairwise
-from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from solvers import registry
 from solvers.passes.pipeline import FillStep
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-if TYPE_CHECKING:
-    from solvers import Backprop, Solver
-
-MOST_BYTES, MOST_DOTS = 1 << 16, 2000
-"""Of a file of settings; a resolved one has 5 kB."""
-FILLING = ("penalty", "augmented-lagrangian")
-"""Solvers that fill gaps unless told otherwise."""
 
 
 class Section(BaseModel):
@@ -188,7 +163,7 @@ class CheckpointSettings(Section):
 
 
 class Config(Section):
-    """All settings of a run."""
+    """All settings of a run; those of [solver] and [correction] are declared by the methods."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -202,171 +177,15 @@ class Config(Section):
     links: LinkSettings = LinkSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
 
-    def make_solver(self) -> Solver:
-        """The solver named in [solver], with its settings."""
-        settings = dict(self.solver)
-        return _make(registry.solver_class(settings.pop("name")), "solver", settings)
-
-    def make_correction(self) -> Backprop:
-        """The exact pass of the correction."""
-        from solvers import Backprop
-
-        correction = _make(Backprop, "correction", self.correction)
-        assert isinstance(correction, Backprop)
-        return correction
-
-
-def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
-    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
-
-    `base` is a TOML file below both; its [solver] and what its rounds do hold only for the method
-    it names.
-    """
-    tree = _read(base) if base is not None else {}
-    upper = _read(path) if path is not None else {}
-    for dotted, value in overrides.items():
-        section, _, key = dotted.partition(".")
-        table = upper.setdefault(section, {})
-        if not isinstance(table, dict) or not key:
-            raise ValueError(_unknown(dotted, known_settings(registry.DEFAULT)))
-        table[key] = value
-    if _name(upper, _name(tree)) != _name(tree):
-        tree.pop("solver", None)
-        rounds = tree.get("rounds", {})
-        own = ("sweeps", "fill", "gaps", "correct_every")
-        tree["rounds"] = {k: rounds[k] for k in rounds if k not in own}
-    for section, table in upper.items():
-        below = tree.get(section, {})
-        both = isinstance(below, dict) and isinstance(table, dict)
-        tree[section] = {**below, **table} if both else table
-    return resolve(tree)
-
-
-def _name(tree: Mapping[str, Any], default: object = None) -> object:
-    """The method that a tree of settings names."""
-    table = tree.get("solver", {})
-    return table.get("name", default) if isinstance(table, dict) else default
-
-
-def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
-    try:
-        # the parser's time is quadratic in the parts of a dotted key
-        if len(raw) > MOST_BYTES or max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
-            raise ValueError(f"more than {MOST_BYTES} bytes, or {MOST_DOTS} dots in a line")
-        return tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
-
-
-def resolve(tree: Mapping[str, Any]) -> Config:
-    """Validate a tree of settings; ValueError names the setting, its value and the limit."""
-    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
-    if isinstance(tree.get("solver", {}), dict):
-        tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
-        name = tree["solver"]["name"]
-        known = known_settings(str(name))
-        for section, table in tree.items():
-            if section not in Config.model_fields:
-                inside = next(iter(table), "") if isinstance(table, dict) else ""
-                dotted = f"{section}.{inside}" if inside else section
-                raise ValueError(_unknown(dotted, known))
-            for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
-                if dotted not in known:
-                    raise ValueError(_unknown(dotted, known))
-        _choose_rounds(tree)
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from None
-    solver, correction = config.make_solver(), config.make_correction()
-    if config.model.factorise and solver.name != "block-admm":
-        raise ValueError(
-            f"model.factorise is {config.model.factorise!r}, which solver {solver.name!r} cannot "
-            "train: choose --solver block-admm, or leave it out"
-        )
-    config.solver = {"name": solver.name, **_values(solver)}
-    config.correction = _values(correction)
-    return config
-
-
-def _choose_rounds(tree: dict[str, Any]) -> None:
-    """Train alone or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told not to."""
-    rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
-    if not isinstance(rounds, dict) or not isinstance(correction, dict):
-        return
-    asked = rounds.keys() & {"window", "sweeps", "fill", "correct_every"}
-    method = registry.solver_class(tree["solver"]["name"])
-    if not method.alternates and not method.exact:
-        tree["rounds"] = {"correct_every": 0, **rounds}
-    elif tree["solver"]["name"] in FILLING and not asked:
-        tree["rounds"] = {**rounds, "sweeps": 0, "fill": True}
-        tree["correction"] = {"micro_batches": 4, **correction}
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """Split "section.key=value"; the value is TOML where it parses, else a string."""
-    dotted, equals, value = text.partition("=")
-    if not equals or "." not in dotted:
-        raise ValueError(f"--set {text!r}: write --set section.key=value")
-    try:
-        return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        return dotted.strip(), value
-
-
-def known_settings(solver: str) -> dict[str, str]:
-    """Every "section.key" there is with `solver`, and its help."""
-    from solvers import Backprop
-
-    known: dict[str, str] = {}
-    for section in Config.model_fields:
-        if section in ("solver", "correction"):
-            cls = registry.solver_class(solver) if section == "solver" else Backprop
-            docs = _field_docs(cls)
-            known |= {f"{section}.{key}": text for key, text in docs.items()}
-    return declared_settings() | known
-
 
 def declared_settings() -> dict[str, str]:
-    """Every "section.key" that there is with any solver, and its help."""
+    """Every "section.key" declared here, and its help."""
     known = {"solver.name": f"The method: {', '.join(registry.OWN)}."}
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             fields = info.annotation.model_fields
             known |= {f"{section}.{key}": f.description or "" for key, f in fields.items()}
     return known
-
-
-def to_toml(config: Config) -> str:
-    """The settings as a commented TOML file that repeats the run."""
-    known = known_settings(config.solver["name"])
-    lines: list[str] = []
-    for section, table in config.model_dump().items():
-        lines.append(f"[{section}]")
-        for key, value in table.items():
-            unset = value is None
-            setting = f"# {key} =" if unset else tomli_w.dumps({key: value}, indent=2).strip()
-            lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solver:
-    try:
-        made: Solver = TypeAdapter(cls).validate_python(settings)
-    except ValidationError as error:
-        raise ValueError(f"{section}.{first_fault(error)}") from None
-    for key, value in vars(made).items():
-        if isinstance(value, float) and not isfinite(value):
-            raise ValueError(f"{section}.{key} is {value}; it must be finite")
-    return made
-
-
-def _values(solver: Solver) -> dict[str, Any]:
-    assert is_dataclass(solver)
-    return {f.name: getattr(solver, f.name) for f in fields(solver) if f.init}
 
 
 def first_fault(error: ValidationError) -> str:
@@ -379,35 +198,3 @@ def first_fault(error: ValidationError) -> str:
     if not place:
         return message
     return f"{place} is {fault['input']!r}; {message.replace('input should', 'it must')}"
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    if not near:
-        tail = name.rpartition(".")[2]
-        near = [k for k in known if k.rpartition(".")[2] == tail]
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown setting {name!r}; {hint}"
-
-
-@cache
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstrings written below a dataclass's fields, through its bases."""
-    docs: dict[str, str] = {}
-    given = {f.name for f in fields(cls) if f.init}
-    for base in reversed(cls.__mro__[:-1]):
-        if not is_dataclass(base):
-            continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for node, after in pairwise(body):
-            if (
-                isinstance(node, ast.AnnAssign)
-                and isinstance(node.target, ast.Name)
-                and node.target.id in given
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                docs[node.target.id] = str(after.value.value)
-    return docs

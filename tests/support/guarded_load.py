@@ -36,9 +36,9 @@ def reader(kind: str) -> Callable[[Path], Any]:
 
         return lambda path: checkpoint.load_model(path, checkpoint.read_manifest(path))
     if kind == "settings":
-        from hybrid.settings import config
+        from hybrid.settings.resolve import load
 
-        return lambda path: config.load(path, {})
+        return lambda path: load(path, {})
     from hybrid.report.records import read
 
     return read

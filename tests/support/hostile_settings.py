@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tomli_w
 from hypothesis import strategies as st
 
-from hybrid.settings.config import Config, known_settings
+from hybrid.settings.config import Config
+from hybrid.settings.methods import known_settings
 from solvers import Backprop, registry
 
 KEYS = sorted({key for solver in registry.OWN for key in known_settings(solver)})

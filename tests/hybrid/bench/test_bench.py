@@ -13,7 +13,7 @@ def report(mpirun, hybrid_cli: Path, tmp_path_factory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("bench") / "report"
     done = mpirun(
         *(2, "--bind-to", "none", hybrid_cli, "bench", "--model", "resnet8", "--data", "digits"),
-        *("--micro-batches", "2", "--rows", "1f1b,backprop,augmented", "--turns", "2"),
+        *("--micro-batches", "2", "--rows", "1F1B,backprop,Augmented", "--turns", "2"),
         *("--steps", "1", "--batch-size", "32", "--set", "data.limit=256"),
         *("--to-accuracy", "0.05", "--epochs", "2,1", "--seeds", "2", "--out", out),
     )
@@ -70,6 +70,7 @@ def test_the_report_is_printed_once_written_and_drawn(report) -> None:
     [
         (["--micro-batches", "4,none"], "--micro-batches is '4,none'"),
         (["--set", "train.epoch=3"], "did you mean 'train.epochs'"),
+        (["--rows", "pipedream"], "there are: plain loop; plain loop, "),
     ],
 )
 def test_wrong_use_gets_one_line(mpirun, hybrid_cli: Path, arguments: list[str], reason) -> None:

@@ -17,7 +17,7 @@ from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.models import build as build_model
 from hybrid.runs import build
-from hybrid.settings import config
+from hybrid.settings.resolve import load
 from solvers import (
     DDG,
     FDG,
@@ -32,7 +32,7 @@ DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "tra
 
 
 def planner(network: Network | None = None, **settings) -> plan.Planner:
-    resolved = config.load(None, {**DIGITS, **settings})
+    resolved = load(None, {**DIGITS, **settings})
     images, _ = build.data_sets(resolved.data)
     return plan.Planner(resolved, build.model(resolved, images), images, network or Network())
 

@@ -17,7 +17,7 @@ from hybrid import data, models
 from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
 from hybrid.folder import checkpoint
-from hybrid.settings.config import load
+from hybrid.settings.resolve import load
 from solvers import Block
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
@@ -212,6 +212,15 @@ def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, command) -> None:
 def test_export_into_a_missing_folder_is_named(hybrid, run_folder, tmp_path) -> None:
     answer = hybrid("export", run_folder, tmp_path / "no" / "m.safetensors")
     assert_one_line(answer, "No such file or directory")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model", "model.safetensors.bak", ".safetensors"])
+def test_export_under_a_name_that_is_no_safetensors_files_is_refused(
+    hybrid, run_folder, tmp_path, name
+) -> None:
+    answer = hybrid("export", run_folder, tmp_path / name)
+    assert_one_line(answer, str(tmp_path / name), ".safetensors")
+    assert not (tmp_path / name).exists()
 
 
 def test_evaluate_gives_the_accuracy_of_the_summary(hybrid, run_folder) -> None:

@@ -28,7 +28,7 @@ from hybrid.report.pictures import section, strip
 from hybrid.report.records import Line, read
 from hybrid.report.run import factor_sections
 from hybrid.report.tables import amount
-from hybrid.runs import build
+from hybrid.runs import restore
 from solvers.layers.factorisation import Factorisation
 
 QUICK = ("--epochs", "1", "--batch-size", "256", "--set", "train.threads=1")
@@ -249,7 +249,7 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder) -> None
     path = run_folder / "config.toml"
     path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
-        build.restore(run_folder, None)
+        restore.restore(run_folder, None)
 
 
 def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch) -> None:
@@ -346,7 +346,7 @@ def test_a_strip_has_the_images_above_their_code_maps() -> None:
 
 def test_a_run_with_a_factorised_model_shows_its_factors(run_folder, monkeypatch) -> None:
     """The model is rebuilt from the settings, the dictionary is the checkpoint's."""
-    plain = build.restore(run_folder, None).network
+    plain = restore.restore(run_folder, None).network
     children = OrderedDict(plain.named_children())
     children["factors"] = Factorisation(64, 5)
     grouping = plain.grouping | {"factors": ("factors",)}

@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid.settings.config import (
-    Config,
-    RoundSettings,
-    known_settings,
-    load,
-    parse_override,
-    resolve,
-    to_toml,
-)
+from hybrid.settings.config import Config, RoundSettings
+from hybrid.settings.methods import known_settings
+from hybrid.settings.resolve import load, resolve
+from hybrid.settings.text import parse_override, to_toml
 from solvers import registry
 
 
@@ -83,7 +78,19 @@ def test_every_setting_of_the_resolved_config_is_known(solver):
         ({"solver": {"name": "penalti"}}, "unknown solver 'penalti'; did you mean 'penalty'?"),
         ({"solver": {"name": "q"}}, "unknown solver 'q'; known: backprop, penalty, augmented-lag"),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
-        ({"solver": {"name": "backprop", "beta": 1}}, "unknown setting 'solver.beta'; "),
+        (
+            {"solver": {"name": "backprop", "beta": 1}},
+            "solver.beta is a setting of penalty, augmented-lagrangian, auxnet; this run's solver "
+            "is backprop",
+        ),
+        (
+            {"solver": {"name": "penalty", "micro_batches": 4}},
+            "solver.micro_batches is a setting of backprop; this run's solver is penalty; "
+            "did you mean 'correction.micro_batches'?",
+        ),
+        ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimiser.lr'?"),
+        ({"beta": 1}, "unknown setting 'beta'; did you mean 'solver.beta'?"),
+        ({"seed": {}}, "unknown setting 'seed'; did you mean 'train.seed'?"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
@@ -172,9 +179,30 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
     assert parse_override(text) == ("a.b", value)
 
 
-@pytest.mark.parametrize("text", ["", "x", "x=1", "a.b", "a\nb"])
+@pytest.mark.parametrize("text", ["", "x", "x=1", "a.b", "a\nb", "beta"])
 def test_an_override_of_another_form_is_answered_with_the_form(text):
     assert fault(parse_override, text) == f"--set {text!r}: write --set section.key=value"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("beta=1", "solver.beta=1"),
+        ("seed = 3", "train.seed= 3"),
+        ("recompute=true", "correction.recompute=true or solver.recompute=true"),
+    ],
+)
+def test_an_override_without_its_section_is_answered_with_it(text, meant):
+    said = fault(parse_override, text)
+    assert said == f"--set {text!r}: write --set section.key=value; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("dotted", ["solver.beta", "beta", "train.beta"])
+def test_a_setting_that_other_methods_have_is_answered_with_them_and_the_runs_own(dotted):
+    said = fault(load, None, {"solver.name": "ddg", dotted: 1})
+    assert said == "solver.beta is a setting of penalty, augmented-lagrangian, auxnet; " + (
+        "this run's solver is ddg"
+    )
 
 
 keys = st.sampled_from(sorted(known_settings("augmented-lagrangian")))

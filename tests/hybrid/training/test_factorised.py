@@ -16,8 +16,8 @@ from hybrid.data import load
 from hybrid.folder import checkpoint
 from hybrid.models import units
 from hybrid.runs import build
-from hybrid.settings import config
-from hybrid.settings.config import resolve
+from hybrid.settings import resolve as settings
+from hybrid.settings.resolve import resolve
 
 LIMIT, BATCH = 192, 48
 QUICK = ("--batch-size", BATCH, "--set", "train.threads=1", "--set", f"data.limit={LIMIT}")
@@ -109,7 +109,7 @@ def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(
     assert status == 0, err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["cuts"] == ["layer3.factors"]
-    assert config.load(run / "config.toml", {}).split.cuts == ["layer3.factors"]
+    assert settings.load(run / "config.toml", {}).split.cuts == ["layer3.factors"]
     status, out, err = hybrid("evaluate", run)
     assert status == 0, err
     assert out.startswith(f"test accuracy {summary['test_accuracy']:.2%}")

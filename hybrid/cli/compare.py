@@ -1,0 +1,115 @@
+"""`hybrid bench` and `hybrid plan`: ways to train, measured and predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybrid.cli.options import (
+    AnyOther,
+    BatchSize,
+    DataDir,
+    LearningRate,
+    Method,
+    Model,
+    TomlFile,
+    flag,
+    numbers,
+    overrides,
+    together,
+)
+from hybrid.ranks import launch
+
+commands = typer.Typer()
+
+
+@commands.command(
+    epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20 --micro-batches 4,8"
+)
+def bench(
+    config: TomlFile = None,
+    model: Model = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]"),
+    ] = None,
+    data_dir: DataDir = None,
+    batch_size: BatchSize = None,
+    lr: LearningRate = None,
+    micro_batches: Annotated[
+        str, typer.Option(help="Numbers of micro-batches of the pipelined rows.")
+    ] = "4,8",
+    turns: Annotated[int, typer.Option(min=1, help="Times every row is measured.")] = 7,
+    steps: Annotated[int, typer.Option(min=1, help="Mini-batches a row and turn.")] = 4,
+    rows: Annotated[
+        str, typer.Option(help="Only rows with one of these words in their names, in any case.")
+    ] = "",
+    to_accuracy: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Also train to this test accuracy.")
+    ] = None,
+    epochs: Annotated[str, typer.Option(help="Lengths of the trainings to accuracy.")] = "3,6",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings a row and length.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and plot.")] = Path("bench"),
+    set_: AnyOther = None,
+) -> None:
+    """Compare all ways to train one network on these ranks, interleaved in one run."""
+    comm = launch.communicator()
+    if comm is None:
+        raise ValueError("hybrid bench compares ranks, and there is 1: mpirun -n 2 hybrid bench")
+    from hybrid.bench.run import Bench
+    from hybrid.runs import build
+
+    with together():
+        given = {
+            "model.name": model,
+            "data.name": data or (None if config else "synthetic"),
+            "data.dir": data_dir,
+            "train.batch_size": batch_size,
+            "optimiser.lr": lr,
+        }
+        lengths, parts = numbers("--epochs", epochs), numbers("--micro-batches", micro_batches)
+        words = [word.strip() for word in rows.split(",") if word.strip()]
+        resolved = build.read(config, overrides(given, set_), None, False)
+        made = Bench(comm, resolved, parts, words, out)
+    made.connect()
+    table = made.run(turns, steps, to_accuracy, lengths, seeds)
+    if table is not None:
+        typer.echo(table + f"written to {out}")
+
+
+@commands.command(epilog="Example: hybrid plan --model resnet56 --blocks 2,4,8,16 --gigabits 10")
+def plan(
+    config: TomlFile = None,
+    model: Model = None,
+    solver: Method = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
+    ] = None,
+    data_dir: DataDir = None,
+    blocks: Annotated[str, typer.Option(help="Numbers of blocks.")] = "2,4",
+    micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
+    batch_size: BatchSize = None,
+    gigabits: Annotated[float | None, flag("--gigabits", "links.gigabits_per_second")] = None,
+    latency: Annotated[float | None, flag("--latency", "links.latency_microseconds")] = None,
+    set_: AnyOther = None,
+) -> None:
+    """Predict from this machine alone what K ranks would do, and say which setting to take."""
+    given = {
+        "model.name": model,
+        "solver.name": solver,
+        "data.name": data or (None if config else "synthetic"),
+        "data.dir": data_dir,
+        "train.batch_size": batch_size,
+        "links.gigabits_per_second": gigabits,
+        "links.latency_microseconds": latency,
+    }
+    counts, parts = numbers("--blocks", blocks), numbers("--micro-batches", micro_batches)
+    from hybrid.bench.plan import report
+    from hybrid.settings.resolve import load
+
+    with together():
+        if launch.launched_rank() == 0:
+            resolved = load(config, overrides(given, set_))
+            typer.echo(report(resolved, counts, parts, lambda text: typer.echo(text, err=True)))

@@ -1,0 +1,93 @@
+"""`hybrid submit`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybrid.cli.options import AnyOther, now, overrides
+from hybrid.ranks import launch
+
+commands = typer.Typer()
+
+
+@commands.command(
+    epilog="Example: hybrid submit runs/first/config.toml --nodes 2 --ranks-per-node 4 --array 0-4 "
+    "--setup 'module load openmpi; source .venv/bin/activate' --out runs/seeds"
+)
+def submit(
+    config: Annotated[Path, typer.Argument(help="Settings as TOML, read when the job starts.")],
+    nodes: Annotated[int, typer.Option(help="Nodes of a job.")],
+    ranks_per_node: Annotated[int, typer.Option(help="MPI ranks a node, one block each.")],
+    gpus_per_rank: Annotated[
+        int | None,
+        typer.Option(help="GPUs a rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
+    ] = None,
+    cpus_per_rank: Annotated[int, typer.Option(help="Cores, and threads, a rank.")] = 8,
+    time: Annotated[
+        str, typer.Option(help="Time limit of a job: minutes, HH:MM:SS or D-HH:MM:SS.")
+    ] = "04:00:00",
+    array: Annotated[
+        str, typer.Option(metavar="SEEDS", help="A job a seed, 0,1,2 or 0-4, in OUT-seedS.")
+    ] = "",
+    max_requeues: Annotated[
+        int, typer.Option(help="Times a job that its time limit stops may go on.")
+    ] = 20,
+    partition: Annotated[str, typer.Option(help="Partition of the cluster.")] = "",
+    account: Annotated[str, typer.Option(help="Account that pays.")] = "",
+    launcher: Annotated[
+        str, typer.Option(help="What starts the ranks: mpirun, or srun (with PMIx).")
+    ] = "mpirun",
+    setup: Annotated[
+        str, typer.Option(help="Shell commands that make hybrid and MPI available in the job.")
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder, on a file system all nodes see; script and log lie beside it.  "
+            "[default: runs/TIME-MODEL-DATA-SOLVER]"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the script; write and submit nothing.")
+    ] = False,
+    set_: AnyOther = None,
+) -> None:
+    """Hand a training to Slurm: it checkpoints at its time limit, is requeued and goes on."""
+    from hybrid.ranks import slurm
+    from hybrid.runs import build
+    from hybrid.settings.resolve import load
+
+    if launch.launched_rank() > 0:
+        return
+    resolved = load(config, overrides({}, set_))
+    if gpus_per_rank is None:
+        gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
+    if out is None:
+        out = build.new_folder(resolved, now())
+    request = slurm.Request(
+        config=config.absolute(),
+        out=Path(os.path.abspath(out)),
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        gpus_per_rank=gpus_per_rank,
+        cpus_per_rank=cpus_per_rank,
+        time=time,
+        seeds=array,
+        max_requeues=max_requeues,
+        partition=partition,
+        account=account,
+        launcher=launcher,
+        setup=setup,
+        settings=tuple(set_ or ()),
+    )
+    slurm.check_blocks(resolved.split, request)
+    slurm.check_setup(setup)
+    if dry_run:
+        typer.echo(slurm.script(request), nl=False)
+        return
+    typer.echo(slurm.submit(request))
+    typer.echo(f"script {request.file}", err=True)

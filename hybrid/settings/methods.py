@@ -1,0 +1,119 @@
+"""The settings that methods declare: the tables [solver] and [correction]."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from hybrid.settings.config import Config, declared_settings, first_fault
+from solvers import Backprop, Solver, registry
+
+
+def solver(config: Config) -> Solver:
+    """The solver named in [solver], with its settings."""
+    settings = dict(config.solver)
+    return _make(registry.solver_class(settings.pop("name")), "solver", settings)
+
+
+def correction(config: Config) -> Backprop:
+    """The exact pass of the correction."""
+    made = _make(Backprop, "correction", config.correction)
+    assert isinstance(made, Backprop)
+    return made
+
+
+def values(made: Solver) -> dict[str, Any]:
+    """The settings of a solver."""
+    assert is_dataclass(made)
+    return {f.name: getattr(made, f.name) for f in fields(made) if f.init}
+
+
+def known_settings(name: str) -> dict[str, str]:
+    """Every "section.key" there is with the solver `name`, and its help."""
+    known = declared_settings()
+    for section, cls in (("solver", registry.solver_class(name)), ("correction", Backprop)):
+        known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
+    return known
+
+
+def unknown(dotted: str, name: str) -> str:
+    """What to say of a setting that a run with the solver `name` does not have."""
+    known = known_settings(name)
+    section, _, key = dotted.rpartition(".")
+    near = _named(key, known)
+    others = [] if near and section != "solver" else _methods_with(key)
+    if others:
+        also = f"; did you mean {_either(near)}?" if near else ""
+        return (
+            f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}{also}"
+        )
+    near = near or difflib.get_close_matches(dotted, known, 1, 0.5)
+    hint = f"did you mean {_either(near)}?" if near else f"known: {', '.join(known)}"
+    return f"unknown setting {dotted!r}; {hint}"
+
+
+def sections_of(key: str) -> list[str]:
+    """Every "section.key" with this key that there is with any solver."""
+    anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(Backprop))]
+    return [*_named(key, anywhere), *[f"solver.{key}"] * bool(_methods_with(key))]
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(map(repr, names))
+
+
+def _named(key: str, known: Iterable[str]) -> list[str]:
+    return [dotted for dotted in known if dotted.rpartition(".")[2] == key]
+
+
+def _methods_with(key: str) -> list[str]:
+    """The methods that have a setting."""
+    found = []
+    for name in registry.names():
+        with suppress(ValueError):  # a method that another package gives, and that cannot be had
+            found += [name] * (key in _field_docs(registry.solver_class(name)))
+    return found
+
+
+def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solver:
+    try:
+        made: Solver = TypeAdapter(cls).validate_python(settings)
+    except ValidationError as error:
+        raise ValueError(f"{section}.{first_fault(error)}") from None
+    for key, value in vars(made).items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{section}.{key} is {value}; it must be finite")
+    return made
+
+
+@cache
+def _field_docs(cls: type) -> dict[str, str]:
+    """The docstrings written below a dataclass's fields, through its bases."""
+    docs: dict[str, str] = {}
+    given = {f.name for f in fields(cls) if f.init}
+    for base in reversed(cls.__mro__[:-1]):
+        if not is_dataclass(base):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for node, after in pairwise(body):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.target.id in given
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                docs[node.target.id] = str(after.value.value)
+    return docs

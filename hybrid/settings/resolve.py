@@ -1,0 +1,94 @@
+"""Settings of a run: defaults < TOML file < command line, validated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hybrid.settings import methods
+from hybrid.settings.config import Config, first_fault
+from hybrid.settings.text import read_toml
+from solvers import registry
+
+FILLING = ("penalty", "augmented-lagrangian")
+"""Solvers that fill gaps unless told otherwise."""
+
+
+def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
+    """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
+
+    `base` is a TOML file below both; its [solver] and what its rounds do hold only for the method
+    it names.
+    """
+    tree = read_toml(base) if base is not None else {}
+    upper = read_toml(path) if path is not None else {}
+    for dotted, value in overrides.items():
+        section, _, key = dotted.partition(".")
+        table = upper.setdefault(section, {})
+        if not isinstance(table, dict) or not key:
+            raise ValueError(methods.unknown(dotted, str(_name(upper, registry.DEFAULT))))
+        table[key] = value
+    if _name(upper, _name(tree)) != _name(tree):
+        tree.pop("solver", None)
+        rounds = tree.get("rounds", {})
+        own = ("sweeps", "fill", "gaps", "correct_every")
+        tree["rounds"] = {k: rounds[k] for k in rounds if k not in own}
+    for section, table in upper.items():
+        below = tree.get(section, {})
+        both = isinstance(below, dict) and isinstance(table, dict)
+        tree[section] = {**below, **table} if both else table
+    return resolve(tree)
+
+
+def resolve(tree: Mapping[str, Any]) -> Config:
+    """Validate a tree of settings; ValueError names the setting, its value and the limit."""
+    tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+    if isinstance(tree.get("solver", {}), dict):
+        tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
+        name = str(tree["solver"]["name"])
+        known = methods.known_settings(name)
+        for section, table in tree.items():
+            if section not in Config.model_fields:
+                inside = next(iter(table), "") if isinstance(table, dict) else ""
+                dotted = f"{section}.{inside}" if inside else section
+                raise ValueError(methods.unknown(dotted, name))
+            for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
+                if dotted not in known:
+                    raise ValueError(methods.unknown(dotted, name))
+        _choose_rounds(tree)
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(first_fault(error)) from None
+    solver, correction = methods.solver(config), methods.correction(config)
+    if config.model.factorise and solver.name != "block-admm":
+        raise ValueError(
+            f"model.factorise is {config.model.factorise!r}, which solver {solver.name!r} cannot "
+            "train: choose --solver block-admm, or leave it out"
+        )
+    config.solver = {"name": solver.name, **methods.values(solver)}
+    config.correction = methods.values(correction)
+    return config
+
+
+def _choose_rounds(tree: dict[str, Any]) -> None:
+    """Train alone or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told not to."""
+    rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
+    if not isinstance(rounds, dict) or not isinstance(correction, dict):
+        return
+    asked = rounds.keys() & {"window", "sweeps", "fill", "correct_every"}
+    method = registry.solver_class(tree["solver"]["name"])
+    if not method.alternates and not method.exact:
+        tree["rounds"] = {"correct_every": 0, **rounds}
+    elif tree["solver"]["name"] in FILLING and not asked:
+        tree["rounds"] = {**rounds, "sweeps": 0, "fill": True}
+        tree["correction"] = {"micro_batches": 4, **correction}
+
+
+def _name(tree: Mapping[str, Any], default: object = None) -> object:
+    """The method that a tree of settings names."""
+    table = tree.get("solver", {})
+    return table.get("name", default) if isinstance(table, dict) else default

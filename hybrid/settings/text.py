@@ -1,0 +1,61 @@
+"""Settings as text: the TOML file that repeats a run, and --set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hybrid.settings.config import Config
+from hybrid.settings.methods import known_settings, sections_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+MOST_BYTES, MOST_DOTS = 1 << 16, 2000
+"""Of a file of settings; a resolved one has 5 kB."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file of settings, whatever is in them."""
+    with path.open("rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    try:
+        # the parser's time is quadratic in the parts of a dotted key
+        if len(raw) > MOST_BYTES or max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
+            raise ValueError(f"more than {MOST_BYTES} bytes, or {MOST_DOTS} dots in a line")
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split "section.key=value"; the value is TOML where it parses, else a string."""
+    dotted, equals, value = text.partition("=")
+    if not equals or "." not in dotted:
+        meant = [f"{place}={value}" for place in sections_of(dotted.strip())] if equals else []
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
+    try:
+        return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        return dotted.strip(), value
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a commented TOML file that repeats the run."""
+    known = known_settings(config.solver["name"])
+    lines: list[str] = []
+    for section, table in config.model_dump().items():
+        lines.append(f"[{section}]")
+        for key, value in table.items():
+            unset = value is None
+            setting = f"# {key} =" if unset else tomli_w.dumps({key: value}, indent=2).strip()
+            lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
+        lines.append("")
+    return "\n".join(lines)
