@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,6 @@ class AuxNet(Solver):
     name: ClassVar[str] = "auxnet"
     alternates: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
-    defaults: ClassVar[Mapping[str, Any]] = {"rounds.window": 4}
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -174,8 +174,6 @@ class Solver(ABC):
     """Whether its local steps can be CUDA graphs."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Settings of other sections that it wants unless the user says otherwise."""
 
     def __post_init__(self) -> None:  # noqa: B027
         """Check the settings by themselves; ValueError with the remedy."""

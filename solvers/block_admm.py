@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -50,7 +49,6 @@ class BlockADMM(AugmentedLagrangian):
     name: ClassVar[str] = "block-admm"
     fills: ClassVar[bool] = False
     factorises: ClassVar[bool] = True
-    defaults: ClassVar[Mapping[str, Any]] = {"rounds.window": 4}
 
     beta: float = field(init=False, repr=False, default=0.0)
     rho: float = 1e-3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -51,7 +51,6 @@ class Penalty(Solver):
     alternates: ClassVar[bool] = True
     fills: ClassVar[bool] = True
     captures: ClassVar[bool] = True
-    defaults: ClassVar[Mapping[str, Any]] = {"rounds.fill": True, "correction.micro_batches": 4}
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""

@@ -51,10 +51,9 @@ class Recipe:
         parts = [f"--solver {self.solver.name}", *_changed("solver", self.solver)]
         if not self.solver.alternates:
             return " ".join(parts)
-        parts.append(f"--sweeps {self.sweeps}")
         parts += _changed("correction", self.correction)
-        if self.sweeps:
-            parts.append(f"--window {self.window}")
+        if self.windowed:
+            parts.append(f"--window {self.window} --sweeps {self.sweeps}")
         if self.fill:
             parts.append("--set rounds.fill=true")
         return " ".join(parts)

@@ -22,7 +22,7 @@ def flag(name: str, key: str) -> Any:
     """The flag of a setting, with its help and its default."""
     section, _, field = key.partition(".")
     default = _DEFAULTS[section].get(field, "")
-    shown = f"  [default: {default}]" if default not in ("", 0) else ""
+    shown = f"  [default: {default}]" if default not in ("", 0, None) else ""
     return typer.Option(name, help=_HELP[key] + shown, show_default=False)
 
 

@@ -117,7 +117,7 @@ def split(
     blocks: int | None = None,
     *,
     cuts: Sequence[str] | None = None,
-    balance: str = "measured",
+    balance: str = "operations",
     sample: Tensor | None = None,
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.

@@ -21,7 +21,6 @@ from hybrid.settings.text import to_toml
 from hybrid.training.trainer import Trainer
 from solvers import registry
 from solvers.layers.projection import Projection
-from solvers.passes.pipeline import Gaps
 
 
 def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
@@ -100,7 +99,7 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         correct_every=resolved.rounds.correct_every,
         fill=resolved.rounds.fill,
         fill_step=resolved.rounds.fill_step,
-        gaps=[Gaps(*pair) for pair in resolved.rounds.gaps],
+        gaps=resolved.rounds.gaps,
         memory_gb=resolved.rounds.memory_gb,
         train=resolved.train,
         optimiser=resolved.optimiser,

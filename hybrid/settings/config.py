@@ -15,6 +15,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def refuse(self, section: str, why: str, *names: str) -> None:
+        """ValueError if one of the settings is not its default, though it cannot act."""
+        for name in names:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default and value is not None:
+                raise ValueError(
+                    f"{section}.{name} is {value!r}, but {why}, so it would change nothing: "
+                    "leave it out"
+                )
+
 
 class ModelSettings(Section):
     """[model] the network."""
@@ -24,7 +34,7 @@ class ModelSettings(Section):
     shortcut: Literal["auto", "identity", "projection"] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
     factorise: str = ""
-    """UNIT:RANK puts a non-negative factorisation layer at the cut before a unit (block-admm)."""
+    """UNIT:RANK puts a non-negative factorisation layer at the cut before a unit."""
 
 
 class DataSettings(Section):
@@ -46,7 +56,7 @@ class TrainSettings(Section):
     """[train] length, batch, numerics."""
 
     epochs: int = Field(default=12, ge=1)
-    """Passes of the serial correction over the training data."""
+    """Passes over the training data."""
     batch_size: int = Field(default=128, ge=1)
     """Images a mini-batch."""
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -54,7 +64,7 @@ class TrainSettings(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
     report_every: int = Field(default=16, ge=1)
-    """Mini-batches (times K for ddg and the like) between reports, at which a run can stop, too."""
+    """Mini-batches between reports, at which a run can stop; K times as many if one drains."""
     evaluate_every: int = Field(default=1, ge=1)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     threads: int = Field(default=0, ge=0, le=1024)
@@ -102,14 +112,14 @@ class ScheduleSettings(Section):
 class RoundSettings(Section):
     """[rounds] the alternation of serial correction and parallel phase."""
 
-    window: int | Literal["all"] = 4
-    """Mini-batches a round; all: the whole training set, stored per sample, not augmented."""
-    sweeps: int = Field(default=1, ge=0)
-    """Passes over the window's sub-problems in the parallel phase; 0: no such phase."""
-    correct_every: int = Field(default=1, ge=0)
-    """Rounds from one serial phase to the next; 0: none (ddg and the like begin with 0)."""
-    fill: bool = False
-    """Local steps on earlier records in the gaps of the pipelined serial pass."""
+    window: int | Literal["all"] | None = None
+    """Mini-batches a window, or all (stored per sample); unset: none if gaps are filled, else 4."""
+    sweeps: int | None = Field(default=None, ge=1)
+    """Passes over a window's sub-problems in the parallel phase; unset: 1 if there is a window."""
+    correct_every: int | None = Field(default=None, ge=0)
+    """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
+    fill: bool | None = None
+    """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
     fill_step: FillStep = "added"
     """A filled gap's gradient: added to the exact one, or stepped on its own."""
     gaps: list[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]] = []
@@ -120,7 +130,7 @@ class RoundSettings(Section):
     @field_validator("window", mode="before")
     @classmethod
     def _at_least_one_or_all(cls, window: object) -> object:
-        if window != "all" and not (isinstance(window, int) and window >= 1):
+        if window not in ("all", None) and not (isinstance(window, int) and window >= 1):
             raise ValueError("it must be an integer of at least 1, or all")
         return window
 

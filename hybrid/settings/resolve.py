@@ -10,18 +10,16 @@ from pydantic import ValidationError
 
 from hybrid.settings import methods
 from hybrid.settings.config import Config, first_fault
+from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.settings.text import read_toml
 from solvers import registry
-
-FILLING = ("penalty", "augmented-lagrangian")
-"""Solvers that fill gaps unless told otherwise."""
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
     """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
 
-    `base` is a TOML file below both; its [solver] and what its rounds do hold only for the method
-    it names.
+    `base` is a TOML file below both; its [solver], [correction] and [rounds] hold only for the
+    method it names.
     """
     tree = read_toml(base) if base is not None else {}
     upper = read_toml(path) if path is not None else {}
@@ -33,9 +31,9 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         table[key] = value
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
+        tree.pop("correction", None)
         rounds = tree.get("rounds", {})
-        own = ("sweeps", "fill", "gaps", "correct_every")
-        tree["rounds"] = {k: rounds[k] for k in rounds if k not in own}
+        tree["rounds"] = {k: rounds[k] for k in rounds if k == "memory_gb"}
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
@@ -58,34 +56,22 @@ def resolve(tree: Mapping[str, Any]) -> Config:
             for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
                 if dotted not in known:
                     raise ValueError(methods.unknown(dotted, name))
-        _choose_rounds(tree)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
-    solver, correction = methods.solver(config), methods.correction(config)
-    if config.model.factorise and solver.name != "block-admm":
+    solver = methods.solver(config)
+    if config.model.factorise and not solver.factorises:
+        can = [name for name in registry.OWN if registry.solver_class(name).factorises]
         raise ValueError(
             f"model.factorise is {config.model.factorise!r}, which solver {solver.name!r} cannot "
-            "train: choose --solver block-admm, or leave it out"
+            f"train: choose --solver {' or '.join(can)}, or leave it out"
         )
+    config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
-    config.correction = methods.values(correction)
+    config.correction = {**wanted_correction(solver, config.rounds), **config.correction}
+    config.correction = methods.values(methods.correction(config))
     return config
-
-
-def _choose_rounds(tree: dict[str, Any]) -> None:
-    """Train alone or fill gaps (docs/benchmarks, "What a sweep is worth"), unless told not to."""
-    rounds, correction = tree.get("rounds", {}), tree.get("correction", {})
-    if not isinstance(rounds, dict) or not isinstance(correction, dict):
-        return
-    asked = rounds.keys() & {"window", "sweeps", "fill", "correct_every"}
-    method = registry.solver_class(tree["solver"]["name"])
-    if not method.alternates and not method.exact:
-        tree["rounds"] = {"correct_every": 0, **rounds}
-    elif tree["solver"]["name"] in FILLING and not asked:
-        tree["rounds"] = {**rounds, "sweeps": 0, "fill": True}
-        tree["correction"] = {"micro_batches": 4, **correction}
 
 
 def _name(tree: Mapping[str, Any], default: object = None) -> object:

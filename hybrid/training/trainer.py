@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 
 from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Dataset
@@ -20,12 +21,15 @@ from hybrid.settings.config import (
     CheckpointSettings,
     LinkSettings,
     OptimiserSettings,
+    RoundSettings,
     ScheduleSettings,
     TrainSettings,
+    first_fault,
 )
+from hybrid.settings.rounds import WINDOW, settled, wanted_correction
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, RunSetup, factorised_cuts
-from solvers import AugmentedLagrangian, Backprop, Solver
+from solvers import Solver, registry
 from solvers.base import Setup, Shape
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
@@ -42,17 +46,17 @@ class Trainer:
     """
 
     blocks: Blocks
-    solver: Solver = field(default_factory=AugmentedLagrangian)
-    correction: PassSettings = field(default_factory=Backprop)
-    window: int | Literal["all"] = 4
-    sweeps: int = 1
+    solver: Solver = field(default_factory=lambda: registry.solver_class(registry.DEFAULT)())
+    correction: PassSettings | None = None
+    """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
+    window: int | Literal["all"] | None = None
+    sweeps: int | None = None
     correct_every: int | None = None
-    """Rounds from one serial phase to the next; None: 0 for solvers that train alone, else 1."""
-    fill: bool = False
+    fill: bool | None = None
     fill_step: FillStep = "added"
-    gaps: list[Gaps] = field(default_factory=list)
-    """Local work of each block in one pass; empty: what fits by the blocks' costs."""
+    gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
+    """These seven are the settings of [rounds], with the same defaults."""
     sampler: type[Sampler] = Uniform
     sync: Sync | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -69,9 +73,19 @@ class Trainer:
     describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
     """Text of config.toml, given the cuts."""
 
+    rounds: RoundSettings = field(init=False)
+
     def __post_init__(self) -> None:
-        if self.correct_every is None:
-            self.correct_every = 1 if self.solver.alternates else 0
+        own = ("window", "sweeps", "correct_every", "fill", "fill_step", "memory_gb")
+        asked = {name: getattr(self, name) for name in own}
+        try:
+            rounds = RoundSettings(**asked, gaps=[(a, b) for a, b in self.gaps])
+        except ValidationError as error:
+            raise ValueError(first_fault(error)) from None
+        self.rounds = settled(self.solver, rounds)
+        if self.correction is None:
+            wanted = dict(wanted_correction(self.solver, self.rounds))
+            self.correction = PassSettings(**wanted)
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,
@@ -146,33 +160,35 @@ class Trainer:
         sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
         shapes = self.blocks.cut_shapes(sample)
         steps = self.sampler(len(train), self.train.seed).length(self.train.batch_size)
-        length = steps if self.window == "all" else min(self.window, steps)
-        whole, alternates = self.window == "all", self.solver.alternates
-        carried = alternates and whole and self.correct_every != 1
+        rounds, alternates = self.rounds, self.solver.alternates
+        whole = rounds.window == "all"
+        length = steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
+        carried = alternates and whole and rounds.correct_every != 1
         setup = Setup(
             tuple(shapes),
             self.train.batch_size,
-            window=length if alternates and self.sweeps else 0,
-            sweeps=self.sweeps,
+            window=length if alternates and rounds.window else 0,
+            sweeps=rounds.sweeps or 1,
             carried=carried,
-            fills=self.fill,
-            own_fill=self.fill_step == "own",
-            correct_every=self.correct_every or 0,
+            fills=bool(rounds.fill),
+            own_fill=rounds.fill_step == "own",
+            correct_every=rounds.correct_every or 0,
             factorised=factorised_cuts(self.blocks),
-            graphs=self.train.graphs,
             compiled=self.train.compile,
         )
-        self._check_method(setup)
-        gaps = self._gaps(sample) if self.fill else []
+        drawing = self.blocks.drawing(sample)
+        self._check_method(setup, bool(drawing))
+        gaps = self._gaps(sample) if rounds.fill else []
         augmentation = train.augmentation
         augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
         norms = torch.nn.modules.batchnorm._BatchNorm
+        assert self.correction is not None
         method = Method(
             self.solver,
             self.correction,
             setup,
             tuple(gaps),
-            self.fill_step,
+            rounds.fill_step,
             observe=whole and (augmented or carried),
             statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
         )
@@ -184,14 +200,14 @@ class Trainer:
             whole=whole,
             window=length,
             steps_per_epoch=steps,
-            memory_gb=self.memory_gb,
+            memory_gb=rounds.memory_gb,
             train=self.train,
             optimiser=self.optimiser,
             schedule=self.schedule,
             checkpoint=self.checkpoint,
             device=device,
             kernels=choose(self.train.kernels, device.type == "cuda"),
-            drawing=self.blocks.drawing(sample),
+            drawing=drawing,
             out=self.out,
             resume=self.resume,
             quiet=self.quiet,
@@ -213,43 +229,63 @@ class Trainer:
                 f"the batch size is {self.train.batch_size} but there are {len(train)} training "
                 f"images: choose a batch size of at most {len(train)}"
             )
-        if isinstance(self.window, int) and self.window < 1:
-            raise ValueError(f"window is {self.window}; it must be at least 1, or 'all'")
         if ranks > 1 and self.links.kind == "virtual":
             raise ValueError(
                 f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "
                 "ranks: start it without mpirun"
             )
-        if self.train.graphs and self.train.precision == "float16":
+        if self.links.kind != "virtual":
+            why = f"links.kind is {self.links.kind!r}"
+            self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
+        if self.schedule.name != "step":
+            why = f"schedule.name is {self.schedule.name!r}"
+            self.schedule.refuse("schedule", why, "milestones", "gamma")
+        if self.optimiser.name != "sgd" or not self.optimiser.momentum:
+            self.optimiser.refuse("optimiser", "there is no momentum of SGD's", "nesterov")
+        if not self.optimiser.weight_decay:
+            self.optimiser.refuse("optimiser", "optimiser.weight_decay is 0", "decay_all")
+
+    def _check_method(self, setup: Setup, draws: bool) -> None:
+        name, train = self.solver.name, self.train
+        self.solver.check(setup)
+        if not self.solver.alternates and not setup.correct_every:
+            self._refuse_correction(f"{name!r} has no corrections here")
+        if setup.fills and train.precision == "float16":
+            raise ValueError(
+                "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
+                "whose scale may change between them: choose bfloat16, or give a --window"
+            )
+        if not self.solver.captures:
+            train.refuse("train", f"{name!r} has no static steps to capture", "graphs")
+        if not torch.cuda.is_available():
+            train.refuse("train", "there is no GPU", "graphs")
+        if train.graphs and train.precision == "float16":
             raise ValueError(
                 "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
                 "the GPU at every step: choose bfloat16, or train.graphs=false"
             )
-
-    def _check_method(self, setup: Setup) -> None:
-        name, every = self.solver.name, self.correct_every
-        if not self.solver.alternates and not self.solver.exact:
-            if every == 1:
-                raise ValueError(
-                    f"rounds.correct_every is 1, so all rounds would be serial and {name!r} would "
-                    "train nothing: set it to 0 (never serial) or to at least 2"
-                )
-            if self.sweeps != 1:
-                raise ValueError(
-                    f"rounds.sweeps is {self.sweeps}, but {name!r} trains on every mini-batch "
-                    "once: leave it out"
-                )
-        if every != 1 and not self.sweeps and self.solver.alternates:
+        if draws and (train.graphs or train.compile):
             raise ValueError(
-                f"rounds.correct_every is {every} and rounds.sweeps is 0, so some "
-                "rounds would train nothing: set correct_every to 1, or sweeps to at least 1"
+                f"train.{'graphs' if train.graphs else 'compile'} is true, but layers of the model "
+                "draw random numbers, which then would not be repeatable: leave it out"
             )
-        if self.fill:
-            self._check_fill()
-        self.solver.check(setup)
+
+    def _refuse_correction(self, why: str) -> None:
+        for setting in fields(PassSettings):
+            value = getattr(self.correction, setting.name)
+            if value != setting.default:
+                raise ValueError(
+                    f"correction.{setting.name} is {value!r}, but {why}, so it would change "
+                    f"nothing: leave it out{self._meant(setting.name, value)}"
+                )
+
+    def _meant(self, name: str, value: object) -> str:
+        has = self.solver.exact and hasattr(self.solver, name)
+        return f", or set solver.{name}={value}" if has else ""
 
     def _check_filters(self, shapes: list[Shape]) -> None:
-        factor = max(getattr(self.solver, "filter", 1), self.correction.filter)
+        passes = self.solver if self.solver.exact else self.correction
+        factor = max(getattr(self.solver, "filter", 1), getattr(passes, "filter", 1))
         for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
             if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
                 raise ValueError(
@@ -257,26 +293,10 @@ class Trainer:
                     f"shape {shape}: choose a filter that divides their height and width"
                 )
 
-    def _check_fill(self) -> None:
-        if self.train.precision == "float16":
-            raise ValueError(
-                "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
-                "whose scale may change between them: choose bfloat16, or give a --window"
-            )
-        if self.correct_every != 1:
-            raise ValueError(
-                f"rounds.fill works in the gaps of every round's serial phase, but "
-                f"rounds.correct_every is {self.correct_every}: set it to 1, or rounds.fill=false"
-            )
-        if not self.solver.fills:
-            raise ValueError(
-                f"rounds.fill needs sub-problems that stand by themselves, which "
-                f"{self.solver.name!r} has none of: choose another solver, or rounds.fill=false"
-            )
-
     def _gaps(self, sample: torch.Tensor) -> list[Gaps]:
         """What each block does in its gaps."""
-        gaps = self.gaps
+        assert self.correction is not None
+        gaps = [Gaps(*pair) for pair in self.rounds.gaps]
         if not gaps:
             # counted anew: the cuts alone, which a resumed run has, must give the same gaps
             counted = replace(self.blocks, costs=[])

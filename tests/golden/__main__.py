@@ -33,7 +33,7 @@ RECIPES = {
     "penalty, own sgd": "--solver penalty --window 4 --sweeps 2 --set solver.momentum=0.5",
     "augmented-lagrangian, gaps": "--solver augmented-lagrangian",
     "augmented-lagrangian, own gaps": "--solver augmented-lagrangian --set rounds.fill=true"
-    " --set rounds.fill_step=own --set correction.micro_batches=4 --sweeps 0",
+    " --set rounds.fill_step=own --set correction.micro_batches=4",
     "augmented-lagrangian, window": "--solver augmented-lagrangian --window 4 --sweeps 1",
     "augmented-lagrangian, sweeps": "--solver augmented-lagrangian --window 4 --sweeps 3"
     " --set solver.clip_norm=0.5 --set solver.return_ratio=9",
