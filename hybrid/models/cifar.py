@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from hybrid.models.blocks import (
+from hybrid.models.residual import (
     BasicBlock,
     PreActBlock,
     ShortcutMaker,

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from hybrid.models.blocks import check_sizes, conv1x1, conv3x3, initialise
+from hybrid.models.residual import check_sizes, conv1x1, conv3x3, initialise
 from hybrid.models.chain import Chain
 from solvers.layers.reversible import Reversible
 

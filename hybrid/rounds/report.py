@@ -79,11 +79,15 @@ def merged(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
 
 def check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: int) -> None:
     """Raise DivergedError, naming the step, if a rank's loss is not finite."""
-    for i, phase in enumerate(PHASES):
-        bad = [rank[i]["bad"] for rank in everyone if rank[i]["bad"] >= 0]
-        if bad:
-            what = "the loss" if phase == "serial" else "a sub-problem's loss"
-            step = first_step + min(bad)
-            raise DivergedError(
-                f"{what} is not finite at {phase} step {step} (epoch {epoch + 1})", phase
-            )
+    bad = [
+        (rank[i]["bad"], phase)
+        for i, phase in enumerate(PHASES)
+        for rank in everyone
+        if rank[i]["bad"] >= 0
+    ]
+    if bad:
+        steps, phase = min(bad)
+        what = "the loss" if phase == "serial" else "a sub-problem's loss"
+        raise DivergedError(
+            f"{what} is not finite at {phase} step {first_step + steps} (epoch {epoch + 1})", phase
+        )

@@ -250,7 +250,7 @@ class Run:
         own = ["solver.clip_norm"] if hasattr(method.solver, "clip_norm") else []
         if phase == "parallel" or self.rounds.alone:
             return own
-        return ["correction.clip_norm", *(own if self.rounds.local and not phase else [])]
+        return ["correction.clip_norm", *(own if self.rounds.local else [])]
 
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []

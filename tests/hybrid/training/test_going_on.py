@@ -1,0 +1,114 @@
+"""What a run leaves behind when it is resumed, ended, or stopped between two reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import torch
+from torch import nn
+
+from hybrid import Trainer, data, split
+from hybrid.folder import checkpoint
+from hybrid.rounds.report import DivergedError
+from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
+from hybrid.training import recovery
+from solvers import AuxNet, Backprop, Penalty
+
+
+def trainer(out: Path, **given) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    blocks = split(model, cuts=given.pop("cuts", ["3"]))
+    train = TrainSettings(batch_size=32, epochs=given.pop("epochs", 1), threads=1)
+    settings = {"solver": Backprop(), "train": train, "out": out, "quiet": False, **given}
+    return Trainer(blocks, **settings)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits", None, 96)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, digits, capsys):
+    summary = trainer(tmp_path / "run").fit(*digits)
+    before = contents(tmp_path / "run")
+    for cuts in (["3"], ["1"]):
+        again = trainer(tmp_path / "run", resume=True, cuts=cuts)
+        assert again.fit(*digits) == json.loads(json.dumps(summary))
+        assert "has ended after 1 epochs" in (said := capsys.readouterr().out)
+        assert "--epochs 2" in said
+    assert contents(tmp_path / "run") == before
+    longer = trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
+    assert longer["epochs"] == 2
+
+
+def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
+    def serial_spans() -> int:
+        spans = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+        return sum(span["name"] == "serial" for span in spans)
+
+    trainer(tmp_path / "run").fit(*digits)
+    once = serial_spans()
+    trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
+    assert serial_spans() == 2 * once
+
+
+def test_a_checkpoint_is_whole_before_the_next_report(tmp_path, digits, monkeypatch):
+    seen = []
+
+    def slow(self, steps):
+        limit = monotonic() + 10
+        while not (found := checkpoint.complete(tmp_path / "run" / "checkpoints")):
+            assert monotonic() < limit
+            sleep(0.01)
+        seen.append(len(found))
+
+    monkeypatch.setattr("hybrid.training.run.Run._tick", slow)
+    trainer(tmp_path / "run").fit(*digits)
+    assert seen
+
+
+def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(tmp_path, digits):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(256, 10)
+    )
+    alone = Trainer(
+        split(model, cuts=["2"]),
+        AuxNet(),
+        window=1,
+        correct_every=0,
+        train=TrainSettings(batch_size=16, epochs=2, threads=1, report_every=1),
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    alone.fit(*digits)
+    spans = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+    assert [span["name"] for span in spans if span["pid"] == 0].count("forward") == 2
+    assert model[1].num_batches_tracked == 2
+
+
+def test_a_diverging_sub_problem_is_answered_with_its_own_clipping(tmp_path, digits):
+    wild = trainer(
+        tmp_path / "run",
+        solver=Penalty(local_lr=1e30),
+        window=3,
+        optimiser=OptimiserSettings(lr=1.0),
+        checkpoint=CheckpointSettings(rollbacks=0),
+    )
+    with pytest.raises(DivergedError, match=r"sub-problem.*set solver\.clip_norm") as raised:
+        wild.fit(*digits)
+    assert "correction" not in str(raised.value)
+
+
+def test_roll_backs_halve_local_steps_first():
+    assert recovery.rates(1, local=True) == {"local": 0.5, "exact": 1.0}
+    assert recovery.rates(3, local=True) == {"local": 0.125, "exact": 0.25}
+    assert recovery.rates(1, local=False) == {"local": 0.5, "exact": 0.5}
