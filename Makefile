@@ -3,12 +3,13 @@
 #   make train PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 PYTHON ?= python3
 RANKS ?= 2
+WORKERS ?= 2
 BIN := .venv/bin
 # mpirun refuses root and more ranks than cores unless told otherwise
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
-.PHONY: train test test-slow faults audit bench gpu-bench clean
+.PHONY: train test test-slow coverage faults audit bench gpu-bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -17,11 +18,16 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone"
+	$(BIN)/pytest -m "alone and not slow and not gpu"
 	$(BIN)/python .ci/audit.py
 
+# and the property tests with many random cases in place of a few that are always the same
 test-slow: .venv/ready
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile long --timeout 7200
+
+coverage: .venv/ready
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term:skip-covered
 
 audit: .venv/ready
 	$(BIN)/python .ci/audit.py

@@ -1,15 +1,22 @@
-"""Launching programs, each with a hard time limit."""
+"""Launching programs, each with a hard time limit; how much the property tests try."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+# before torch is imported, here and in what tests start: workers share the cores
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import typer
+from hypothesis import HealthCheck, settings
+from world import ALLOWED, World
 
 from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
@@ -17,6 +24,33 @@ from hybrid.cli.failure import run_command
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Command = Callable[..., tuple[int, str, str]]
 BIN = Path(sys.executable).parent
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+settings.register_profile(
+    "quick", max_examples=12, deadline=None, derandomize=True, suppress_health_check=CHECKS
+)
+settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=CHECKS)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+GROUPS = {
+    "slurm": r"tests/slurm/",
+    "two hosts": r"tests/hybrid/ranks/test_two_hosts",
+    "faults": r"tests/faults/",
+    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)",
+    "kernels": r"tests/solvers/kernels/test_fused",
+}
+"""Tests that share what is slow to start, as a cluster or a world: each group has one worker."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for name, of in GROUPS.items() if re.match(of, nodeid)), nodeid)
+
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +63,14 @@ def mpirun() -> Launch:
         return _run([BIN / "mpirun", "-n", ranks, *command], limit)
 
     return launch
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    """Three ranks of one mpirun; `world.run(n, "module:function", ...)` on `n` of them."""
+    made = World()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -52,15 +94,9 @@ def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
 
 
 def _run(command: list[object], limit: float) -> subprocess.CompletedProcess[str]:
-    allowed = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMP_NUM_THREADS": "1",
-    }
     return subprocess.run(
         [str(part) for part in command],
-        env=os.environ | allowed,
+        env=os.environ | ALLOWED,
         capture_output=True,
         text=True,
         timeout=limit,

@@ -13,13 +13,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMP_NUM_THREADS": "1",
-    "CI": "1",
-}
+from tests.support.world import ALLOWED
+
+ENVIRONMENT = ALLOWED | {"CI": "1"}
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
+import tempfile
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from threading import Lock
@@ -25,6 +28,8 @@ NAMES = [
     *(f"multiply<{rank}>" for rank in (8, 16, 32)),
 ]
 """Every kernel that the host may ask for."""
+SOME = [name for name in NAMES if not any(f"<{pair}" in name for pair in _PAIRS[1:-1])]
+"""Each kernel for a few of its formats."""
 _SCALARS = {np.float32: ctypes.c_float, np.int32: ctypes.c_int32, np.int64: ctypes.c_int64}
 
 
@@ -47,27 +52,39 @@ class CpuLauncher:
             run(blocks, THREADS, (ctypes.c_void_p * len(values))(*addresses))
 
 
-def build(folder: Path) -> Path:
-    """Compile all kernels into a library."""
+def build() -> Path:
+    """All kernels as a library."""
     entries = [
         f'extern "C" void run_{i}(unsigned blocks, unsigned threads, void** arguments) '
         f"{{ emulated::launch(&{name}, blocks, threads, arguments); }}"
         for i, name in enumerate(NAMES)
     ]
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text(
-        "\n".join(['#include "cuda_on_cpu.h"', SOURCE.read_text(), *entries]), encoding="utf-8"
-    )
+    header = (Path(__file__).parent / "cuda_on_cpu.h").read_text()
     flags = ("-std=c++17", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
-    here = Path(__file__).parent
-    command = ["g++", *flags, f"-I{here}", str(source), "-o", str(library)]
-    subprocess.run(command, check=True, timeout=300)
-    return library
+    return compiled("\n".join([header, SOURCE.read_text(), *entries]), "g++", *flags, "-x", "c++")
 
 
-def instantiated() -> str:
-    """The source with every kernel in use, for a CUDA compiler."""
-    uses = "\n".join(f"    (void*)&{name}," for name in NAMES)
+def compiled(source: str, compiler: str, *flags: str) -> Path:
+    """What the compiler makes of the source: once for this source, compiler and these flags."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    key = sha256("\0".join([source, compiler, *flags]).encode() + version).hexdigest()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hybrid-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    made = cache / key[:24]
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            text, partial = Path(folder, "kernels.cu"), Path(folder, "made")
+            text.write_text(source, encoding="utf-8")
+            command = [compiler, *flags, str(text), "-o", str(partial)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+            assert done.returncode == 0, done.stderr
+            partial.replace(made)
+    return made
+
+
+def instantiated(names: list[str]) -> str:
+    """The source with these kernels in use, for a CUDA compiler."""
+    uses = "\n".join(f"    (void*)&{name}," for name in names)
     return f"{SOURCE.read_text()}\nvoid* kernels[] = {{\n{uses}\n}};\n"
 
 

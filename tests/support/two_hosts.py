@@ -14,13 +14,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from world import ALLOWED
+
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
-ALLOWED = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 class TwoHosts:

@@ -1,9 +1,6 @@
-"""What others would use, under a real mpirun: one launch that checks many things."""
+"""What others would use, on two ranks: one program that checks many things."""
 
-import json
-import sys
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,16 +10,13 @@ from hybrid.bench.baselines import PlainLoop
 from hybrid.cuts.partition import split
 from hybrid.settings.config import OptimiserSettings
 
-PROGRAM = Path(__file__).parents[2] / "support" / "baselines_program.py"
 PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")
 
 
 @pytest.fixture(scope="module")
-def facts(mpirun):
+def facts(world):
     """What both ranks found."""
-    ended = mpirun(2, sys.executable, PROGRAM, limit=100)
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    return world.run(2, "baselines_program:facts")
 
 
 def test_the_process_group_has_the_ranks_of_the_communicator(facts):

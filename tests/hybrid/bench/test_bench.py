@@ -6,19 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+from world import World
 
 
 @pytest.fixture(scope="module")
-def report(mpirun, hybrid_cli: Path, tmp_path_factory) -> tuple[Path, str]:
+def report(world: World, tmp_path_factory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("bench") / "report"
-    done = mpirun(
-        *(2, "--bind-to", "none", hybrid_cli, "bench", "--model", "resnet8", "--data", "digits"),
+    status, said, err = world.hybrid(
+        *(2, "bench", "--model", "resnet8", "--data", "digits"),
         *("--micro-batches", "2", "--rows", "1F1B,backprop,Augmented", "--turns", "2"),
         *("--steps", "1", "--batch-size", "32", "--set", "data.limit=256"),
         *("--to-accuracy", "0.05", "--epochs", "2,1", "--seeds", "2", "--out", out),
     )
-    assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    assert status == 0, err
+    return out, said
 
 
 NAMES = [
@@ -73,10 +74,10 @@ def test_the_report_is_printed_once_written_and_drawn(report) -> None:
         (["--rows", "pipedream"], "there are: plain loop; plain loop, "),
     ],
 )
-def test_wrong_use_gets_one_line(mpirun, hybrid_cli: Path, arguments: list[str], reason) -> None:
-    done = mpirun(2, hybrid_cli, "bench", "--model", "resnet8", *arguments)
-    assert done.returncode != 0
-    said = [line for line in done.stderr.splitlines() if line.startswith("hybrid: error")]
+def test_wrong_use_gets_one_line(world: World, arguments: list[str], reason) -> None:
+    status, _, err = world.hybrid(2, "bench", "--model", "resnet8", *arguments)
+    assert status != 0
+    said = [line for line in err.splitlines() if line.startswith("hybrid: error")]
     assert len(said) == 1
     assert reason in said[0]
 

@@ -305,13 +305,13 @@ def test_what_no_user_should_see_is_one_line_and_a_file_with_the_details(capfd) 
         (("train", "--lr", "1e9", *QUICK), "not finite"),
     ],
 )
-def test_under_mpirun_an_error_is_printed_once(mpirun, hybrid_cli, tmp_path, words, said) -> None:
+def test_on_several_ranks_an_error_is_printed_once(world, tmp_path, words, said) -> None:
     out = ("--out", tmp_path / "run") if "--modle" not in words else ()
-    done = mpirun(2, hybrid_cli, *words, *out)
-    assert done.returncode != 0
-    assert done.stderr.count("hybrid: error:") == 1
-    assert done.stderr.count(said) == 1
-    assert "Traceback" not in done.stderr
+    status, _, err = world.hybrid(2, *words, *out)
+    assert status != 0
+    assert err.count("hybrid: error:") == 1
+    assert err.count(said) == 1
+    assert "Traceback" not in err
 
 
 def test_under_mpirun_help_is_printed_once(mpirun, hybrid_cli) -> None:
@@ -320,23 +320,11 @@ def test_under_mpirun_help_is_printed_once(mpirun, hybrid_cli) -> None:
     assert done.stdout.count("Usage:") == 1
 
 
-def test_under_mpirun_data_missing_on_one_rank_only_stops_all(mpirun, tmp_path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import sys\n"
-        "from hybrid import data\n"
-        "from hybrid.ranks import launch\n"
-        "from hybrid.cli.app import main\n"
-        "if launch.launched_rank() == 1:\n"
-        "    def missing(*_):\n"
-        "        raise FileNotFoundError('no images on this host')\n"
-        "    data.load = missing\n"
-        f"sys.argv = ['hybrid', 'train', '--sweeps', '1', '--out', '{tmp_path / 'run'}']\n"
-        "main()\n"
-    )
-    done = mpirun(2, sys.executable, script)
-    assert done.returncode != 0
-    assert done.stderr.count("hybrid: error: no images on this host") == 1
+def test_data_missing_on_one_rank_only_stops_all(world, tmp_path) -> None:
+    words = ["train", "--sweeps", "1", "--out", str(tmp_path / "run")]
+    statuses, _, err = zip(*world.run(2, "mpi_program:without_images", words), strict=True)
+    assert statuses == (1, 1)
+    assert err == ("hybrid: error: no images on this host\n", "")
 
 
 def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_seconds(

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -32,7 +32,6 @@ def peak_and_squares(costs, starts):
     return max(runs), sum(run**2 for run in runs)
 
 
-@settings(max_examples=200, deadline=None)
 @given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=9), data=st.data())
 def test_balanced_starts_are_the_best_of_all(costs, data):
     blocks = data.draw(st.integers(1, len(costs)))

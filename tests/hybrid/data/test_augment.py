@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data import Augmentation
@@ -16,7 +16,6 @@ augmentations = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     augmentations,
     st.lists(st.integers(0, 39), min_size=1, max_size=12),

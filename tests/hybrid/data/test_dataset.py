@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data import Augmentation, Dataset
@@ -59,7 +59,6 @@ def test_a_batch_is_normalised_by_channel():
     torch.testing.assert_close(batch, expected, rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 19), min_size=1, max_size=12), st.integers(0, 9), st.booleans())
 def test_a_batch_is_made_of_the_batches_of_its_samples(chosen, epoch, augment):
     data = make(augmentation=Augmentation(pad=2, flip=True, cutout=3))

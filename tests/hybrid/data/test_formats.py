@@ -10,7 +10,7 @@ import struct
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data.formats import read_cifar_binary, read_cifar_python, read_idx
@@ -86,7 +86,6 @@ def test_a_gzip_file_with_a_flipped_bit_is_refused(tmp_path):
     assert f"{path} is damaged" in fault(read_idx, path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path, content):
     path = write(tmp_path / "x", content)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pooch
 import pytest
 import requests
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data import download, fetch, sources
@@ -114,7 +114,6 @@ def test_a_link_where_a_member_goes_is_replaced_and_not_followed(tmp_path):
     assert (precious.read_bytes(), (folder / "a.bin").read_bytes()) == (b"mine", b"1")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), min_size=1, max_size=8))
 def test_an_archive_with_other_bytes_in_its_header_is_read_or_refused(tmp_path, changes):
     content = bytearray(tar(entry("t/a.bin", b"1" * 700), form=tarfile.PAX_FORMAT))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data.formats import read_cifar_python
@@ -163,7 +163,6 @@ def test_a_batch_cut_off_anywhere_is_refused(tmp_path, protocol):
             read_cifar_python(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 5), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255))))
 def test_a_batch_with_other_bytes_is_read_or_refused(tmp_path, protocol, changes):
     content = bytearray(pickle.dumps(BATCH, protocol))
@@ -181,7 +180,6 @@ PIECES = [
 ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_program_of_opcodes_is_read_or_refused(tmp_path, pieces):
     check(tmp_path / "x", b"\x80\x04" + b"".join(pieces) + b".")

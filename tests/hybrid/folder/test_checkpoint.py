@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import saved, trained
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -64,7 +64,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_flipped_bit_anywhere_is_found_and_its_file_named(whole: Path, data: Any) -> None:
     path = data.draw(st.sampled_from(sorted(whole.iterdir())))
     content = path.read_bytes()

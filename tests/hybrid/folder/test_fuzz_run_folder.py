@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 from hostile_settings import values
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.cli.app import app
@@ -24,9 +24,6 @@ from hybrid.cli.failure import run_command
 from hybrid.folder import checkpoint
 
 COMMAND = typer.main.get_command(app)
-CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
-MANY = settings(max_examples=3000, deadline=None, suppress_health_check=CHECKS, database=None)
 FILES = ("metrics.jsonl", "summary.json", "config.toml", "manifest.json")
 READERS = ("report", "evaluate", "export", "resume")
 
@@ -144,7 +141,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@FEW
 @given(changes())
 def test_a_changed_run_folder_is_read_or_answered_in_one_line(finished, tmp_path, case) -> None:
     check(finished, tmp_path, case)
@@ -152,17 +148,7 @@ def test_a_changed_run_folder_is_read_or_answered_in_one_line(finished, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.usefixtures("quick")
-@MANY
 @given(changes())
-def test_three_thousand_changes(finished, tmp_path, case) -> None:
-    check(finished, tmp_path, case)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@settings(MANY, max_examples=200)
-@given(changes())
-def test_two_hundred_changes_before_a_report_with_pictures(finished, tmp_path, case) -> None:
+def test_a_changed_run_folder_before_a_report_with_pictures(finished, tmp_path, case) -> None:
     _, _, *how = case
     check(finished, tmp_path, (("metrics.jsonl", "summary.json")[how[0][0] % 2], "report", *how))

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -39,7 +39,6 @@ wide_names = st.builds(
 imagenet_names = st.sampled_from(["resnet18", "resnet34", "resnet50"])
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     name=cifar_names | wide_names | imagenet_names,
     classes=st.integers(2, 200),

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from two_hosts import ALLOWED
+from world import ALLOWED
 
 WAITING = """
 import os, sys

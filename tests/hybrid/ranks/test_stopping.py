@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from world import ALLOWED
 
 from hybrid import Trainer, data, models, split
 from hybrid.cli.failure import STOPPED
@@ -229,21 +230,16 @@ def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
 
 
 def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
-    mpirun, hybrid_cli, tmp_path
+    world, hybrid_cli, tmp_path
 ) -> None:
     out = tmp_path / "run"
     command = [
         *(hybrid_cli.parent / "mpirun", "-n", "2", hybrid_cli, "train"),
         *("--epochs", "200", "--batch-size", "32", "--out", out),
     ]
-    allowed = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
     job = subprocess.Popen(
         [str(part) for part in command],
-        env=os.environ | allowed,
+        env=os.environ | ALLOWED,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -260,8 +256,8 @@ def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     manifest = read_manifest(newest)
     assert load_model(newest, manifest)
     epochs = manifest["epoch"] + 1
-    done = mpirun(2, hybrid_cli, "train", "--resume", "--out", out, "--epochs", epochs)
-    assert done.returncode == 0, done.stderr
+    status, _, err = world.hybrid(2, "train", "--resume", "--out", out, "--epochs", epochs)
+    assert status == 0, err
 
 
 def test_without_a_run_folder_the_reason_says_that_nothing_is_kept(digits, monkeypatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid import data
@@ -27,7 +27,6 @@ def ids(made: Windows, epoch: int) -> list[list[int]]:
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 9), st.integers(0, 5))
-@settings(deadline=None)
 def test_an_epoch_meets_each_sample_once_but_for_an_incomplete_batch(n, batch, length, epoch):
     batch = min(batch, n)
     found = ids(windows(n, batch, length), epoch)
@@ -38,7 +37,6 @@ def test_an_epoch_meets_each_sample_once_but_for_an_incomplete_batch(n, batch, l
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
-@settings(deadline=None)
 def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, second):
     one, other = windows(50, 5, first), windows(50, 5, second)
     assert ids(one, 2) == ids(other, 2)

@@ -4,7 +4,7 @@ from dataclasses import fields
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.settings.config import Config, RoundSettings
@@ -210,13 +210,11 @@ values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 values = st.recursive(values, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=4)
 
 
-@settings(max_examples=150, deadline=None)
 @given(dotted=keys | st.text() | st.from_regex(r"[a-z]*\.[a-z]*", fullmatch=True), value=st.text())
 def test_any_override_is_accepted_or_refused_in_one_line(dotted, value):
     answer(lambda: load(None, dict([parse_override(f"{dotted}={value}")])))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     tree=st.dictionaries(
         st.sampled_from([*Config.model_fields, "other"]),
@@ -256,7 +254,6 @@ trees = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(tree=trees)
 def test_settings_written_as_toml_and_read_again_are_the_same(tmp_path_factory, tree):
     config = resolve(tree)

@@ -174,15 +174,15 @@ def test_alone_on_virtual_links_equals_alone_on_threads(order, few) -> None:
     assert_same(one.blocks.model.state_dict(), other.blocks.model.state_dict())
 
 
-def test_alone_under_mpirun_equals_alone_on_threads(mpirun, hybrid_cli, tmp_path, few) -> None:
+def test_alone_under_mpirun_equals_alone_on_threads(world, tmp_path, few) -> None:
     out = tmp_path / "run"
     sets = {"rounds.correct_every": 0, "data.limit": BATCH * BATCHES, "train.threads": 1}
     sets |= {"solver.rho": 0.1, "solver.balance_ratio": 1.5}
     flags = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
     flags += ["--solver", "block-admm", "--window", "all", "--sweeps", "2"]
     flags += ["--epochs", "2", "--batch-size", str(BATCH), "--out", str(out)]
-    done = mpirun(2, hybrid_cli, "train", *flags, limit=90)
-    assert done.returncode == 0, done.stderr
+    status, _, err = world.hybrid(2, "train", *flags)
+    assert status == 0, err
     threads = tmp_path / "threads"
     trainer(admm(), threads, sweeps=2, **KEPT).fit(*few)
     assert_same(weights(out), weights(threads))

@@ -103,20 +103,20 @@ def test_kept_variables_follow_their_cuts_to_any_number_of_blocks(
 
 
 def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(
-    mpirun, hybrid_cli, hybrid, tmp_path
+    world, hybrid, tmp_path
 ) -> None:
     whole, threads, ranks = (tmp_path / name for name in ("whole", "threads", "ranks"))
     assert hybrid("train", *FLAGS, "--blocks", 2, "--out", whole)[0] == 0
     shutil.copytree(whole, threads)
     shutil.rmtree(checkpoint.complete(threads / "checkpoints")[-1])
     shutil.copytree(threads, ranks)
-    done = mpirun(2, hybrid_cli, "train", "--resume", "--out", ranks)
-    assert done.returncode == 0, done.stderr
+    status, _, err = world.hybrid(2, "train", "--resume", "--out", ranks)
+    assert status == 0, err
     wanted = files(whole)
     assert files(ranks) == wanted
     # back: the ranks' own first checkpoint, gone on with by threads
     shutil.rmtree(ranks)
-    assert mpirun(2, hybrid_cli, "train", *FLAGS, "--out", ranks).returncode == 0
+    assert world.hybrid(2, "train", *FLAGS, "--out", ranks)[0] == 0
     shutil.rmtree(checkpoint.complete(ranks / "checkpoints")[-1])
     assert hybrid("train", "--resume", "--out", ranks)[0] == 0
     assert files(ranks) == wanted

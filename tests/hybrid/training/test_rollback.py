@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from hybrid.rounds.rounds import DivergedError, Rounds
 from torch import Tensor
 
 from hybrid import Trainer, data, models, split
 from hybrid.folder.checkpoint import complete, read_manifest
-from hybrid.rounds.rounds import DivergedError, Rounds
 from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
 from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Solver
 
@@ -205,10 +205,11 @@ def test_a_run_killed_after_a_roll_back_resumes_to_the_bits_of_one_that_was_not(
         assert summary(run)["rollbacks"] == summary(tmp_path / "whole")["rollbacks"]
 
 
-def test_under_mpirun_a_hopeless_run_ends_with_one_line(mpirun, hybrid_cli, tmp_path) -> None:
-    done = mpirun(2, hybrid_cli, "train", "--lr", "1e9", "--out", tmp_path / "run")
-    assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if "hybrid: error:" in line]
+def test_on_several_ranks_a_hopeless_run_ends_with_one_line(world, tmp_path) -> None:
+    flags = ("--lr", "1e9", "--set", "data.limit=128", "--out", tmp_path / "run")
+    status, out, err = world.hybrid(2, "train", *flags)
+    assert status == 1
+    said = [line for line in err.splitlines() if "hybrid: error:" in line]
     assert len(said) == 1
     assert "3 roll-backs did not help" in said[0]
-    assert done.stdout.count("going on from the checkpoint of step 0") == 3
+    assert out.count("going on from the checkpoint of step 0") == 3

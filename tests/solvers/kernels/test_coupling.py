@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ def tensors(seed: int, factor: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), FACTOR, st.floats(1e-3, 10))
 def test_the_adjoint_is_the_derivative_of_the_loss(seed: int, factor: int, beta: float) -> None:
     x, lam, kappa = tensors(seed, factor)
@@ -44,7 +43,6 @@ def test_the_adjoint_passes_finite_differences() -> None:
     torch.testing.assert_close((ahead - behind) / 2, (p * step).sum(), rtol=1e-6, atol=1e-15)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), FACTOR)
 def test_squares_are_of_the_filtered_residual_and_output(seed: int, factor: int) -> None:
     x, lam, _ = tensors(seed, factor)
@@ -53,14 +51,12 @@ def test_squares_are_of_the_filtered_residual_and_output(seed: int, factor: int)
     torch.testing.assert_close(couple(x, lam, None, 1.0, factor).squares, expected)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), FACTOR)
 def test_pool_transpose_is_the_transpose_of_pool(seed: int, factor: int) -> None:
     x, y, _ = tensors(seed, factor)
     torch.testing.assert_close((pool(x, factor) * y).sum(), (x * pool_transpose(y, factor)).sum())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), FACTOR)
 def test_pooling_undoes_upsampling(seed: int, factor: int) -> None:
     _, y, _ = tensors(seed, factor)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import NMF
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ def double(values: list[float]) -> Tensor:
 
 
 @given(st.sampled_from(SETS), VALUES)
-@settings(deadline=None, max_examples=40)
 def test_a_projection_leaves_what_is_in_its_set(text: str, values: list[float]) -> None:
     P = projection(text)
     once = P.project(double(values))
@@ -42,7 +41,6 @@ def test_a_projection_leaves_what_is_in_its_set(text: str, values: list[float]) 
 
 
 @given(st.integers(1, 16), st.floats(-100, 100), st.floats(0.01, 100), VALUES)
-@settings(deadline=None, max_examples=40)
 def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(
     bits: int, low: float, width: float, values: list[float]
 ) -> None:
@@ -53,7 +51,6 @@ def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(
 
 
 @given(st.integers(1, 4), st.floats(-3, 3), st.floats(0.1, 4), VALUES)
-@settings(deadline=None, max_examples=40)
 def test_quantised_values_are_the_nearest_of_the_grid(
     bits: int, low: float, width: float, values: list[float]
 ) -> None:
@@ -75,7 +72,6 @@ def test_quantised_values_are_the_nearest_of_the_grid(
     ],
 )
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
 def test_no_member_of_the_set_is_nearer(
     text: str, members: st.SearchStrategy[float], data: st.DataObject
 ) -> None:
@@ -155,7 +151,6 @@ def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text: 
         st.floats() | st.integers(-2, 20) | st.sampled_from(["", "a", "1 ", "\n"]), max_size=4
     ),
 )
-@settings(deadline=None, max_examples=50)
 def test_any_text_is_a_constraint_or_is_refused_in_one_line(name: str, parts: list) -> None:
     text, said = ":".join([name, *map(str, parts)]), ""
     try:
@@ -179,7 +174,6 @@ SEEDS = st.integers(0, 10_000)
 
 
 @given(SHAPES, SEEDS, st.integers(1, 8))
-@settings(deadline=None, max_examples=30)
 def test_codes_are_non_negative_and_as_many_as_the_rank(
     shape: tuple[int, ...], seed: int, rank: int
 ) -> None:
@@ -203,7 +197,6 @@ def test_pixels_are_explained_each_by_its_own_codes() -> None:
 
 
 @given(SHAPES, SEEDS, st.integers(1, 8))
-@settings(deadline=None, max_examples=20)
 def test_no_update_of_codes_or_dictionary_raises_the_objective(
     shape: tuple[int, ...], seed: int, rank: int
 ) -> None:

@@ -1,0 +1,163 @@
+"""Ranks of one mpirun that run programs one after another, each on as many as it wants.
+
+    test process                      rank 0..2 of `mpirun -n 3`
+    run(2, "module:function", 5)  ->  function(communicator of ranks 0 and 1, 5)
+    [result of 0, result of 1]    <-
+
+A waiting rank reads from a socket, so it takes no core.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ALLOWED = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMP_NUM_THREADS": "1",
+}
+RANKS = 3
+_HERE = Path(__file__).parent
+
+
+class World:
+    """The test's end: starts the ranks when they are first wanted, and anew after a failure."""
+
+    def __init__(self) -> None:
+        self._job: subprocess.Popen[bytes] | None = None
+        self._ranks: list[Connection] = []
+
+    def run(self, size: int, program: str, *arguments: Any, limit: float = 100) -> list[Any]:
+        """What `module:function` gives on the first `size` ranks, called with their communicator.
+
+        A rank that raises, or none that answers within `limit` seconds, is an AssertionError.
+        """
+        if self._job is None or self._job.poll() is not None:
+            self._start()
+        for rank in self._ranks[:size]:
+            rank.send((size, program, arguments))
+        answers = [self._answer(rank, limit) for rank in self._ranks[:size]]
+        if failures := [text for failed, text in answers if failed]:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return [result for _, result in answers]
+
+    def hybrid(self, size: int, *words: object, limit: float = 100) -> tuple[int, str, str]:
+        """The command on so many ranks: (worst exit status, stdout, stderr of all)."""
+        found = self.run(size, "world:command", [str(word) for word in words], limit=limit)
+        statuses, out, err = zip(*found, strict=True)
+        return max(statuses), "".join(out), "".join(err)
+
+    def close(self) -> None:
+        """End the ranks."""
+        for rank in self._ranks:
+            rank.close()
+        self._ranks = []
+        if self._job is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._job.wait(5)
+            self._job.terminate()
+            self._job.wait(20)
+            self._job = None
+
+    def _start(self) -> None:
+        self.close()
+        path = os.pathsep.join(
+            [str(_HERE.parents[1]), str(_HERE), os.environ.get("PYTHONPATH", "")]
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            address = str(Path(folder, "world"))
+            with Listener(address, "AF_UNIX") as listener:
+                mpirun = Path(sys.executable).parent / "mpirun"
+                # each rank may use all cores, as with more ranks than cores
+                words = [
+                    mpirun,
+                    "-n",
+                    RANKS,
+                    "--bind-to",
+                    "none",
+                    sys.executable,
+                    __file__,
+                    address,
+                ]
+                self._job = subprocess.Popen(
+                    [str(word) for word in words],
+                    env=os.environ | ALLOWED | {"PYTHONPATH": path},
+                    stdout=subprocess.DEVNULL,
+                )
+                # accept() itself would wait for ever for ranks that do not start
+                listener._listener._socket.settimeout(100)  # type: ignore[attr-defined]
+                found = [listener.accept() for _ in range(RANKS)]
+        numbered = [(connection.recv(), connection) for connection in found]
+        self._ranks = [connection for _, connection in sorted(numbered, key=lambda one: one[0])]
+
+    def _answer(self, rank: Connection, limit: float) -> tuple[bool, Any]:
+        try:
+            if rank.poll(limit):
+                return rank.recv()  # type: ignore[no-any-return]
+        except EOFError:
+            return True, "a rank has ended"
+        return True, f"no answer within {limit:g} seconds"
+
+
+def command(comm: Any, words: list[str]) -> tuple[int, str, str]:
+    """The `hybrid` command on the ranks of a communicator: (exit status, stdout, stderr)."""
+    import typer
+
+    from hybrid.cli.app import app
+    from hybrid.cli.failure import run_command
+    from hybrid.ranks import launch
+
+    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(launch, "ranks", return_value=here),
+        mock.patch.object(sys, "argv", ["hybrid", *words]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        click = typer.main.get_command(app)
+        status = run_command(lambda: click.main(args=words, standalone_mode=False))
+    return status, out.getvalue(), err.getvalue()
+
+
+def serve(address: str) -> None:
+    """A rank's end."""
+    from mpi4py import MPI
+
+    import hybrid.cli.app  # noqa: F401  what most programs want
+
+    world = MPI.COMM_WORLD
+    teams = [
+        world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
+        for size in range(1, RANKS + 1)
+    ]
+    tests = Client(address, "AF_UNIX")
+    tests.send(world.rank)
+    with suppress(EOFError):
+        while True:
+            size, program, arguments = tests.recv()
+            # of its own: no message of a program that failed reaches another
+            comm = teams[size - 1].Dup()
+            try:
+                module, name = program.split(":")
+                tests.send((False, getattr(import_module(module), name)(comm, *arguments)))
+            except BaseException:
+                tests.send((True, f"rank {world.rank}:\n{traceback.format_exc()}"))
+            comm.Free()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
