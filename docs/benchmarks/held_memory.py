@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from hybrid import data, models, split
 from hybrid.links import RankLinks, run_threads
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings
-from hybrid.training.assemble import make_block
-from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Solver, Window
+from hybrid.training.setup import make_block
+from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
 
 
 class Kept:
@@ -69,26 +68,27 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
     batches = [Batch(i, 0.01, source) for i in ids]
     torch.manual_seed(0)
     blocks = split(models.build(model, 10, 3, 32), blocks_count, balance="operations")
+    shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
 
-    def program(links: RankLinks) -> int:
+    def peak(links: RankLinks) -> int:
         block = make_block(blocks, links.rank, OptimiserSettings(), torch.device("cpu"))
-        mine = deepcopy(solver)
-        mine.prepare(block, 0, False)
+        setup = Setup(tuple(shapes), batch_size, correct_every=0)
+        program = solver.start(block, links, setup)
         kept = Kept({p.untyped_storage().data_ptr() for p in block.module.parameters()})
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             for batch in batches:
-                mine.train(block, links, Window([batch]))
-                if isinstance(mine, (FeaturesReplay, Petra)):
+                program.train(Window([batch]))
+                if isinstance(solver, (FeaturesReplay, Petra)):
                     # the graphs of the others hold what they keep
-                    flights = [t for f in mine._flights for t in (f.lam, *f.kept.values())]
+                    flights = [t for f in program._flights for t in (f.lam, *f.stash.values())]
                     kept.queues = sum(
                         t.numel() * t.element_size() for t in flights if t is not None
                     )
                     kept.peak = max(kept.peak, kept.now + kept.queues)
-            mine.drain(block, links)
+            program.drain()
         return kept.peak
 
-    return run_threads(blocks_count, program)
+    return run_threads(blocks_count, peak)
 
 
 def main() -> None:
