@@ -8,14 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, make_problem, recorded
+from problems import Problem, make_problem
 from torch import Tensor
 
 from hybrid.links import RankLinks
-from solvers import AuxNet, Block, Window
+from solvers import AuxNet, Block
 from solvers.auxnet import auxiliary_network
+from solvers.state import State
 
 CUTS = {2: [2], 3: [1, 3]}
+
+
+def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float = 0.9) -> list[Any]:
+    """Of each rank: its program after a window, and what the phase did."""
+
+    def program(block: Block, links: RankLinks) -> tuple[Any, Any]:
+        mine = solver.start(block, links, problem.setup(sweeps))
+        return mine, mine.train(problem.window(sweeps))
+
+    return problem.on_every_block(program, momentum)
 
 
 class Adam:
@@ -85,21 +96,14 @@ def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
         momentum=None, beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02
     )
     simulation = Simulation(problem, solver)
-
-    def program(block: Block, links: RankLinks) -> tuple[dict[str, Tensor], Any]:
-        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
-        block.optimisers = {"exact": sgd, "local": sgd}
-        mine = recorded(problem, solver, block, links)
-        stats = mine.train(block, links, problem.window(mine, sweeps))
-        return mine.cut_state(), stats.residual_norms()
-
-    ranks = problem.on_every_block(program)
+    ranks = trained(problem, solver, sweeps, momentum=0.0)
     for _ in range(sweeps):
         simulation.squares.zero_()
         for batch in problem.batches:
             simulation.visit(batch.images(), batch.labels(), batch.learning_rate)
     close = {"rtol": 0, "atol": 1e-9}
-    for k, (state, norms) in enumerate(ranks):
+    for k, (mine, stats) in enumerate(ranks):
+        state, norms = mine.state().cut, stats.residual_norms()
         expected = dict(simulation.f[k].named_parameters())
         for name, parameter in problem.blocks.module(k).named_parameters():
             torch.testing.assert_close(parameter, expected[name], **close)
@@ -117,72 +121,42 @@ def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
 
 def test_one_block_alone_is_a_plain_step() -> None:
     problem = make_problem(seed=1, units=2, cuts=[], batch=4)
-    before = {k: v.clone() for k, v in problem.blocks.model.named_parameters()}
+    before = problem.tensors()
     gradients = problem.plain_gradients(problem.batches[0])
-
-    def program(block: Block, links: RankLinks) -> None:
-        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
-        block.optimisers = {"exact": sgd, "local": sgd}
-        mine = recorded(problem, AuxNet(momentum=None, local_lr=0.5), block, links)
-        mine.train(block, links, problem.window(mine))
-
-    problem.on_every_block(program)
+    trained(problem, AuxNet(momentum=None, local_lr=0.5), momentum=0.0)
     for name, parameter in problem.blocks.model.named_parameters():
         torch.testing.assert_close(parameter, before[name] - 0.05 * gradients[name])
-
-
-def kept_bytes(solver: AuxNet) -> int:
-    """What all that the solver holds takes when it is written."""
-    buffer = io.BytesIO()
-    torch.save(vars(solver), buffer)
-    return len(buffer.getvalue())
 
 
 def test_what_is_kept_does_not_grow_with_the_window() -> None:
     def held(batches: int) -> list[int]:
         problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=batches)
-
-        def program(block: Block, links: RankLinks) -> int:
-            mine = recorded(problem, AuxNet(), block, links)
-            mine.train(block, links, problem.window(mine, sweeps=2))
-            return kept_bytes(mine)
-
-        return problem.on_every_block(program)
+        sizes = []
+        for mine, _ in trained(problem, AuxNet(), sweeps=2):
+            buffer = io.BytesIO()
+            known = {"solver", "block", "links", "setup"}
+            torch.save({k: v for k, v in vars(mine).items() if k not in known}, buffer)
+            sizes.append(len(buffer.getvalue()))
+        return sizes
 
     assert held(1) == held(8)
-    assert AuxNet().store_bytes((3, 6, 6), (3, 6, 6), 1000, True) == 0
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=8)
+    assert AuxNet().memory(problem.setup(sweeps=2), 1) == 0
 
 
-def test_a_mini_batch_sends_lam_down_and_x_up() -> None:
+def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up() -> None:
     problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
-
-    def program(block: Block, links: RankLinks) -> int:
-        mine = recorded(problem, AuxNet(), block, links)
-        sent = links.traffic.total_bytes
-        mine.train(block, links, problem.window(mine))
-        return links.traffic.total_bytes - sent
-
+    before = problem.tensors()
+    ranks = trained(problem, AuxNet())
     one = problem.samples * 3 * 6 * 6 * 8
-    assert problem.on_every_block(program) == [one, 2 * one, one]
-
-
-def test_blocks_train_and_batch_norm_statistics_stay() -> None:
-    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
-    before = {k: v.clone() for k, v in problem.blocks.model.state_dict().items()}
-
-    def program(block: Block, links: RankLinks) -> None:
-        mine = recorded(problem, AuxNet(), block, links)
-        mine.train(block, links, problem.window(mine))
-
-    problem.on_every_block(program)
-    after = problem.blocks.model.state_dict()
+    assert [mine.links.traffic.total_bytes for mine, _ in ranks] == [one, 2 * one, one]
+    after = problem.tensors()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     statistics = {name for name in before if "running" in name or "tracked" in name}
     assert statistics
     assert not moved & statistics
-    assert {
-        name for name, _ in problem.blocks.model.named_parameters() if "weight" in name
-    } <= moved
+    weights = {name for name, _ in problem.blocks.model.named_parameters() if "weight" in name}
+    assert weights <= moved
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -223,68 +197,16 @@ def test_its_weights_are_a_function_of_the_seed_alone() -> None:
 
 def test_every_cut_has_weights_of_its_own() -> None:
     problem = make_problem(seed=1, units=4, cuts=[1, 3], batch=4)
-
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
-        mine = recorded(problem, AuxNet(aux_lr=1e-12), block, links)
-        mine.train(block, links, problem.window(mine))
-        return mine.cut_state()
-
-    _, one, other = problem.on_every_block(program)
+    one, other = (mine.state().cut for mine, _ in trained(problem, AuxNet(aux_lr=1e-12))[1:])
     assert not torch.equal(one["weights.0.weight"], other["weights.0.weight"])
-
-
-def test_a_fresh_solver_goes_on_from_what_was_kept() -> None:
-    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=4)
-
-    def program(block: Block, links: RankLinks) -> tuple[bool, bool]:
-        def window() -> Window:
-            return Window(problem.batches[2:], sweeps=2)
-
-        def ended(solver: AuxNet) -> list[Tensor]:
-            solver.train(block, links, window())
-            kept = [*block.module.state_dict().values(), *solver.cut_state().values()]
-            return [tensor.clone() for tensor in kept]
-
-        mine = recorded(problem, AuxNet(momentum=None, aux_lr=0.01), block, links)
-        mine.train(block, links, Window(problem.batches[:2], sweeps=2))
-        state = {k: v.clone() for k, v in mine.cut_state().items()}
-        module = deepcopy(block.module.state_dict())
-        momentum = deepcopy(block.optimisers["local"].state_dict())
-        expected = ended(mine)
-
-        block.module.load_state_dict(module)
-        block.optimisers["local"].load_state_dict(momentum)
-        fresh = AuxNet(momentum=None, aux_lr=0.01)
-        fresh.prepare(block, 8, False)
-        fresh.load_cut_state(state, {})
-        untouched = fresh.cut_state()
-        kept = untouched.keys() == state.keys() and all(
-            torch.equal(untouched[name], state[name]) for name in state
-        )
-        found = ended(fresh)
-        return kept, all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-    assert problem.on_every_block(program) == [(True, True)] * 3
 
 
 def test_a_network_of_another_size_is_refused_in_one_line() -> None:
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
-
-    def program(block: Block, links: RankLinks) -> str:
-        if block.first:
-            return ""
-        mine = AuxNet(width=4)
-        mine.prepare(block, 4, False)
-        mine.record(slice(0, 4), torch.zeros(4, 3, 6, 6), None, None, None)
-        mine._generate(problem.batches[0].images())
-        other = AuxNet(width=8)
-        other.prepare(block, 4, False)
-        with pytest.raises(ValueError, match=r"^.+$") as caught:
-            other.load_cut_state(mine.cut_state(), {})
-        return str(caught.value)
-
-    _, said = problem.on_every_block(program)
-    assert "solver.width=4" in said
+    mine, _ = trained(problem, AuxNet(width=4))[1]
+    other = AuxNet(width=8).start(mine.block, mine.links, problem.setup())
+    with pytest.raises(ValueError, match=r"^[^\n]*solver\.width=4 and solver\.depth=1$"):
+        other.load_state(State(cut=mine.state().cut))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -293,27 +215,8 @@ def test_the_networks_come_to_give_what_the_block_before_gives(depth: int) -> No
     solver = AuxNet(lam_step=0.0, aux_lr=0.02, depth=depth)
 
     def program(block: Block, links: RankLinks) -> list[float]:
-        mine = recorded(problem, solver, block, links)
-        return [
-            mine.train(block, links, problem.window(mine, sweeps)).residual() for sweeps in (1, 100)
-        ]
+        mine = solver.start(block, links, problem.setup())
+        return [mine.train(problem.window(sweeps)).residual() for sweeps in (1, 100)]
 
     start, end = problem.on_every_block(program)[0]
     assert end < 0.2 * start
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("beta", 0.0),
-        ("beta", float("nan")),
-        ("local_lr", -1.0),
-        ("aux_lr", 0.0),
-        ("lam_step", -0.1),
-        ("width", 0),
-        ("depth", 0),
-    ],
-)
-def test_impossible_settings_name_the_value(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"^{name} is {value!r}; it must [^\n]+$"):
-        AuxNet(**{name: value})

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, kept_window, make_problem, started
+from problems import Problem, copied, exact_pass, make_problem, started
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Backprop, Block, BlockADMM, Penalty, PhaseStats
+from solvers import AugmentedLagrangian, Block, BlockADMM, Penalty, PhaseStats
+from solvers.state import State, Tensors
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
 CASES = settings(max_examples=25, deadline=None)
-FORWARD = Backprop().propagate
 SOLVERS = [
     Penalty(beta=0.1, lam_start="feasible"),
     AugmentedLagrangian(beta=0.1),
@@ -31,44 +29,41 @@ def cut_anew(problem: Problem, cuts: list[int]) -> Problem:
     return Problem(split(problem.blocks.model, cuts=[str(c) for c in cuts]), problem.batches)
 
 
-def swept(problem: Problem, solver: Penalty) -> list[dict[str, Tensor]]:
-    """What each rank's solver keeps after three sweeps."""
+def swept(problem: Problem, solver: Penalty) -> dict[str, Tensors]:
+    """What is kept at each cut after three sweeps."""
 
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+    def program(block: Block, links: RankLinks) -> Tensors:
         mine = started(problem, solver, block, links)
-        mine.train(block, links, kept_window(problem, mine, 3))
-        return {name: value.clone() for name, value in mine.cut_state().items()}
+        mine.train(problem.window(3))
+        return copied(mine.state().cut)
 
-    return problem.on_every_block(program)
+    return dict(zip(problem.blocks.cuts, problem.on_every_block(program)[1:], strict=True))
 
 
 def carried(
-    problem: Problem,
-    solver: Penalty,
-    kept: dict[str, dict[str, Tensor]],
-    start: Callable[..., object],
+    problem: Problem, solver: Penalty, kept: dict[str, Tensors], exact: bool = False
 ) -> list[Any]:
-    """Ranks' solvers that have taken back what was kept at the cuts that still are, and begun."""
+    """Programs that have taken back what was kept at the cuts that still are, and begun."""
     named = ["", *problem.blocks.cuts, ""]
 
-    def program(block: Block, links: RankLinks) -> tuple[Block, Penalty]:
-        mine = deepcopy(solver)
-        mine.prepare(block, problem.samples, True)
-        before, after = named[block.index : block.index + 2]
-        mine.load_cut_state(dict(kept.get(before, {})), dict(kept.get(after, {})))
-        start(block, links, problem.window(mine))
+    def program(block: Block, links: RankLinks) -> tuple[Block, Any]:
+        mine = solver.start(block, links, problem.setup(carried=True))
+        before, after = (dict(kept.get(cut, {})) for cut in named[block.index : block.index + 2])
+        mine.load_state(State(cut=before, after=after))
+        begin = exact_pass(block, links)
+        (begin.observe if exact else begin.propagate)(problem.window(), mine)
         return block, mine
 
     return problem.on_every_block(program)
 
 
-def value(problem: Problem, ranks: list[tuple[Block, Penalty]]) -> float:
+def value(problem: Problem, ranks: list[Any]) -> float:
     """The (augmented) Lagrangian: the sum of all local losses."""
     total = 0.0
     for block, mine in ranks:
         for rows, batch in problem.window().recorded():
             stats = PhaseStats()
-            mine.gradient(block, batch, rows, False, stats)
+            mine.gradient(batch, rows, False, stats)
             total += float(stats.losses[0]) * len(batch)
             block.module.zero_grad()
     return total
@@ -87,9 +82,9 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
     solver: Penalty, before: list[int], after: list[int], seed: int
 ) -> None:
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
-    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
+    kept = swept(problem, solver)
     again = cut_anew(problem, after)
-    ranks = carried(again, solver, kept, FORWARD)
+    ranks = carried(again, solver, kept)
     for k, cut in enumerate(again.blocks.cuts):
         multiplied = type(solver) is not Penalty
         if cut in kept:
@@ -116,19 +111,18 @@ def test_more_cuts_leave_the_lagrangian_as_it_was(
     solver: Penalty, before: list[int], more: list[int], seed: int
 ) -> None:
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
-    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
+    kept = swept(problem, solver)
     norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
-    was = value(problem, carried(problem, solver, kept, FORWARD))
+    was = value(problem, carried(problem, solver, kept))
     finer = cut_anew(problem, sorted({*before, *more}))
     assert len(norms) == 5
-    assert value(finer, carried(finer, solver, kept, FORWARD)) == pytest.approx(was, rel=1e-12)
+    assert value(finer, carried(finer, solver, kept)) == pytest.approx(was, rel=1e-12)
 
 
 def test_an_exact_pass_replaces_what_was_carried() -> None:
     problem = make_problem(1, units=3, cuts=[2], batch=3)
     solver = AugmentedLagrangian(beta=0.1)
-    kept = dict(zip(problem.blocks.cuts, swept(problem, solver)[1:], strict=True))
-
-    ranks = carried(problem, solver, kept, Backprop().observe)
+    kept = swept(problem, solver)
+    ranks = carried(problem, solver, kept, exact=True)
     assert not torch.equal(stored(ranks, "lam", 1), kept["2"]["lam"])
     assert torch.equal(stored(ranks, "lam", 1), stored(ranks, "target", 0))

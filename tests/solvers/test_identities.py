@@ -23,7 +23,7 @@ def local_gradients(problem: Problem, solver: Solver) -> dict[str, Tensor]:
 
     def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
         mine = recorded(problem, solver, block, links)
-        mine.gradient(block, problem.batches[0], slice(0, problem.samples), False, PhaseStats())
+        mine.gradient(problem.batches[0], slice(0, problem.samples), False, PhaseStats())
         return gradients(block)
 
     return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
@@ -39,13 +39,13 @@ def swept_gradients(
         mine = recorded(frozen, solver, block, links, sweeps=2)
         found, step = [], block.step
 
-        def watched_step(kind: str, learning_rate: float) -> None:
+        def watched_step(*arguments: Any) -> None:
             found.append(gradients(block))
-            step(kind, learning_rate)
+            step(*arguments)
 
         block.step = watched_step  # type: ignore[method-assign]
         for number in range(sweeps):
-            mine.sweep(block, links, frozen.window(mine, 2), number, exchange=True)
+            mine.sweep(frozen.window(), number, exchange=True)
         return found
 
     return frozen.on_every_block(program)
@@ -57,10 +57,10 @@ def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, An
 
     def program(block: Block, links: RankLinks) -> dict[str, Any]:
         mine = recorded(frozen, solver, block, links, sweeps=2)
-        window, rows = frozen.window(mine, 2), slice(0, frozen.samples)
+        window, rows = frozen.window(), slice(0, frozen.samples)
         for number in range(sweeps):
-            mine.sweep(block, links, window, number, exchange=True)
-        x, p_in = mine.gradient(block, frozen.batches[0], rows, True, PhaseStats())
+            mine.sweep(window, number, exchange=True)
+        x, p_in = mine.gradient(frozen.batches[0], rows, True, PhaseStats())
         lam = None if block.first else mine._store.get("lam", rows).clone()
         return {"x": x, "p_in": p_in, "lam": lam}
 

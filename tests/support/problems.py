@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +12,11 @@ from torch import Tensor, nn
 
 from hybrid.cuts.partition import Blocks, split
 from hybrid.links import RankLinks, run_threads
-from solvers import Backprop, Batch, Block, Penalty, Solver, Window
+from solvers import Batch, Block, Solver, Window
+from solvers.base import Program, Setup
 from solvers.layers.projection import leading
+from solvers.passes.exact import ExactPass, PassSettings
+from solvers.state import State, Tensors
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,26 @@ class Problem:
     blocks: Blocks
     batches: list[Batch]
 
+    def __post_init__(self) -> None:
+        self.shapes = tuple(self.blocks.cut_shapes(self.batches[0].images()))
+
     def build(self, index: int, lr: float = 0.1, momentum: float = 0.9) -> Block:
         module = self.blocks.module(index).train()
-        sgd = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum, nesterov=momentum > 0)
+        parameters = list(module.parameters()) or [nn.Parameter(torch.zeros(0))]
+        sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
         last = index == len(self.blocks) - 1
         after = None if last else leading(self.blocks.module(index + 1))
         optimisers = {"exact": sgd, "local": sgd}
         return Block(module, index, len(self.blocks), optimisers, cut_after=after)
 
-    def window(self, solver: Solver | None = None, sweeps: int = 1) -> Window:
-        return Window(self.batches, sweeps, solver.recorder if solver else None)
+    def setup(self, sweeps: int = 1, carried: bool = False, window: int | None = None) -> Setup:
+        """Of windows of all mini-batches, unless said otherwise."""
+        length = len(self.batches) if window is None else window
+        return Setup(self.shapes, len(self.batches[0]), length, sweeps, carried)
+
+    def window(self, sweeps: int = 1, first: int = 0, end: int | None = None) -> Window:
+        """Of the mini-batches first .. end - 1."""
+        return Window(self.batches[first:end], sweeps)
 
     def single_precision(self) -> Problem:
         """The same in float32."""
@@ -75,9 +87,16 @@ class Problem:
     def samples(self) -> int:
         return sum(len(batch) for batch in self.batches)
 
-    def on_every_block(self, program: Callable[[Block, RankLinks], Any]) -> list[Any]:
+    def on_every_block(
+        self,
+        program: Callable[[Block, RankLinks], Any],
+        momentum: float = 0.9,
+        run: Callable[..., list[Any]] = run_threads,
+    ) -> list[Any]:
         """Run `program(block, links)` on all ranks, each a thread."""
-        return run_threads(len(self.blocks), lambda links: program(self.build(links.rank), links))
+        return run(
+            len(self.blocks), lambda links: program(self.build(links.rank, 0.1, momentum), links)
+        )
 
     def plain_gradients(self, batch: Batch) -> dict[str, Tensor]:
         """The batch-mean loss's gradients of the whole network, without blocks."""
@@ -87,6 +106,22 @@ class Problem:
         found = {name: p.grad.clone() for name, p in model.named_parameters()}
         model.zero_grad()
         return found
+
+    def plain_loop(self) -> Tensors:
+        """All tensors of the network after training it without blocks."""
+        model = self.blocks.model.train()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        for batch in self.batches:
+            for group in sgd.param_groups:
+                group["lr"] = batch.learning_rate
+            nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
+            sgd.step()
+            sgd.zero_grad()
+        return self.tensors()
+
+    def tensors(self) -> Tensors:
+        """A copy of all tensors of the network."""
+        return copied(self.blocks.model.state_dict())
 
 
 def make_problem(
@@ -105,26 +140,48 @@ def make_problem(
     return Problem(blocks, [Batch(i, 0.1, source) for i in ids])
 
 
+def exact_pass(block: Block, links: RankLinks, **settings: Any) -> ExactPass:
+    return ExactPass(PassSettings(**settings), block, links, Setup())
+
+
 def recorded(
-    problem: Problem, solver: Solver, block: Block, links: RankLinks, sweeps: int = 1
+    problem: Problem,
+    solver: Solver,
+    block: Block,
+    links: RankLinks,
+    sweeps: int = 1,
+    carried: bool = False,
 ) -> Any:
-    """A rank's copy of `solver`, its auxiliary variables started by an exact pass."""
-    mine = deepcopy(solver)
-    mine.prepare(block, problem.samples, sweeps > 1)
-    Backprop().observe(block, links, problem.window(mine, sweeps))
-    return mine
+    """A rank's program, its auxiliary variables started by an exact pass."""
+    program = solver.start(block, links, problem.setup(sweeps, carried))
+    exact_pass(block, links).observe(problem.window(), program)
+    return program
 
 
-def kept_window(problem: Problem, solver: Penalty, sweeps: int = 1) -> Window:
-    return Window(problem.batches, sweeps, solver.recorder, kept=True)
+def started(problem: Problem, solver: Solver, block: Block, links: RankLinks) -> Any:
+    """A rank's program whose auxiliary variables, started by a forward pass, are carried."""
+    program = solver.start(block, links, problem.setup(carried=True))
+    exact_pass(block, links).propagate(problem.window(), program)
+    return program
 
 
-def started(problem: Problem, solver: Penalty, block: Block, links: RankLinks) -> Any:
-    """A rank's copy of `solver`, its auxiliary variables started by a forward pass."""
-    mine = deepcopy(solver)
-    mine.prepare(block, problem.samples, True)
-    Backprop().propagate(block, links, problem.window(mine))
-    return mine
+def copied(tensors: Tensors) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def handed_over(links: RankLinks, old: Program) -> State:
+    """What a program of the same block is given of `old`'s state after a resume."""
+    state = old.state()
+    cuts = links.all_gather(copied(state.cut))
+    after = cuts[links.rank + 1] if links.rank + 1 < links.size else {}
+    return State({}, cuts[links.rank], copied(state.block), copied(state.flight), after)
+
+
+def assert_same(found: Tensors, expected: Tensors) -> None:
+    """Bit for bit."""
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
 
 
 def gradients(block: Block) -> dict[str, Tensor]:

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, gradients, make_problem, problems
-from torch import Tensor, nn
+from problems import Problem, assert_same, exact_pass, gradients, make_problem, problems
+from torch import nn
 
 from hybrid.links import RankLinks
-from solvers import Backprop, Block, PhaseStats
-from solvers.backprop import _Pass
+from solvers import Backprop, Block, PhaseStats, Record
 from solvers.kernels import pool, upsample
+from solvers.passes.exact import _Pass
 from solvers.passes.wire import Wire
+from solvers.state import Tensors
 
 
-def exact_gradients(problem: Problem, solver: Backprop) -> dict[str, Tensor]:
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
-        batch, stats = problem.batches[0], PhaseStats()
-        solver.gradient(block, links, batch, slice(0, len(batch)), None, stats)
+def exact_gradients(problem: Problem, **given_: Any) -> Tensors:
+    def program(block: Block, links: RankLinks) -> Tensors:
+        batch = problem.batches[0]
+        run = exact_pass(block, links, **given_)
+        run.gradient(batch, slice(0, len(batch)), None, PhaseStats())
         return gradients(block)
 
     problem.blocks.model.zero_grad()
     return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
+
+
+def trained(problem: Problem, **given_: Any) -> Tensors:
+    """All tensors of the network after training on the window."""
+    problem.on_every_block(
+        lambda block, links: exact_pass(block, links, **given_).train(problem.window())
+    )
+    return problem.tensors()
+
+
+class Kept:
+    """A recorder that keeps its records."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+
+
+def observed(problem: Problem, **given_: Any) -> list[list[Record]]:
+    """What is recorded on each rank."""
+
+    def program(block: Block, links: RankLinks) -> list[Record]:
+        kept = Kept()
+        exact_pass(block, links, **given_).observe(problem.window(), kept)
+        return kept.records
+
+    return problem.on_every_block(program)
 
 
 def without_batch_norm(problem: Problem) -> Problem:
@@ -37,9 +70,7 @@ def without_batch_norm(problem: Problem) -> Problem:
 @settings(max_examples=20, deadline=None)
 def test_one_micro_batch_gives_the_plain_gradients_bit_for_bit(problem: Problem) -> None:
     plain = problem.plain_gradients(problem.batches[0])
-    found = exact_gradients(problem, Backprop())
-    assert found.keys() == plain.keys()
-    assert all(torch.equal(found[name], plain[name]) for name in plain)
+    assert_same(exact_gradients(problem), plain)
 
 
 @given(problems(min_blocks=1), st.integers(1, 9))
@@ -49,7 +80,7 @@ def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(
 ) -> None:
     problem = without_batch_norm(problem)
     plain = problem.plain_gradients(problem.batches[0])
-    found = exact_gradients(problem, Backprop(micro_batches=m))
+    found = exact_gradients(problem, micro_batches=m)
     for name in plain:
         torch.testing.assert_close(found[name], plain[name], rtol=1e-9, atol=1e-12)
 
@@ -57,36 +88,20 @@ def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(
 @pytest.mark.parametrize("cuts", [[], [1], [1, 2, 3]])
 def test_training_equals_a_plain_loop_bit_for_bit(cuts: list[int]) -> None:
     split, plain = (make_problem(seed=5, units=3, cuts=cuts, batch=6, batches=4) for _ in range(2))
-    model = plain.blocks.model.train()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    for batch in plain.batches:
-        nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
-        sgd.step()
-        sgd.zero_grad()
-    split.blocks.model.train()
-    split.on_every_block(lambda block, links: Backprop().train(block, links, split.window()))
-    expected = model.state_dict()
-    for name, value in split.blocks.model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+    assert_same(trained(split), plain.plain_loop())
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
 def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm: float) -> None:
     split, plain = (make_problem(seed=7, units=3, cuts=[1, 3], batch=6) for _ in range(2))
     model, batch = plain.blocks.model, plain.batches[0]
+    sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-    expected = {name: p.grad for name, p in model.named_parameters()}
-
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
-        solver, stats = Backprop(clip_norm=max_norm), PhaseStats()
-        solver.gradient(block, links, split.batches[0], slice(0, 6), None, stats)
-        solver._clip(block, links)
-        return gradients(block)
-
-    for part in split.on_every_block(program):
-        for name, gradient in part.items():
-            assert torch.equal(gradient, expected[name]), name
+    sgd.step()
+    found = trained(split, clip_norm=max_norm)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name], parameter), name
 
 
 def test_block_k_holds_at_most_K_minus_k_graphs(monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: N802
@@ -94,62 +109,53 @@ def test_block_k_holds_at_most_K_minus_k_graphs(monkeypatch: pytest.MonkeyPatch)
     most = [0] * 4
     forward = _Pass.forward
 
-    def watched(run: _Pass) -> None:
-        forward(run)
+    def watched(run: _Pass, stats: PhaseStats) -> None:
+        forward(run, stats)
         most[run.block.index] = max(most[run.block.index], len(run.graphs))
 
     monkeypatch.setattr(_Pass, "forward", watched)
-    exact_gradients(problem, Backprop(micro_batches=8))
+    exact_gradients(problem, micro_batches=8)
     assert most == [4, 3, 2, 1]
 
 
 def test_observing_records_without_moving_weights_or_statistics() -> None:
     problem = make_problem(seed=2, units=3, cuts=[2], batch=5, batches=2)
-    before = {k: v.clone() for k, v in problem.blocks.model.state_dict().items()}
-    kept: dict[int, list[str]] = {0: [], 1: []}
-
-    def program(block: Block, links: RankLinks) -> None:
-        class Recorder:
-            def record(self, rows, lam, p_in, out, p_out) -> None:
-                parts = {"lam": lam, "p_in": p_in, "out": out, "p_out": p_out}
-                kept[block.index] += [name for name, part in parts.items() if part is not None]
-
-        window = problem.window()
-        window.recorder = Recorder()
-        Backprop().observe(block, links, window)
-
-    problem.on_every_block(program)
-    assert kept == {0: ["out", "p_out"] * 2, 1: ["lam", "p_in"] * 2}
-    after = problem.blocks.model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    before = problem.tensors()
+    ranks = observed(problem)
+    parts = [
+        [
+            name
+            for r in kept
+            for name in ("lam", "p_in", "out", "p_out")
+            if getattr(r, name) is not None
+        ]
+        for kept in ranks
+    ]
+    assert parts == [["out", "p_out"] * 2, ["lam", "p_in"] * 2]
+    assert [[r.rows for r in kept] for kept in ranks] == [[slice(0, 5), slice(5, 10)]] * 2
+    assert_same(problem.tensors(), before)
     assert all(p.grad is None for p in problem.blocks.model.parameters())
 
 
-def test_records_are_in_per_sample_scale() -> None:
+@pytest.mark.parametrize(
+    ("messages", "close"),
+    [("float32", 1e-7), *((m, 0.02) for m in ("bfloat16", "float16", "int8"))],
+)
+def test_records_are_in_per_sample_scale(messages: str, close: float) -> None:
     problem = make_problem(seed=4, units=2, cuts=[2], batch=5)
     model, batch = problem.blocks.model, problem.batches[0]
     inner = model[:2](batch.images()).detach().requires_grad_()
     nn.functional.cross_entropy(model[2:](inner), batch.labels(), reduction="sum").backward()
-    records: list[Tensor] = []
-
-    def program(block: Block, links: RankLinks) -> None:
-        class Recorder:
-            def record(self, rows, lam, p_in, out, p_out) -> None:
-                records.append(p_in if p_in is not None else p_out)
-
-        window = problem.window()
-        window.recorder = Recorder()
-        Backprop().observe(block, links, window)
-
-    problem.on_every_block(program)
-    for p in records:
-        torch.testing.assert_close(p, inner.grad)
+    ((below,), (above,)) = observed(problem, messages=messages)
+    assert inner.grad is not None
+    for p in (below.p_out, above.p_in):
+        torch.testing.assert_close(p, inner.grad, rtol=close, atol=close * float(inner.grad.max()))
 
 
 def test_the_last_block_counts_right_answers_and_every_step_has_a_loss() -> None:
     problem = make_problem(seed=6, units=2, cuts=[1], batch=4, batches=3)
     stats = problem.on_every_block(
-        lambda block, links: Backprop(micro_batches=2).train(block, links, problem.window())
+        lambda block, links: exact_pass(block, links, micro_batches=2).train(problem.window())
     )
     assert [s.samples for s in stats] == [12, 12]
     assert len(stats[1].per_step_losses()) == 3
@@ -157,13 +163,7 @@ def test_the_last_block_counts_right_answers_and_every_step_has_a_loss() -> None
     assert 0 <= sum(int(c) for c in stats[1].correct) <= 12
 
 
-def trained(problem: Problem, solver: Backprop) -> dict[str, Tensor]:
-    """All tensors of the network after training on the window."""
-    problem.on_every_block(lambda block, links: solver.train(block, links, problem.window()))
-    return problem.blocks.model.state_dict()
-
-
-def distance(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
+def distance(found: Tensors, exact: Tensors) -> float:
     """Relative Euclidean distance of two gradients of the whole network."""
     assert found.keys() == exact.keys()
     error = torch.stack([(found[name] - exact[name]).square().sum() for name in exact]).sum()
@@ -176,11 +176,9 @@ def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(
     cuts: list[int], m: int
 ) -> None:
     kept, again = (make_problem(seed=8, units=3, cuts=cuts, batch=6, batches=3) for _ in range(2))
-    expected = trained(kept, Backprop(micro_batches=m))
-    found = trained(again, Backprop(micro_batches=m, recompute=True))
+    expected = trained(kept, micro_batches=m)
     assert any("running" in name for name in expected)
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
+    assert_same(trained(again, micro_batches=m, recompute=True), expected)
 
 
 def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on() -> None:
@@ -189,7 +187,7 @@ def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on(
     calls = []
     for norm in norms:
         norm.register_forward_hook(lambda *_: calls.append(1))
-    exact_gradients(problem, Backprop(micro_batches=2, recompute=True))
+    exact_gradients(problem, micro_batches=2, recompute=True)
     assert len(calls) == 2 * 2 * len(norms)
     assert all(norm.track_running_stats for norm in norms)
     assert all(int(norm.num_batches_tracked) == 2 for norm in norms)
@@ -203,8 +201,8 @@ def test_rounded_messages_give_a_gradient_near_the_exact_one(
     messages: str, tolerance: float, m: int
 ) -> None:
     problem = make_problem(seed=9, units=4, cuts=[1, 2, 4], batch=12, width=6)
-    exact = exact_gradients(problem, Backprop(micro_batches=m))
-    rounded = exact_gradients(problem, Backprop(micro_batches=m, messages=messages))
+    exact = exact_gradients(problem, micro_batches=m)
+    rounded = exact_gradients(problem, micro_batches=m, messages=messages)
     assert 0 < distance(rounded, exact) < tolerance
 
 
@@ -214,29 +212,11 @@ def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m: int) -
     with torch.no_grad():
         # per-sample adjoints of about 1e-5: over the 256 of the mean, half of float16's least
         problem.blocks.model[-1].weight.mul_(1e-3)
-    exact = exact_gradients(problem, Backprop(micro_batches=m))
-    rounded = exact_gradients(problem, Backprop(micro_batches=m, messages="float16"))
+    exact = exact_gradients(problem, micro_batches=m)
+    rounded = exact_gradients(problem, micro_batches=m, messages="float16")
     head = {"5.weight", "5.bias"}
     first = [{k: v for k, v in g.items() if k not in head} for g in (rounded, exact)]
     assert 0 < distance(*first) < 0.01
-
-
-@pytest.mark.parametrize("messages", ["float32", "bfloat16", "float16", "int8"])
-def test_records_of_rounded_passes_stay_in_per_sample_scale(messages: str) -> None:
-    problem = make_problem(seed=4, units=2, cuts=[2], batch=5)
-    adjoints: dict[int, Tensor] = {}
-
-    def program(block: Block, links: RankLinks) -> None:
-        class Recorder:
-            def record(self, rows, lam, p_in, out, p_out) -> None:
-                adjoints[block.index] = p_out if p_in is None else p_in
-
-        window = problem.window()
-        window.recorder = Recorder()
-        Backprop(messages=messages).observe(block, links, window)
-
-    problem.on_every_block(program)
-    torch.testing.assert_close(adjoints[0], adjoints[1], rtol=0.02, atol=0.02 * adjoints[1].max())
 
 
 @pytest.mark.parametrize("factor", [2, 3])
@@ -251,7 +231,7 @@ def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_
         x = upsample(pool(problem.blocks.module(k)(x), factor), factor)
     nn.functional.cross_entropy(problem.blocks.module(3)(x), batch.labels()).backward()
     expected = {name: p.grad.clone() for name, p in problem.blocks.model.named_parameters()}
-    found = exact_gradients(problem, Backprop(filter=factor, recompute=recompute))
+    found = exact_gradients(problem, filter=factor, recompute=recompute)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
 
@@ -263,8 +243,8 @@ def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(
     problem = make_problem(seed=3, units=2, cuts=[1, 2], batch=6).single_precision()
 
     def program(block: Block, links: RankLinks) -> dict[str, int]:
-        solver = Backprop(micro_batches=3, messages=messages, filter=factor)
-        solver.gradient(block, links, problem.batches[0], slice(0, 6), None, PhaseStats())
+        run = exact_pass(block, links, micro_batches=3, messages=messages, filter=factor)
+        run.gradient(problem.batches[0], slice(0, 6), None, PhaseStats())
         return links.traffic.bytes_sent
 
     # int8 sends the scales of a sample's channels once a sample, however samples are grouped
