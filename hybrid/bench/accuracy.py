@@ -18,6 +18,7 @@ from hybrid.models import Chain
 from hybrid.ranks import launch
 from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.windows import Windows
+from hybrid.samplers import Uniform
 from hybrid.settings.config import Config
 from hybrid.training.evaluation import accuracy
 from solvers.blocks.block import Block
@@ -95,8 +96,9 @@ def _train(
     batch_size = settings.train.batch_size
     every = len(train) // batch_size
     schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
+    sampler = Uniform(len(train), seed)
     device = launch.device(settings.train.device)
-    windows = Windows(train, batch_size, every, False, 1, seed, schedule, device)
+    windows = Windows(train, batch_size, every, False, 1, seed, schedule, sampler, device)
     totals = dict.fromkeys((row.name for row in rows), 0.0)
     for epoch in range(epochs):
         trained, _ = next(windows.of_epoch(epoch, epoch * every))

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from hybrid.models.chain import Chain
 from hybrid.models.residual import (
     BasicBlock,
     PreActBlock,
@@ -18,7 +19,6 @@ from hybrid.models.residual import (
     projection,
     stage,
 )
-from hybrid.models.chain import Chain
 
 STEM_WIDTH = 16
 STAGE_UNITS = {name: (name,) for name in ("layer1", "layer2", "layer3")}

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from hybrid.models.chain import Chain
 from hybrid.models.residual import (
     BasicBlock,
     Bottleneck,
@@ -14,7 +15,6 @@ from hybrid.models.residual import (
     projection,
     stage,
 )
-from hybrid.models.chain import Chain
 
 BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),

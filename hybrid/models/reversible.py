@@ -7,8 +7,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from hybrid.models.residual import check_sizes, conv1x1, conv3x3, initialise
 from hybrid.models.chain import Chain
+from hybrid.models.residual import check_sizes, conv1x1, conv3x3, initialise
 from solvers.layers.reversible import Reversible
 
 LARGE_IMAGE = 64

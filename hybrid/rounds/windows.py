@@ -12,7 +12,7 @@ from torch import Tensor
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.rounds.schedule import Schedule
-from hybrid.samplers import Sampler, Uniform
+from hybrid.samplers.base import Sampler
 from solvers.windows import Batch, Window
 
 
@@ -53,10 +53,10 @@ class Windows:
     sweeps: int
     seed: int
     schedule: Schedule
+    sampler: Sampler
     device: torch.device
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
-    sampler: type[Sampler] = Uniform
 
     @property
     def records_apart(self) -> bool:
@@ -67,14 +67,13 @@ class Windows:
 
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
-        sampler, size = self.sampler(len(self.data), self.seed), self.batch_size
-        batches = sampler.length(size)
+        size, batches = self.batch_size, self.sampler.batches(self.batch_size)
 
         def window(start: int, augment: bool, order: int) -> Window:
             source = EpochSource(self.data, self.seed, epoch, augment, self.device)
             made = []
             for i in range(start, min(start + self.length, batches)):
-                ids, step = sampler.choose(order, i * size, size), first_step + i
+                ids, step = self.sampler.choose(order, i * size, size), first_step + i
                 made.append(Batch(ids, self.schedule(step), source, step))
             return Window(made, self.sweeps)
 
@@ -92,7 +91,7 @@ class Windows:
         self, epoch: int, from_step: int, every: int
     ) -> Iterator[list[tuple[Window, Window]]]:
         """The epoch's windows from a step on, in groups of at least `every` mini-batches."""
-        steps = self.sampler(len(self.data), self.seed).length(self.batch_size)
+        steps = self.sampler.batches(self.batch_size)
         done, end = epoch * steps, (epoch + 1) * steps
         group: list[tuple[Window, Window]] = []
         for pair in self.of_epoch(epoch, done):

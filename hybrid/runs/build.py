@@ -14,6 +14,7 @@ from hybrid.cuts.partition import Blocks, split
 from hybrid.data import Dataset
 from hybrid.folder.runfolder import RunFolder
 from hybrid.ranks import launch
+from hybrid.samplers import sampler_class
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
@@ -101,6 +102,7 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         fill_step=resolved.rounds.fill_step,
         gaps=resolved.rounds.gaps,
         memory_gb=resolved.rounds.memory_gb,
+        sampler=sampler_class(resolved.data.sampler),
         train=resolved.train,
         optimiser=resolved.optimiser,
         schedule=resolved.schedule,

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from hybrid.samplers.base import Sampler
 from hybrid.samplers.uniform import Uniform
+from solvers.registry import unknown
 
-SAMPLERS: dict[str, type[Sampler]] = {"uniform": Uniform}
+SAMPLERS: dict[str, type[Sampler]] = {
+    "uniform": Uniform,
+}
 
-__all__ = ["SAMPLERS", "Sampler", "Uniform"]
+__all__ = ["SAMPLERS", "Sampler", "Uniform", "sampler_class"]
+
+
+def sampler_class(name: str) -> type[Sampler]:
+    """The class of a sampler; ValueError names the nearest known name."""
+    if name not in SAMPLERS:
+        raise ValueError(unknown(name, SAMPLERS, "sampler"))
+    return SAMPLERS[name]

@@ -48,6 +48,8 @@ class DataSettings(Section):
     """Train on the first so many images; 0: all."""
     augment: bool = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
+    sampler: str = "uniform"
+    """Who chooses the samples of a mini-batch: uniform (every sample once an epoch)."""
     cutout: int = Field(default=0, ge=0)
     """Side of the square cut out of each training image, in pixels; 0: none."""
 

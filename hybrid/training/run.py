@@ -145,6 +145,7 @@ class Run:
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
         self.rounds.tick = self._tick
+        self.sampler = setup.sampler(len(self.train), train.seed)
         every = setup.steps_per_epoch
         schedule = Schedule(setup.schedule, setup.optimiser.lr, every, train.epochs)
         self.windows = Windows(
@@ -155,14 +156,18 @@ class Run:
             setup.method.setup.sweeps,
             train.seed,
             schedule,
+            self.sampler,
             setup.device,
             setup.method.setup.carried,
-            setup.sampler,
         )
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights; of another solver's only what is common."""
-        parts: dict[str, Stateful] = {"rounds": self.rounds, "block": self.block}
+        parts: dict[str, Stateful] = {
+            "rounds": self.rounds,
+            "block": self.block,
+            "sampler": self.sampler,
+        }
         if manifest is not None and manifest["solver"] != self.setup.names["solver"]:
             return parts
         if self.rounds.program is not None:

@@ -159,7 +159,7 @@ class Trainer:
         self._check(train, ranks)
         sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
         shapes = self.blocks.cut_shapes(sample)
-        steps = self.sampler(len(train), self.train.seed).length(self.train.batch_size)
+        steps = self.sampler(len(train), self.train.seed).batches(self.train.batch_size)
         rounds, alternates = self.rounds, self.solver.alternates
         whole = rounds.window == "all"
         length = steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
