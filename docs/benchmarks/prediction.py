@@ -16,7 +16,7 @@ import torch
 
 from hybrid.bench.measure import meet, timed
 from hybrid.bench.plan import Planner
-from hybrid.bench.recipes import OwnRow, recipes
+from hybrid.bench.recipes import OwnContender, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
@@ -45,7 +45,9 @@ def main() -> None:
     for recipe in made:
         gaps = comm.bcast(planner.gaps(blocks, recipe)) if recipe.fill else []
         links = MpiLinks(comm.Dup())
-        rows.append(OwnRow(recipe, blocks, links, gaps, settings.optimiser, 128, device))
+        shape = planner.model.input_shape
+        sgd = settings.optimiser
+        rows.append(OwnContender(recipe, blocks, links, gaps, sgd, 128, device, shape))
     predicted: dict[str, list[float]] = {recipe.name: [] for recipe in made}
     measured: dict[str, list[float]] = {recipe.name: [] for recipe in made}
     for turn in range(options.turns + 1):

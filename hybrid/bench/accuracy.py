@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from hybrid.bench.baselines import Row
+from hybrid.bench.contender import Contender
 from hybrid.bench.measure import meet, timed
-from hybrid.bench.recipes import OwnRow
+from hybrid.bench.recipes import OwnContender
 from hybrid.data import Dataset
 from hybrid.links import run_threads
 from hybrid.models import Chain
@@ -42,7 +42,7 @@ class Runs:
 
 def to_accuracy(
     comm: Any,
-    make_rows: Callable[[int], Sequence[Row]],
+    make_contenders: Callable[[int], Sequence[Contender]],
     make_model: Callable[[int], Chain],
     settings: Config,
     data: tuple[Dataset, Dataset],
@@ -54,15 +54,15 @@ def to_accuracy(
     """Train every row for each number of epochs until its mean final accuracy reaches `target`.
 
     The learning rate falls to zero at the end of each run, so a run's accuracy before its end is no
-    measure; a row's time to accuracy is that of its shortest run that gets there. `make_rows(seed)`
-    makes all rows with the weights of `make_model(seed)`.
+    measure; a row's time to accuracy is that of its shortest run that gets there.
+    `make_contenders(seed)` makes all rows with the weights of `make_model(seed)`.
     """
     done: list[Runs] = []
     reached: set[str] = set()
     for epochs in sorted(lengths):
         runs: dict[str, Runs] = {}
         for seed in range(settings.train.seed, settings.train.seed + seeds):
-            rows = [row for row in make_rows(seed) if row.name not in reached]
+            rows = [row for row in make_contenders(seed) if row.name not in reached]
             _train(comm, rows, runs, settings, data[0], epochs, seed)
             for row in rows:
                 state = row.state_dict()
@@ -86,7 +86,7 @@ def shortest(runs: Sequence[Runs], name: str, target: float) -> Runs | None:
 
 def _train(
     comm: Any,
-    rows: Sequence[Row],
+    rows: Sequence[Contender],
     runs: dict[str, Runs],
     settings: Config,
     train: Dataset,
@@ -103,7 +103,7 @@ def _train(
     for epoch in range(epochs):
         trained, _ = next(windows.of_epoch(epoch, epoch * every))
         for row in rows:
-            if isinstance(row, OwnRow):
+            if isinstance(row, OwnContender):
                 row.begin_epoch()
             work = trained.batches
             totals[row.name] += timed(comm, lambda row=row, work=work: row.train(work))  # type: ignore[misc]

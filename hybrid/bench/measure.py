@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hybrid.bench.baselines import Row
+from hybrid.bench.contender import Contender
 from solvers import Batch
 
 
@@ -39,7 +39,11 @@ class Speed:
 
 
 def throughput(
-    comm: Any, rows: Sequence[Row], batches: Sequence[Batch], turns: int, say: Callable[[str], None]
+    comm: Any,
+    rows: Sequence[Contender],
+    batches: Sequence[Batch],
+    turns: int,
+    say: Callable[[str], None],
 ) -> list[Speed]:
     """Train every row on `batches`, `turns` times round after one to warm up; then its memory."""
     images = sum(len(batch) for batch in batches)
@@ -79,7 +83,7 @@ def meet(comm: Any) -> None:
         sleep(0.001)
 
 
-def _working_bytes(row: Row, batches: Sequence[Batch]) -> int | None:
+def _working_bytes(row: Contender, batches: Sequence[Batch]) -> int | None:
     """Growth of this process's memory while `row` trains, as the system sees it."""
     gc.collect()
     if torch.cuda.is_available():

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hybrid.bench.recipes import OwnRow, Recipe, recipes
+from hybrid.bench.recipes import OwnContender, Recipe, recipes
 from hybrid.cuts.costs import seconds, unit_costs
 from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split
 from hybrid.data import Dataset
@@ -109,7 +109,7 @@ class Planner:
         device = torch.device("cpu")
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnRow(
+            row = OwnContender(
                 recipe, blocks, links, gaps, optimiser, size, device, self.model.input_shape
             )
             row.train(warm_up)
@@ -244,7 +244,7 @@ def advice(predictions: Sequence[Prediction], settings: Config) -> str:
     return "\n".join(lines)
 
 
-def _timed(row: OwnRow, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
+def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
     links.all_gather(None)
     start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()

@@ -121,8 +121,8 @@ def recipes(
     return made
 
 
-class OwnRow:
-    """A recipe on this rank; a `Row` of the bench."""
+class OwnContender:
+    """A recipe on this rank; a `Contender` of the bench."""
 
     def __init__(
         self,

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
-from hybrid.bench import baselines, report
+from hybrid.bench import report
 from hybrid.bench.accuracy import Runs, to_accuracy
-from hybrid.bench.baselines import Row
+from hybrid.bench.contender import Contender
+from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.measure import throughput
-from hybrid.bench.recipes import OwnRow, Recipe, recipes
+from hybrid.bench.pipelines import STAGES_A_RANK, Pipeline
+from hybrid.bench.processes import host_cores, process_group
+from hybrid.bench.recipes import OwnContender, Recipe, recipes
 from hybrid.cuts.partition import Blocks, split
 from hybrid.data import Dataset
 from hybrid.links import AgreedError
@@ -77,7 +80,7 @@ class Bench:
 
     def connect(self) -> None:
         """Let the ranks reach each other through torch, too. All must call it."""
-        baselines.process_group(self.comm, self.device)
+        process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
         """The network with the weights of a seed."""
@@ -92,23 +95,19 @@ class Bench:
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return blocks
 
-    def rows(self, seed: int) -> list[Row]:
+    def contenders(self, seed: int) -> list[Contender]:
         """The base case, torch's own ways, ours; those whose names contain a word of `only`."""
         model = self.model(seed)
         blocks = self.blocks(model)
         sgd, batch_size = self.settings.optimiser, self.settings.train.batch_size
-        cores, device = self.comm.bcast(len(baselines.host_cores())), self.device
-        makers: dict[str, Callable[[], Row]] = {
-            BASE: lambda: baselines.PlainLoop(model, sgd, self.threads, device=device),
-            f"plain loop, {cores} threads": lambda: baselines.PlainLoop(
-                model, sgd, cores, device=device
-            ),
-            "torch DistributedDataParallel": lambda: baselines.DataParallel(model, sgd, device),
+        cores, device = self.comm.bcast(len(host_cores())), self.device
+        makers: dict[str, Callable[[], Contender]] = {
+            BASE: lambda: PlainLoop(model, sgd, self.threads, device=device),
+            f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device=device),
+            "torch DistributedDataParallel": lambda: DataParallel(model, sgd, device),
         }
-        for kind, m in product(("gpipe", "1f1b", "interleaved-zero-bubble"), self.micro_batches):
-            makers[f"torch {kind}, m={m}"] = partial(
-                baselines.Pipeline, model, sgd, kind, m, device
-            )
+        for kind, m in product(STAGES_A_RANK, self.micro_batches):
+            makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
         mine = methods.solver(self.settings)
         solvers = [mine if mine.name == n else registry.solver_class(n)() for n in registry.names()]
         own: dict[str, Recipe] = {
@@ -121,14 +120,14 @@ class Bench:
                 f"--rows {','.join(self.only)} names no row; there are: "
                 + "; ".join([*makers, *own])
             )
-        made: list[Row] = []
+        made: list[Contender] = []
         for name in chosen:
             if name in own:
                 m = own[name].serial.micro_batches
                 gaps = fit(replace(blocks, costs=[]).block_costs(), batch_size, m)
                 links = MpiLinks(self.comm.Dup(), self.device)
                 made.append(
-                    OwnRow(
+                    OwnContender(
                         own[name],
                         blocks,
                         links,
@@ -171,7 +170,7 @@ class Bench:
         ids = torch.arange(steps * size).remainder(len(self.train)).split(size)
         # a learning rate of almost nothing: rows must not diverge while they are timed
         batches = [Batch(i, 1e-6, source) for i in ids]
-        rows = self.rows(settings.train.seed)
+        rows = self.contenders(settings.train.seed)
         speeds = throughput(self.comm, rows, batches, turns, say)
         for row in rows:
             row.close()
@@ -180,7 +179,7 @@ class Bench:
         if target is not None:
             data: tuple[Dataset, Dataset] = (self.train, self.test)
             runs = to_accuracy(
-                self.comm, self.rows, self.model, settings, data, target, lengths, seeds, say
+                self.comm, self.contenders, self.model, settings, data, target, lengths, seeds, say
             )
         hosts = len(set(self.comm.allgather(socket.gethostname())))
         cuts = self.blocks(self.model(settings.train.seed)).cuts

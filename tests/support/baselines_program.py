@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from hybrid import models
-from hybrid.bench.baselines import DataParallel, Pipeline, PlainLoop, host_cores, process_group
+from hybrid.bench.loops import DataParallel, PlainLoop
+from hybrid.bench.pipelines import Pipeline
+from hybrid.bench.processes import host_cores, process_group
 from hybrid.settings.config import OptimiserSettings
 from solvers import Batch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybrid import models
-from hybrid.bench.baselines import PlainLoop
+from hybrid.bench.loops import PlainLoop
 from hybrid.cuts.partition import split
 from hybrid.settings.config import OptimiserSettings
 

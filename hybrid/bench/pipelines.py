@@ -1,13 +1,10 @@
-"""What a PyTorch user would use otherwise: the plain loop, DistributedDataParallel, pipelining."""
+"""torch.distributed.pipelining over this project's cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Sequence
 from math import prod
-from time import perf_counter, thread_time
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,148 +16,19 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from hybrid.bench.processes import compute_threads, host_cores, process_group
+from hybrid.bench.loops import CPU, TorchContender, check_divides, on_cpu, prepared
 from hybrid.cuts.partition import BlockModule, split
 from hybrid.models import Chain
-from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings
+from solvers import Batch
 from solvers.base import Shape
-from solvers.windows import Batch
 
-__all__ = ["DataParallel", "Pipeline", "PlainLoop", "Row", "host_cores", "process_group"]
-
-Model = TypeVar("Model", bound=nn.Module)
-CPU = torch.device("cpu")
 STAGES_A_RANK = {"gpipe": 1, "1f1b": 1, "interleaved-zero-bubble": 2}
 """Pipeline schedules, and the stages each rank has under them."""
 
 
-class Row(Protocol):
-    """One way to train the network: a row of the benchmark's table. All ranks have one each."""
-
-    name: str
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        """One optimiser step a mini-batch; every rank calls it with the same mini-batches."""
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        """The whole network's state under its global names, on rank 0 only. All must call it."""
-
-    def bytes_sent(self) -> float:
-        """Bytes this rank has sent in `train` so far."""
-        ...
-
-    def waiting_seconds(self) -> float:
-        """Time in `train` in which this rank had nothing to do.
-
-        Wall time less the main thread's processor time, so it means something with one compute
-        thread only; on a machine shared with others it counts the time they had the core, too.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of the network and what belongs to it."""
-
-
-class PlainLoop:
-    """A hand-written loop on rank 0 alone; the other ranks return at once.
-
-    With more `threads` than the cores this process is bound to, it takes all of the host's for as
-    long as it trains. The other ranks should sleep meanwhile, not poll: `dist.barrier` sleeps.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimiser: OptimiserSettings,
-        threads: int = 1,
-        name: str = "plain loop",
-        device: torch.device = CPU,
-    ) -> None:
-        self.name = name
-        self._threads = threads
-        self._clock = _Clock(device)
-        self._model = _prepared(model).to(device) if _rank() == 0 else None
-        self._optimiser = make(self._model or nn.Module(), optimiser)
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        if self._model is None:
-            return
-        with compute_threads(self._threads), self._clock.running():
-            for batch in batches:
-                cross_entropy(self._model(batch.images()), batch.labels()).backward()
-                _step(self._optimiser, batch.learning_rate)
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        return None if self._model is None else _on_cpu(self._model.state_dict())
-
-    def bytes_sent(self) -> float:
-        return 0.0
-
-    def waiting_seconds(self) -> float:
-        return self._clock.waited
-
-    def close(self) -> None:
-        self._model = None
-        _release(self._optimiser)
-
-
-class DataParallel:
-    """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
-
-    BatchNorm normalises by a rank's own part; torch's default copies rank 0's running statistics
-    to everyone before every step, and they are what `state_dict` gives. `train` raises ValueError
-    for a mini-batch that K does not divide, since gradients are averaged over ranks.
-    """
-
-    def __init__(
-        self, model: nn.Module, optimiser: OptimiserSettings, device: torch.device = CPU
-    ) -> None:
-        self.name = "data parallel"
-        self._clock = _Clock(device)
-        self._model: DistributedDataParallel | None = DistributedDataParallel(
-            _prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
-        )
-        self._optimiser = make(self._model, optimiser)
-        self._parameter_bytes = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
-        self._steps = 0
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        assert self._model is not None
-        size = dist.get_world_size()
-        for batch in batches:
-            _check_divides(size, "ranks", batch)
-        with self._clock.running():
-            for batch in batches:
-                ids = batch.ids.chunk(size)[dist.get_rank()]
-                out = self._model(batch.source.images(ids))
-                cross_entropy(out, batch.source.labels(ids)).backward()
-                _step(self._optimiser, batch.learning_rate)
-                self._steps += 1
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        assert self._model is not None
-        return _on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
-
-    def bytes_sent(self) -> float:
-        """By formula, since torch does not tell: 2 (K - 1) / K of the gradients' bytes a step.
-
-        That is a ring all-reduce; rank 0's copies of the running statistics are not counted.
-        """
-        size = dist.get_world_size()
-        return 2 * (size - 1) / size * self._parameter_bytes * self._steps
-
-    def waiting_seconds(self) -> float:
-        return self._clock.waited
-
-    def close(self) -> None:
-        self._model = None
-        _release(self._optimiser)
-
-
-class Pipeline:
+class Pipeline(TorchContender):
     """torch.distributed.pipelining over this project's own cuts, balanced by operations.
 
     `kind` is "gpipe", "1f1b" (a stage a rank) or "interleaved-zero-bubble" (two). With K ranks
@@ -182,12 +50,10 @@ class Pipeline:
     ) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         _check_order(kind, micro_batches, size)
-        self.name = f"pipeline, {kind}, {micro_batches} micro-batch" + "es" * (micro_batches > 1)
-        self._kind, self._micro_batches, self._device = kind, micro_batches, device
-        self._clock = _Clock(device)
+        self._kind, self._micro_batches = kind, micro_batches
         self._sent = 0.0
         self._names = list(model.state_dict())
-        model = _prepared(model)
+        model = prepared(model)
         self._num_stages = size * STAGES_A_RANK[kind]
         blocks = split(model, self._num_stages, balance="operations")
         sample = torch.zeros(1, *model.input_shape).to(memory_format=torch.channels_last)
@@ -199,27 +65,28 @@ class Pipeline:
         ]
         self._mine = range(rank, self._num_stages, size)
         self._modules: list[BlockModule] = [blocks.module(i).to(device) for i in self._mine]
-        self._optimiser = make(nn.ModuleList(self._modules), optimiser)
+        name = f"pipeline, {kind}, {micro_batches} micro-batch" + "es" * (micro_batches > 1)
+        super().__init__(name, nn.ModuleList(self._modules), optimiser, device)
         self._bytes_a_sample = self._counted_bytes(size, sample.element_size())
         self._schedules: dict[int, Any] = {}
 
     def train(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            _check_divides(self._micro_batches, "micro-batches", batch)
+            check_divides(self._micro_batches, "micro-batches", batch)
         first, last = 0 in self._mine, self._num_stages - 1 in self._mine
-        with self._clock.running():
+        with self._running():
             for batch in batches:
                 schedule = self._schedule(len(batch))
                 images = (batch.images(),) if first else ()
                 schedule.step(*images, target=batch.labels() if last else None)
-                _step(self._optimiser, batch.learning_rate)
+                self._step(batch.learning_rate)
                 self._sent += self._bytes_a_sample * len(batch)
 
     def state_dict(self) -> dict[str, Tensor] | None:
         mine = {
             module.global_name(name): tensor
             for module in self._modules
-            for name, tensor in _on_cpu(module.state_dict()).items()
+            for name, tensor in on_cpu(module.state_dict()).items()
         }
         parts: list[dict[str, Tensor]] | None = None
         if dist.get_rank() == 0:
@@ -237,13 +104,10 @@ class Pipeline:
         """
         return self._sent
 
-    def waiting_seconds(self) -> float:
-        return self._clock.waited
-
     def close(self) -> None:
         self._schedules.clear()
         self._modules.clear()
-        _release(self._optimiser)
+        super().close()
 
     def _counted_bytes(self, size: int, element_size: int) -> int:
         """Bytes that leave this rank for every sample of a step."""
@@ -308,57 +172,6 @@ class ChannelsLastStage(PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return _sent(super().get_bwd_send_ops(bwd_chunk_id))
-
-
-class _Clock:
-    """Wall time less the main thread's processor time, added up."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.waited = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        wall, busy = perf_counter(), thread_time()
-        yield
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.waited += max(0.0, (perf_counter() - wall) - (thread_time() - busy))
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _prepared(model: Model) -> Model:
-    """A copy of its own, channels_last and in training mode."""
-    own = deepcopy(model).train()
-    own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return own
-
-
-def _step(optimiser: torch.optim.Optimizer, learning_rate: float) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = learning_rate
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-
-
-def _release(optimiser: torch.optim.Optimizer) -> None:
-    optimiser.state.clear()
-    optimiser.param_groups.clear()
-
-
-def _on_cpu(state: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-
-
-def _check_divides(parts: int, what: str, batch: Batch) -> None:
-    if len(batch) % parts:
-        near = parts * max(1, len(batch) // parts)
-        raise ValueError(
-            f"{parts} {what} do not divide a batch of {len(batch)}: take a batch of {near}"
-        )
 
 
 def _check_order(kind: str, micro_batches: int, size: int) -> None:

@@ -1,0 +1,37 @@
+"""What a bench compares: ways to train one network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from solvers import Batch
+
+
+class Contender(Protocol):
+    """One way to train the network, and a row of the table. All ranks have one each."""
+
+    name: str
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        """One optimiser step a mini-batch; every rank calls it with the same mini-batches."""
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """The whole network's state under its global names, on rank 0 only. All must call it."""
+
+    def bytes_sent(self) -> float:
+        """Bytes this rank has sent in `train` so far."""
+        ...
+
+    def waiting_seconds(self) -> float:
+        """Time in `train` in which this rank had nothing to do.
+
+        Wall time less the main thread's processor time, so it means something with one compute
+        thread only; on a machine shared with others it counts the time they had the core, too.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the network and what belongs to it."""

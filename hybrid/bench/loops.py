@@ -1,0 +1,165 @@
+"""What a PyTorch user would use otherwise: the plain loop, and DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from time import perf_counter, thread_time
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from hybrid.bench.processes import compute_threads
+from hybrid.rounds.optimisers import make
+from hybrid.settings.config import OptimiserSettings
+from solvers import Batch
+
+Model = TypeVar("Model", bound=nn.Module)
+CPU = torch.device("cpu")
+
+
+class TorchContender:
+    """What torch's own ways share: a network of their own, its optimiser and a clock."""
+
+    def __init__(
+        self, name: str, module: nn.Module, settings: OptimiserSettings, device: torch.device
+    ) -> None:
+        self.name = name
+        self._device = device
+        self._optimiser = make(module, settings)
+        self._waited = 0.0
+
+    def waiting_seconds(self) -> float:
+        return self._waited
+
+    def close(self) -> None:
+        self._optimiser.state.clear()
+        self._optimiser.param_groups.clear()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Wall time less the main thread's processor time, added up."""
+        wall, busy = perf_counter(), thread_time()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._waited += max(0.0, (perf_counter() - wall) - (thread_time() - busy))
+
+    def _step(self, learning_rate: float) -> None:
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+
+
+class PlainLoop(TorchContender):
+    """A hand-written loop on rank 0 alone; the other ranks return at once.
+
+    With more `threads` than the cores this process is bound to, it takes all of the host's for as
+    long as it trains. The other ranks should sleep meanwhile, not poll: `dist.barrier` sleeps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: OptimiserSettings,
+        threads: int = 1,
+        name: str = "plain loop",
+        device: torch.device = CPU,
+    ) -> None:
+        self._threads = threads
+        alone = not dist.is_initialized() or dist.get_rank() == 0
+        self._model = prepared(model).to(device) if alone else None
+        super().__init__(name, self._model or nn.Module(), optimiser, device)
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        if self._model is None:
+            return
+        with compute_threads(self._threads), self._running():
+            for batch in batches:
+                cross_entropy(self._model(batch.images()), batch.labels()).backward()
+                self._step(batch.learning_rate)
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        return None if self._model is None else on_cpu(self._model.state_dict())
+
+    def bytes_sent(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        self._model = None
+        super().close()
+
+
+class DataParallel(TorchContender):
+    """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
+
+    BatchNorm normalises by a rank's own part; torch's default copies rank 0's running statistics
+    to everyone before every step, and they are what `state_dict` gives. `train` raises ValueError
+    for a mini-batch that K does not divide, since gradients are averaged over ranks.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimiser: OptimiserSettings, device: torch.device = CPU
+    ) -> None:
+        self._model: DistributedDataParallel | None = DistributedDataParallel(
+            prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
+        )
+        super().__init__("data parallel", self._model, optimiser, device)
+        self._parameter_bytes = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        self._steps = 0
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        assert self._model is not None
+        size = dist.get_world_size()
+        for batch in batches:
+            check_divides(size, "ranks", batch)
+        with self._running():
+            for batch in batches:
+                ids = batch.ids.chunk(size)[dist.get_rank()]
+                out = self._model(batch.source.images(ids))
+                cross_entropy(out, batch.source.labels(ids)).backward()
+                self._step(batch.learning_rate)
+                self._steps += 1
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        assert self._model is not None
+        return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
+
+    def bytes_sent(self) -> float:
+        """By formula, since torch does not tell: 2 (K - 1) / K of the gradients' bytes a step.
+
+        That is a ring all-reduce; rank 0's copies of the running statistics are not counted.
+        """
+        size = dist.get_world_size()
+        return 2 * (size - 1) / size * self._parameter_bytes * self._steps
+
+    def close(self) -> None:
+        self._model = None
+        super().close()
+
+
+def prepared(model: Model) -> Model:
+    """A copy of its own, channels_last and in training mode."""
+    own = deepcopy(model).train()
+    own.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return own
+
+
+def on_cpu(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Copies of a state's tensors."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
+def check_divides(parts: int, what: str, batch: Batch) -> None:
+    """ValueError unless a mini-batch can be cut into so many equal parts."""
+    if len(batch) % parts:
+        near = parts * max(1, len(batch) // parts)
+        raise ValueError(
+            f"{parts} {what} do not divide a batch of {len(batch)}: take a batch of {near}"
+        )
