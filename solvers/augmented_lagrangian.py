@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.base import Links, Setup
-from solvers.blocks.block import Block
+from solvers.base import Setup, program_of
 from solvers.penalty import Penalty, PenaltyProgram
 from solvers.windows import Record, Rows
 
@@ -55,10 +54,8 @@ class AugmentedLagrangian(Penalty):
         before, after = super().buffers(exchanges)
         return before + (["kappa_in"] if exchanges else []), [*after, "kappa_out"]
 
-    def start(self, block: Block, links: Links, setup: Setup) -> PenaltyProgram:
-        return AugmentedLagrangianProgram(self, block, links, setup)
 
-
+@program_of(AugmentedLagrangian)
 class AugmentedLagrangianProgram(PenaltyProgram):
     """`PenaltyProgram` with multipliers."""
 

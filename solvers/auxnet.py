@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from solvers.base import Links, Program, Setup, Shape, Solver, check_momentum, check_numbers
-from solvers.blocks.block import Block
+from solvers.base import Program, Shape, Solver, check_momentum, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
 from solvers.state import State
@@ -68,17 +67,15 @@ class AuxNet(Solver):
         )
         check_momentum(self.momentum)
 
-    def start(self, block: Block, links: Links, setup: Setup) -> AuxNetProgram:
-        return AuxNetProgram(self, block, links, setup)
 
-
+@program_of(AuxNet)
 class AuxNetProgram(Program):
     """One rank's block and, behind the first, its auxiliary network a_k."""
 
     solver: AuxNet
 
-    def __init__(self, solver: AuxNet, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        solver, block = self.solver, self.block
         if solver.momentum is not None:
             block.own_optimiser(solver.momentum)
         self._network: nn.Module | None = None

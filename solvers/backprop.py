@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solvers.base import Links, Setup, Solver
-from solvers.blocks.block import Block
+from solvers.base import Solver
 from solvers.passes.exact import ExactPass, PassSettings
 
 
@@ -21,5 +20,5 @@ class Backprop(PassSettings, Solver):
     name: ClassVar[str] = "backprop"
     exact: ClassVar[bool] = True
 
-    def start(self, block: Block, links: Links, setup: Setup) -> ExactPass:
-        return ExactPass(self, block, links, setup)
+
+Backprop.program = ExactPass

@@ -20,6 +20,7 @@ GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Program")
 
 
 class Links(Protocol):
@@ -103,6 +104,10 @@ class Program(ABC):
 
     def __init__(self, solver: Any, block: Block, links: Links, setup: Setup) -> None:
         self.solver, self.block, self.links, self.setup = solver, block, links, setup
+        self.begin()
+
+    def begin(self) -> None:  # noqa: B027
+        """Make what this rank keeps."""
 
     @abstractmethod
     def train(self, window: Window) -> PhaseStats:
@@ -162,6 +167,8 @@ class Solver(ABC):
     """
 
     name: ClassVar[str]
+    program: ClassVar[type[Program]]
+    """What a rank runs; `program_of` sets it."""
     exact: ClassVar[bool] = False
     """Whether its steps are on the exact gradient, so that a correction can add nothing."""
     alternates: ClassVar[bool] = False
@@ -202,9 +209,9 @@ class Solver(ABC):
         """What the shapes of its auxiliary variables depend on, but for the cuts."""
         return []
 
-    @abstractmethod
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
         """This rank's program."""
+        return self.program(self, block, links, setup)
 
     def refuse_inert(self, why: str, *names: str) -> None:
         """ValueError if one of the settings was changed, though it cannot act here."""
@@ -215,6 +222,16 @@ class Solver(ABC):
                     f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
                     "leave it out"
                 )
+
+
+def program_of(solver: type[Solver]) -> Callable[[type[P]], type[P]]:
+    """Make a class the program of a method."""
+
+    def made(program: type[P]) -> type[P]:
+        solver.program = program
+        return program
+
+    return made
 
 
 def check_choices(settings: object) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
-from solvers.base import Links, Setup, check_numbers
-from solvers.blocks.block import Block
+from solvers.base import Setup, check_numbers, program_of
 from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Free, leading, passing_by, projection
@@ -95,17 +94,16 @@ class BlockADMM(AugmentedLagrangian):
         if setup.factorised and len(setup.factorised) == setup.blocks - 1:
             self.refuse_inert("every cut has a factorisation, whose Z has a closed form", "z_steps")
 
-    def start(self, block: Block, links: Links, setup: Setup) -> BlockADMMProgram:
-        return BlockADMMProgram(self, block, links, setup)
 
-
+@program_of(BlockADMM)
 class BlockADMMProgram(AugmentedLagrangianProgram):
     """`AugmentedLagrangianProgram` in either order, with constraints and factorisations."""
 
     solver: BlockADMM
 
-    def __init__(self, solver: BlockADMM, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        super().begin()
+        solver, block = self.solver, self.block
         if solver.optimiser == "sgd" and solver.momentum is None:
             block.own_optimiser(0.0)
         elif solver.optimiser == "adam":

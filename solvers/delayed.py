@@ -11,8 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Links, Program, Setup, Solver, check_numbers
-from solvers.blocks.block import Block
+from solvers.base import GraphBytes, Program, Solver, check_numbers, program_of
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
 from solvers.state import State, Tensors
@@ -76,17 +75,14 @@ class Delayed(Solver):
         """b, by which an adjoint shrinks at every hop."""
         return 1.0
 
-    @abstractmethod
-    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram: ...
-
 
 class DelayedProgram(Program):
     """One rank's ticks, and its flights: what it has handed up and not got back."""
 
     solver: Delayed
 
-    def __init__(self, solver: Delayed, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        solver, block = self.solver, self.block
         self._delay = solver.delay(block.index, block.count)
         self._flights: deque[Flight] = deque()
         self._inbox: deque[tuple[Tensor, ...]] = deque()
@@ -212,10 +208,8 @@ class DDG(Delayed):
         d = self.delay(index, count)
         return (d + 1) * graph(module, lam) + d * tensor_bytes(module.parameters())
 
-    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
-        return StashingProgram(self, block, links, setup)
 
-
+@program_of(DDG)
 class StashingProgram(DelayedProgram):
     """Keeps the graph of every flight, over a copy of the weights that it met."""
 
@@ -294,10 +288,8 @@ class FeaturesReplay(Delayed):
 
     name: ClassVar[str] = "features-replay"
 
-    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
-        return ReplayingProgram(self, block, links, setup)
 
-
+@program_of(FeaturesReplay)
 class ReplayingProgram(DelayedProgram):
     """Keeps the inputs of its flights alone."""
 

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.base import Links, Program, Setup, Solver, check_choices, check_numbers
+from solvers.base import Program, Setup, Solver, check_choices, check_numbers, program_of
 from solvers.blocks import heads
-from solvers.blocks.block import Block
 from solvers.blocks.heads import Head
 from solvers.blocks.norms import frozen_statistics
 from solvers.state import State
@@ -63,9 +62,6 @@ class LocalUpdates(Solver):
         if not any(self.has_head(index, setup.blocks) for index in range(setup.blocks)):
             self.refuse_inert("no block has an auxiliary head", "head")
 
-    def start(self, block: Block, links: Links, setup: Setup) -> LocalUpdatesProgram:
-        return LocalUpdatesProgram(self, block, links, setup)
-
     def crosses(self, index: int, count: int) -> bool:
         """Whether an adjoint crosses the cut behind block `index`."""
         if not 0 <= index < count - 1 or self.style == "greedy":
@@ -80,13 +76,14 @@ class LocalUpdates(Solver):
         return self.style != "chunked" or not self.crosses(index, count)
 
 
+@program_of(LocalUpdates)
 class LocalUpdatesProgram(Program):
     """One rank's block and its auxiliary head, if it has one."""
 
     solver: LocalUpdates
 
-    def __init__(self, solver: LocalUpdates, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        solver, block = self.solver, self.block
         self._down = solver.crosses(block.index - 1, block.count)
         self._up = solver.crosses(block.index, block.count)
         self._needs_head = solver.has_head(block.index, block.count)

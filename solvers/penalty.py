@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from solvers.base import (
-    Links,
     Setup,
     Solver,
     SubProblems,
     check_choices,
     check_momentum,
     check_numbers,
+    program_of,
     values_of,
 )
-from solvers.blocks.block import Block
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
@@ -109,19 +108,17 @@ class Penalty(Solver):
     def layout(self) -> list[object]:
         return [self.filter, self.filter_mode]
 
-    def start(self, block: Block, links: Links, setup: Setup) -> PenaltyProgram:
-        return PenaltyProgram(self, block, links, setup)
 
-
+@program_of(Penalty)
 class PenaltyProgram(SubProblems):
     """One rank's auxiliary variables, and its steps on its local loss."""
 
     solver: Penalty
 
-    def __init__(self, solver: Penalty, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        solver, block = self.solver, self.block
         self.local_lr, self.clip_norm = solver.local_lr, solver.clip_norm
-        self._store = Store(setup.samples, solver.storage)
+        self._store = Store(self.setup.samples, solver.storage)
         self._whole = solver.filter_mode == "coupling"
         self._carried = (False, False)
         self._sweep = 0

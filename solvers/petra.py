@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Links, Setup, check_numbers
-from solvers.blocks.block import Block
+from solvers.base import GraphBytes, Setup, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
@@ -67,17 +66,16 @@ class Petra(Delayed):
                 x = part(x)
         return largest + self.delay(index, count) * tensor_bytes(queued)
 
-    def start(self, block: Block, links: Links, setup: Setup) -> DelayedProgram:
-        return PetraProgram(self, block, links, setup)
 
-
+@program_of(Petra)
 class PetraProgram(DelayedProgram):
     """One rank's reversible units and the queues of the others."""
 
     solver: Petra
 
-    def __init__(self, solver: Petra, block: Block, links: Links, setup: Setup) -> None:
-        super().__init__(solver, block, links, setup)
+    def begin(self) -> None:
+        super().begin()
+        block = self.block
         self._parts = _segments(block.module)
         self._gradients = 0
 
