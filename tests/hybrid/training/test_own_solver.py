@@ -1,0 +1,130 @@
+"""A method, a sampler and a strategy for replicas of a user's own really run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from hybrid import Trainer, data, split
+from hybrid.samplers import Sampler
+from hybrid.settings.config import OptimiserSettings, TrainSettings
+from solvers import Backprop, PhaseStats, Program, Solver, Window
+from solvers.base import program_of
+from solvers.passes.exact import ExactPass
+
+
+@dataclass(frozen=True)
+class Signs(Backprop):
+    """Steps on the signs of the exact gradient."""
+
+    name: ClassVar[str] = "signs"
+
+
+@program_of(Signs)
+class SignsProgram(ExactPass):
+    def step(self, batch):
+        for gradient in self.block.gradients():
+            gradient.sign_()
+        super().step(batch)
+
+
+@dataclass(frozen=True)
+class Halves(Solver):
+    """Halves every weight a mini-batch; needs neither corrections nor neighbours."""
+
+    name: ClassVar[str] = "halves"
+
+
+@program_of(Halves)
+class HalvesProgram(Program):
+    def train(self, window: Window) -> PhaseStats:
+        stats = PhaseStats()
+        for _, batch in window.recorded():
+            for parameter in self.block.module.parameters():
+                parameter.data.mul_(0.5)
+            stats.samples += len(batch)
+            stats.steps += 1
+        return stats
+
+
+@dataclass(frozen=True)
+class Sweeper(Halves):
+    """The same, by turns with a serial correction."""
+
+    name: ClassVar[str] = "sweeper"
+    alternates: ClassVar[bool] = True
+
+
+class First(Sampler):
+    """The first samples of the data set, again and again."""
+
+    asked: ClassVar[list[tuple[int, int, int]]] = []
+
+    def choose(self, epoch, first, count):
+        self.asked.append((epoch, first, count))
+        return torch.arange(count)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits", None, 64)
+
+
+def trained(solver, digits, **given):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    start = {name: t.clone() for name, t in model.state_dict().items()}
+    train = TrainSettings(batch_size=32, epochs=1, threads=1)
+    optimiser = OptimiserSettings(lr=0.25, momentum=0, weight_decay=0)
+    settings = {"train": train, "optimiser": optimiser, "quiet": True, **given}
+    summary = Trainer(split(model, cuts=["3"]), solver, **settings).fit(*digits)
+    moved = {name: t - start[name] for name, t in model.state_dict().items()}
+    return summary, start, moved
+
+
+def test_an_exact_method_of_ones_own_trains_by_itself(digits):
+    summary, _, moved = trained(Signs(), digits)
+    assert summary["solver"] == "signs"
+    assert summary["parallel_seconds"] == 0
+    # two steps of 0.25, each up or down
+    assert set(moved["3.bias"].abs().mul(4).round().tolist()) == {0.0, 2.0}
+
+
+def test_a_method_that_trains_alone_does(digits):
+    summary, start, moved = trained(Halves(), digits)
+    assert torch.equal(moved["1.weight"], -0.75 * start["1.weight"])
+    assert summary["serial_seconds"] == 0
+
+
+def test_a_method_that_alternates_gets_its_corrections(digits):
+    summary, start, moved = trained(Sweeper(), digits, window=1)
+    assert summary["serial_seconds"] > 0
+    assert not torch.equal(moved["1.weight"], -0.75 * start["1.weight"])
+
+
+def test_a_sampler_chooses_every_mini_batch(digits):
+    First.asked.clear()
+    trained(Backprop(), digits, sampler=First)
+    assert {(0, 0, 32), (0, 32, 32)} == set(First.asked)
+
+
+def test_replicas_agree_where_weights_move(digits):
+    calls = []
+
+    class Watch:
+        def before_step(self, block, kind):
+            calls.append(("before", block.index, any(g.any() for g in block.gradients())))
+
+        def after_step(self, block, kind):
+            calls.append(("after", block.index, bool(block.gradients())))
+
+        def join(self, block):
+            calls.append(("join", block.index, False))
+
+    trained(Backprop(), digits, sync=Watch())
+    mine = [(what, gradients) for what, index, gradients in calls if index == 1]
+    assert mine == [("before", True), ("after", False)] * 2 + [("join", False)]
