@@ -214,20 +214,12 @@ class Run:
         """
         before, step = self.rollbacks, self.step
         self.rounds.drain()  # or the messages of what is given up would be taken for others
-        if (
-            self.folder is None
-            or self.writer is None
-            or len(before) >= self.setup.checkpoint.rollbacks
-        ):
+        tried = len(before) >= self.setup.checkpoint.rollbacks
+        if self.folder is None or self.writer is None or tried:
             newest = None if self.folder is None else self.folder.newest()
-            told = recovery.remedy(
-                error,
-                self.setup.optimiser.lr,
-                self._clipping(error.phase),
-                len(before),
-                newest,
-                self.folder is not None,
-            )
+            lr, clipping = self.setup.optimiser.lr, self._clipping(error.phase)
+            kept = self.folder is not None
+            told = recovery.remedy(error, lr, clipping, len(before), newest, kept)
             raise DivergedError(told) from None
         self.writer.finish()
         folder = recovery.target(self._checkpoints(), before, self.kept_since_rollback)

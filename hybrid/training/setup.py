@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from hybrid.rounds.trace import Trace
 from hybrid.samplers import Sampler, Uniform
 from hybrid.settings.config import (
     CheckpointSettings,
+    LinkSettings,
     OptimiserSettings,
     ScheduleSettings,
     TrainSettings,
@@ -88,8 +90,34 @@ class Method:
         return Setup(self.setup.shapes, size, slots(self.gaps[index], size), fills=True)
 
 
-@dataclass(frozen=True)
-class RunSetup:
+@dataclass(kw_only=True)
+class Options:
+    """What a training needs beside its blocks and its method."""
+
+    sampler: type[Sampler] = Uniform
+    sync: Sync | None = None
+    """How replicas of a block agree; None: there are none."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    links: LinkSettings = field(default_factory=LinkSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    out: Path | None = None
+    """Run folder; None keeps nothing."""
+    resume: bool = False
+    quiet: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+    """What the summary calls model and data."""
+    describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
+    """Text of config.toml, given the cuts."""
+
+    def options(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(Options)}
+
+
+@dataclass(kw_only=True)
+class RunSetup(Options):
     """A whole training: what every rank's `Run` is made from."""
 
     blocks: Blocks
@@ -100,23 +128,10 @@ class RunSetup:
     """Mini-batches a round."""
     steps_per_epoch: int
     memory_gb: float
-    train: TrainSettings
-    optimiser: OptimiserSettings
-    schedule: ScheduleSettings
-    checkpoint: CheckpointSettings
     device: torch.device
     kernels: str
     drawing: dict[torch.nn.Module, int]
     """Modules that draw random numbers, and their units' numbers."""
-    out: Path | None
-    resume: bool
-    quiet: bool
-    names: dict[str, str]
-    """What the summary calls solver, model and data."""
-    describe: Callable[[list[str]], str]
-    """Text of config.toml, given the cuts."""
-    sampler: type[Sampler] = Uniform
-    sync: Sync | None = None
 
     @property
     def carried_as(self) -> list[object]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,29 +15,22 @@ from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtu
 from hybrid.links.base import Program
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import leave_if_asked, listening
-from hybrid.samplers import Sampler, Uniform
 from hybrid.settings.config import (
-    CheckpointSettings,
-    LinkSettings,
-    OptimiserSettings,
     RoundSettings,
-    ScheduleSettings,
-    TrainSettings,
     first_fault,
 )
 from hybrid.settings.rounds import WINDOW, settled, wanted_correction
 from hybrid.training.run import Run
-from hybrid.training.setup import Method, RunSetup, factorised_cuts
+from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts
 from solvers import Solver, registry
 from solvers.base import Setup, Shape
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillStep, Gaps, fit
-from solvers.sync.base import Sync
 
 
 @dataclass
-class Trainer:
+class Trainer(Options):
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
@@ -57,21 +49,6 @@ class Trainer:
     gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
     """These seven are the settings of [rounds], with the same defaults."""
-    sampler: type[Sampler] = Uniform
-    sync: Sync | None = None
-    train: TrainSettings = field(default_factory=TrainSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    links: LinkSettings = field(default_factory=LinkSettings)
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    out: Path | None = None
-    """Run folder; None keeps nothing."""
-    resume: bool = False
-    quiet: bool = False
-    names: dict[str, str] = field(default_factory=dict)
-    """What the summary calls model and data."""
-    describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
-    """Text of config.toml, given the cuts."""
 
     rounds: RoundSettings = field(init=False)
 
@@ -201,20 +178,10 @@ class Trainer:
             window=length,
             steps_per_epoch=steps,
             memory_gb=rounds.memory_gb,
-            train=self.train,
-            optimiser=self.optimiser,
-            schedule=self.schedule,
-            checkpoint=self.checkpoint,
             device=device,
             kernels=choose(self.train.kernels, device.type == "cuda"),
             drawing=drawing,
-            out=self.out,
-            resume=self.resume,
-            quiet=self.quiet,
-            names=self.names,
-            describe=self.describe,
-            sampler=self.sampler,
-            sync=self.sync,
+            **self.options(),
         )
 
     def _check(self, train: Dataset, ranks: int) -> None:
