@@ -1,0 +1,141 @@
+"""Trainings on MPI ranks have the bits of those on threads, and end as they do."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from trainings import (
+    BATCH,
+    Data,
+    assert_same,
+    digests,
+    digits,
+    fitted,
+    interrupted,
+    network,
+    summary,
+    trainer,
+    weights,
+)
+
+from hybrid import data
+from hybrid.data.sampling import epoch_order
+from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop, LocalUpdates, Petra
+
+EPOCHS, STEPS = 2, 6
+FLAGS = (
+    *("train", "--epochs", EPOCHS, "--batch-size", BATCH, "--set", "train.threads=1"),
+    *("--set", f"data.limit={STEPS * BATCH}", "--set", "checkpoint.keep_last=0"),
+)
+KEPT = (*FLAGS, "--solver", "block-admm", "--window", "all", "--set", "rounds.correct_every=0")
+
+
+@pytest.fixture(scope="module")
+def few() -> Data:
+    return digits(STEPS)[0], data.load("digits")[1]
+
+
+def plain_loop(train: data.Dataset) -> dict[str, Tensor]:
+    """Train by hand: BatchNorm, nesterov momentum, weight decay, warm-up, linear decay."""
+    torch.set_num_threads(1)
+    model = network().to(memory_format=torch.channels_last).train()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    free = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": free, "weight_decay": 0.0}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    step = 0
+    for epoch in range(EPOCHS):
+        for ids in epoch_order(0, epoch, len(train)).split(BATCH)[:STEPS]:
+            warm = step < STEPS
+            rate = (step + 1) / STEPS if warm else 1 - (step - STEPS) / STEPS
+            for group in sgd.param_groups:
+                group["lr"] = 0.1 * rate
+            loss = nn.functional.cross_entropy(model(train.batch(ids, 0, epoch)), train.labels[ids])
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            step += 1
+    return model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def by_hand(few: Data) -> dict[str, Tensor]:
+    return plain_loop(few[0])
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand) -> None:
+    assert_same(fitted(trainer(Backprop(), blocks=blocks), few), by_hand)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_serial_training_under_mpirun_equals_a_hand_written_loop(
+    ranks, world, tmp_path, by_hand
+) -> None:
+    out = tmp_path / "run"
+    status, _, err = world.hybrid(ranks, *FLAGS, "--solver", "backprop", "--out", out)
+    assert status == 0, err
+    assert_same(weights(out), by_hand)
+
+
+WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
+    "windows": (AugmentedLagrangian(), ("--window", 4), {"window": 4}),
+    "all": (
+        *(AugmentedLagrangian(), ("--window", "all", "--sweeps", 2)),
+        {"window": "all", "sweeps": 2},
+    ),
+    "gaps": (AugmentedLagrangian(), (), {}),
+    "auxnet": (AuxNet(), ("--window", 4), {"window": 4}),
+    "fdg": (FDG(), (), {}),
+    "local-updates": (LocalUpdates(), (), {}),
+    "petra": (Petra(), ("--model", "revnet8"), {"model": "revnet8"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_path, few) -> None:
+    solver, flags, settings = WAYS[way]
+    out = tmp_path / "run"
+    status, _, err = world.hybrid(2, *FLAGS, "--solver", solver.name, *flags, "--out", out)
+    assert status == 0, err
+    assert_same(weights(out), fitted(trainer(solver, **settings), few))
+
+
+def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, by_hand) -> None:
+    out = tmp_path / "run"
+    assert world.hybrid(2, *FLAGS, "--solver", "backprop", "--out", out)[0] == 0
+    for ranks in (3, 1):
+        interrupted(out, after=1)
+        status, _, err = world.hybrid(ranks, "train", "--resume", "--out", out)
+        assert status == 0, err
+        assert summary(out)["blocks"] == ranks
+        assert_same(weights(out), by_hand)
+
+
+def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(
+    world, hybrid, tmp_path
+) -> None:
+    whole, threads, ranks = (tmp_path / name for name in ("whole", "threads", "ranks"))
+    assert hybrid(*KEPT, "--blocks", 2, "--out", whole)[0] == 0
+    shutil.copytree(whole, threads)
+    interrupted(threads, after=1)
+    status, _, err = world.hybrid(2, "train", "--resume", "--out", threads)
+    assert status == 0, err
+    assert digests(threads) == digests(whole)
+    assert world.hybrid(2, *KEPT, "--out", ranks)[0] == 0
+    interrupted(ranks, after=1)
+    assert hybrid("train", "--resume", "--out", ranks)[0] == 0
+    assert digests(ranks) == digests(whole)
+
+
+def test_a_hopeless_run_ends_with_one_line(world, tmp_path) -> None:
+    status, out, err = world.hybrid(2, *FLAGS, "--lr", "1e9", "--out", tmp_path / "run")
+    assert status == 1
+    said = [line for line in err.splitlines() if "hybrid: error:" in line]
+    assert len(said) == 1
+    assert "3 roll-backs did not help" in said[0]
+    assert out.count("going on from the checkpoint of step 0") == 3

@@ -1,0 +1,94 @@
+"""Small trainings on a few digits, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybrid import Trainer, data, models, split
+from hybrid.folder import checkpoint
+from hybrid.settings.config import CheckpointSettings, TrainSettings
+from solvers import Solver
+
+BATCH = 32
+Data = tuple[data.Dataset, data.Dataset]
+
+
+@cache
+def digits(batches: int = 0) -> Data:
+    """So many mini-batches of digits, and 50 to test with; all of them for 0."""
+    train, test = data.load("digits")
+    return (train.take(BATCH * batches), test.take(50)) if batches else (train, test)
+
+
+def network(name: str = "resnet8") -> models.Chain:
+    torch.manual_seed(0)
+    return models.build(name, classes=10, channels=1, image_size=8)
+
+
+def trainer(solver: Solver, out: Path | None = None, blocks: int = 2, **settings: Any) -> Trainer:
+    """Two epochs on blocks of counted costs; `train` and `model` say what is other than usual."""
+    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **settings.pop("train", {})}
+    cut = split(network(settings.pop("model", "resnet8")), blocks, balance="operations")
+    settings = {"checkpoint": CheckpointSettings(keep_last=0), "quiet": True, **settings}
+    return Trainer(cut, solver, out=out, train=TrainSettings(**wanted), **settings)
+
+
+def fitted(made: Trainer, loaded: Data) -> dict[str, Tensor]:
+    """The weights after training."""
+    made.fit(*loaded)
+    return dict(made.blocks.model.state_dict())
+
+
+def newest(run: Path) -> Path:
+    """The last checkpoint."""
+    return checkpoint.complete(run / "checkpoints")[-1]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    """Those of the last checkpoint."""
+    return checkpoint.load_model(newest(run), checkpoint.read_manifest(newest(run)))
+
+
+def digests(run: Path) -> dict[str, str]:
+    """SHA-256 of every file of the last checkpoint."""
+    body = checkpoint.read_manifest(newest(run))
+    return {name: entry["sha256"] for name, entry in (body["units"] | body["states"]).items()}
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """Those of metrics.jsonl, without what depends on the clock."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def interrupted(run: Path, after: int) -> None:
+    """Leave what a run killed after its checkpoint number `after` leaves; 0 is from its start."""
+    for folder in checkpoint.complete(run / "checkpoints")[after + 1 :]:
+        shutil.rmtree(folder)
+    (run / "summary.json").unlink()
+
+
+def refused(made: Trainer, loaded: Data) -> str:
+    """The one line of a run that cannot be."""
+    with pytest.raises(ValueError, match=r"^.+$") as caught:
+        made.fit(*loaded)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
