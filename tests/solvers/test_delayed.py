@@ -1,21 +1,17 @@
-"""Delayed gradients equal their formulas, written down a second time, and plain SGD at K = 1."""
+"""Delayed gradients equal their formulas, written down a second time."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from problems import Problem, make_problem
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hybrid.links import run_threads, run_virtual
-from solvers import DDG, FDG, Backprop, FeaturesReplay
+from hybrid.links import RankLinks
+from solvers import DDG, FDG, Block, FeaturesReplay
 from solvers.delayed import Delayed
+from solvers.state import Tensors
 
 LR, MOMENTUM = 0.1, 0.9
 METHODS = {
@@ -25,20 +21,25 @@ METHODS = {
 }
 
 
-def trained(problem: Problem, solver: Delayed, run: Any = run_threads) -> dict[str, Tensor]:
-    """The weights after all mini-batches, the pipeline drained."""
+def drained(problem: Problem, solver: Delayed) -> list[int]:
+    """Train on all mini-batches and drain the pipeline; the number of each block's steps."""
 
-    def program(links: Any) -> dict[str, Tensor]:
-        block = problem.build(links.rank, LR, MOMENTUM)
-        mine = deepcopy(solver)
-        mine.prepare(block, 0, False)
-        mine.train(block, links, problem.window())
-        mine.drain(block, links)
-        module = block.module
-        return {module.global_name(n): p.detach().clone() for n, p in module.named_parameters()}
+    def program(block: Block, links: RankLinks) -> int:
+        steps, step = 0, block.step
 
-    ranks = run(len(problem.blocks), program)
-    return {name: tensor for rank in ranks for name, tensor in rank.items()}
+        def counting(*arguments: object) -> None:
+            nonlocal steps
+            steps += 1
+            step(*arguments)
+
+        block.step = counting
+        mine = solver.start(block, links, problem.setup(window=0))
+        mine.train(problem.window())
+        mine.drain()
+        assert mine.state().flight == {}
+        return steps
+
+    return problem.on_every_block(program, MOMENTUM)
 
 
 class Simulation:
@@ -50,11 +51,11 @@ class Simulation:
         self.modules = [problem.blocks.module(k).train() for k in range(self.K)]
         self.w = [[dict(m.named_parameters())] for m in self.modules]
         self.w = [[{n: p.detach().clone() for n, p in v[0].items()}] for v in self.w]
-        self.v: list[dict[str, Tensor]] = [{} for _ in range(self.K)]
+        self.v: list[Tensors] = [{} for _ in range(self.K)]
         self.inputs: list[dict[int, Tensor]] = [{} for _ in range(self.K)]
         self.adjoints: list[dict[int, Tensor]] = [{} for _ in range(self.K + 1)]
 
-    def run(self) -> dict[str, Tensor]:
+    def run(self) -> Tensors:
         T = len(self.problem.batches)
         for n in range(T + 2 * self.K):
             if n < T:
@@ -74,7 +75,7 @@ class Simulation:
             for name, tensor in self.w[k][-1].items()
         }
 
-    def stepped(self, k: int, n: int, i: int) -> dict[str, Tensor]:
+    def stepped(self, k: int, n: int, i: int) -> Tensors:
         """w_k after its step on mini-batch i at tick n."""
         at = self.w[k][i if isinstance(self.solver, DDG) else -1]
         w = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}
@@ -103,123 +104,15 @@ def test_fifty_steps_equal_a_simulation_from_the_formulas(name: str, cuts: list[
         return make_problem(5, units=3, cuts=cuts, batch=4, batches=50)
 
     wanted = Simulation(problem(), METHODS[name]).run()
-    found = trained(problem(), METHODS[name])
-    assert found.keys() == wanted.keys()
-    for key in wanted:
-        torch.testing.assert_close(found[key], wanted[key], rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_one_block_is_plain_sgd_bit_for_bit(name: str) -> None:
-    def problem() -> Problem:
-        return make_problem(1, units=2, cuts=[], batch=4, batches=8)
-
-    plain = problem()
-    model = plain.blocks.model.train()
-    sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, nesterov=True)
-    for batch in plain.batches:
-        nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
-        sgd.step()
-        sgd.zero_grad()
-    found = trained(problem(), METHODS[name])
-    assert all(torch.equal(found[n], p) for n, p in model.named_parameters())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_virtual_clocks_do_not_change_a_bit(name: str) -> None:
-    def problem() -> Problem:
-        return make_problem(2, units=3, cuts=[1, 3], batch=4, batches=9)
-
-    threads, virtual = (
-        trained(problem(), METHODS[name], run) for run in (run_threads, run_virtual)
-    )
-    assert all(torch.equal(threads[key], virtual[key]) for key in threads)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.sampled_from(list(METHODS)), st.integers(0, 10), st.integers(2, 4), st.booleans())
-def test_a_run_goes_on_with_what_was_under_way(name, stop, blocks, replaced) -> None:
-    """Half a window here, the state into new blocks, the rest there: the same bits."""
-    cuts, batches = [1, 2, 3][: blocks - 1], 10
-
-    def problem() -> Problem:
-        return make_problem(stop, units=3, cuts=cuts, batch=3, batches=batches)
-
-    whole = trained(problem(), METHODS[name])
-    halves = problem()
-
-    def program(links: Any) -> dict[str, Tensor]:
-        block = halves.build(links.rank, LR, MOMENTUM)
-        first, second = halves.window(), halves.window()
-        first.batches, second.batches = halves.batches[:stop], halves.batches[stop:]
-        mine = deepcopy(METHODS[name])
-        mine.prepare(block, 0, False)
-        mine.train(block, links, first)
-        state = {k: v.clone() for k, v in mine.flight_state(block, links).items()}
-        if replaced:
-            mine = deepcopy(METHODS[name])
-            mine.prepare(block, 0, False)
-            mine.load_flight_state(block, state)
-        mine.train(block, links, second)
-        mine.drain(block, links)
-        module = block.module
-        return {module.global_name(n): p.detach().clone() for n, p in module.named_parameters()}
-
-    found = {k: v for rank in run_threads(blocks, program) for k, v in rank.items()}
-    assert all(torch.equal(found[key], whole[key]) for key in whole)
+    found = problem()
+    drained(found, METHODS[name])
+    for key, parameter in found.blocks.model.named_parameters():
+        torch.testing.assert_close(parameter, wanted[key], rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_drained_pipeline_has_trained_every_mini_batch_on_every_block(name: str) -> None:
     problem = make_problem(0, units=3, cuts=[1, 2, 3], batch=3, batches=2)
-
-    def program(block, links):
-        steps = 0
-        step = block.step
-
-        def counting(kind: str, rate: float) -> None:
-            nonlocal steps
-            steps += 1
-            step(kind, rate)
-
-        block.step = counting
-        mine = deepcopy(METHODS[name])
-        mine.prepare(block, 0, False)
-        mine.train(block, links, problem.window())
-        mine.drain(block, links)
-        assert mine.flight_state(block, links) == {}
-        norms = [m for m in block.module.modules() if isinstance(m, nn.BatchNorm2d)]
-        assert all(int(norm.num_batches_tracked) == 2 for norm in norms)
-        return steps
-
-    assert problem.on_every_block(program) == [2] * 4
-
-
-def test_a_serial_pass_after_a_drain_is_exact() -> None:
-    """What the switch leaves behind is weights and momenta, and nothing else."""
-    problem = make_problem(4, units=3, cuts=[2], batch=4, batches=6)
-
-    def program(block, links):
-        mine = DDG()
-        mine.prepare(block, 0, False)
-        mine.train(block, links, problem.window())
-        mine.drain(block, links)
-        state = (
-            deepcopy(block.module.state_dict()),
-            deepcopy(block.optimisers["exact"].state_dict()),
-        )
-        Backprop().train(block, links, problem.window())
-        after = {k: v.clone() for k, v in block.module.state_dict().items()}
-        fresh = problem.build(links.rank, LR, MOMENTUM)
-        fresh.module.load_state_dict(state[0])
-        fresh.optimisers["exact"].load_state_dict(state[1])
-        Backprop().train(fresh, links, problem.window())
-        return all(torch.equal(after[k], v) for k, v in fresh.module.state_dict().items())
-
-    assert problem.on_every_block(program) == [True, True]
-
-
-@pytest.mark.parametrize("value", [0.0, 1.5, -1.0])
-def test_a_shrinking_that_is_none_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=r"gradient_shrinking is .* it must lie in \(0, 1\]"):
-        FDG(gradient_shrinking=value)
+    assert drained(problem, METHODS[name]) == [2] * 4
+    norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert all(int(norm.num_batches_tracked) == 2 for norm in norms)

@@ -15,6 +15,7 @@ from hybrid.links import RankLinks, run_threads
 from solvers import Batch, Block, Solver, Window
 from solvers.base import Program, Setup
 from solvers.layers.projection import leading
+from solvers.layers.reversible import Reversible
 from solvers.passes.exact import ExactPass, PassSettings
 from solvers.state import State, Tensors
 
@@ -55,7 +56,8 @@ class Problem:
 
     def build(self, index: int, lr: float = 0.1, momentum: float = 0.9) -> Block:
         module = self.blocks.module(index).train()
-        parameters = list(module.parameters()) or [nn.Parameter(torch.zeros(0))]
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        parameters = trainable or [nn.Parameter(torch.zeros(0))]
         sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
         last = index == len(self.blocks) - 1
         after = None if last else leading(self.blocks.module(index + 1))
@@ -125,12 +127,22 @@ class Problem:
 
 
 def make_problem(
-    seed: int, units: int, cuts: list[int], batch: int, batches: int = 1, width: int = 3
+    seed: int,
+    units: int,
+    cuts: list[int],
+    batch: int,
+    batches: int = 1,
+    width: int = 3,
+    reversible: bool = False,
 ) -> Problem:
     torch.manual_seed(seed)
+    width = 2 * width if reversible else width
     stem = nn.Conv2d(1, width, 3, padding=1)
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4))
-    body = [Residual(width) for _ in range(units)]
+    if reversible:
+        body: list[nn.Module] = [Reversible(Residual(width // 2)) for _ in range(units)]
+    else:
+        body = [Residual(width) for _ in range(units)]
     model = nn.Sequential(stem, *body, *head).double()
     x = torch.randn(batch * batches, 1, 6, 6, dtype=torch.float64)
     y = torch.randint(0, 4, (batch * batches,))

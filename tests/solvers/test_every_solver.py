@@ -1,0 +1,226 @@
+"""What every method keeps to: what it is alone, what a resume needs, where weights move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import Problem, assert_same, exact_pass, handed_over, make_problem
+from torch import nn
+
+from hybrid.links import RankLinks, run_threads, run_virtual
+from solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    Block,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Penalty,
+    Petra,
+    Solver,
+    registry,
+)
+from solvers.base import Recording
+from solvers.passes.bubble import BubbleFill
+from solvers.passes.pipeline import Gaps
+from solvers.state import Tensors
+
+ALONE: dict[str, Solver] = {
+    "backprop": Backprop(),
+    "ddg": DDG(),
+    "fdg": FDG(gradient_shrinking=0.7),
+    "features-replay": FeaturesReplay(),
+    "petra": Petra(),
+    "greedy": LocalUpdates(),
+    "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
+    "chunked": LocalUpdates(style="chunked", chunks=1),
+}
+FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
+SWEEPING: dict[str, Solver] = {
+    "penalty": Penalty(beta=0.1, momentum=0.5),
+    "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
+    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
+    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimiser="adam"),
+    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
+    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
+    "fed": BlockADMM(**FILTERED, filter_mode="input"),
+    "auxnet": AuxNet(aux_lr=0.01),
+}
+EVERY = ALONE | SWEEPING | {"accumulating": Petra(accumulate=3)}
+CUTS = st.sampled_from([[2], [1, 3], [1, 2, 3]])
+
+
+def test_every_method_is_here() -> None:
+    assert {solver.name for solver in EVERY.values()} == set(registry.OWN)
+
+
+def problem_for(solver: Solver, cuts: list[int], seed: int = 1) -> Problem:
+    petra, batches = isinstance(solver, Petra), 3 if solver.alternates else 8
+    made = make_problem(seed, 3, cuts, batch=4, batches=batches, reversible=petra)
+    # as in training: what a checkpoint gives back is laid out like this
+    made.blocks.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return made.single_precision() if "16" in repr(solver) else made
+
+
+def trained(
+    problem: Problem,
+    solver: Solver,
+    at: int = 4,
+    goes_on: str = "",
+    run: Callable[..., list[Any]] = run_threads,
+    prepare: Callable[[Block], None] = lambda block: None,
+) -> Tensors:
+    """The network after two windows; `goes_on`: its state is asked for or moved in between."""
+    parts = [problem.window(1, 0, at), problem.window(1, at)]
+    windows = [problem.window(3)] * 2 if solver.alternates else parts
+
+    def program(block: Block, links: RankLinks) -> None:
+        prepare(block)
+        setup = problem.setup(3, carried=True)
+        mine = solver.start(block, links, setup)
+        if isinstance(mine, Recording):
+            exact_pass(block, links).observe(problem.window(), mine)
+        mine.train(windows[0])
+        state = handed_over(links, mine) if goes_on else None
+        if state is not None and goes_on == "moved":
+            steps = {k: deepcopy(o.state_dict()) for k, o in block.optimisers.items()}
+            block.module.zero_grad()
+            mine = solver.start(block, links, setup)
+            for kind in ("exact", "local"):
+                block.optimisers[kind].load_state_dict(steps[kind])
+            mine.load_state(state)
+        mine.train(windows[1])
+        mine.drain()
+        assert not mine.state().flight
+
+    problem.on_every_block(program, run=run)
+    return problem.tensors()
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_block_alone_is_plain_sgd_bit_for_bit(name: str) -> None:
+    problem, plain = (problem_for(ALONE[name], []) for _ in range(2))
+    assert_same(trained(problem, ALONE[name]), plain.plain_loop())
+
+
+@pytest.mark.parametrize("name", EVERY)
+@settings(max_examples=4, deadline=None)
+@given(CUTS, st.integers(1, 7), st.sampled_from(["asked", "moved"]))
+def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(
+    name: str, cuts: list[int], at: int, goes_on: str
+) -> None:
+    solver = EVERY[name]
+    found = trained(problem_for(solver, cuts), solver, at, goes_on)
+    assert_same(found, trained(problem_for(solver, cuts), solver, run=run_virtual))
+
+
+@pytest.mark.parametrize("empty", ["flatten", "frozen"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_block_without_trainable_parameters_takes_part(name: str, empty: str) -> None:
+    solver, index = EVERY[name], 2 if empty == "flatten" else 1
+    filtered = getattr(solver, "filter", 1) > 1
+    if filtered and empty == "flatten":
+        pytest.skip("a vector has no squares of pixels")
+    problem = problem_for(solver, [2, 5, 6] if empty == "flatten" else [1, 3]).single_precision()
+    frozen = problem.blocks.module(index)
+    assert empty == "frozen" or not list(frozen.parameters())
+    frozen.requires_grad_(False)
+    before, after = problem.tensors(), trained(problem, solver)
+    for k in range(len(problem.blocks)):
+        module = problem.blocks.module(k)
+        names = [module.global_name(name) for name, _ in module.named_parameters()]
+        moved = [not torch.equal(before[name], after[name]) for name in names]
+        assert any(moved) == (k != index)
+    assert all(tensor.isfinite().all() for tensor in after.values())
+
+
+class Watching:
+    """A strategy that sees whether weights move outside of a step, and in one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kinds: list[str] = []
+        self._keep(module)
+
+    def _keep(self, module: nn.Module) -> None:
+        self.weights = [p.detach().clone() for p in module.parameters()]
+
+    def before_step(self, block: Any, kind: str) -> None:
+        self.join(block)
+        self.kinds.append(kind)
+
+    def after_step(self, block: Any, kind: str) -> None:
+        assert self.kinds[-1] == kind
+        self._keep(block.module)
+
+    def join(self, block: Any) -> None:
+        assert all(map(torch.equal, self.weights, block.module.parameters()))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_replicas_are_asked_before_and_after_every_step(name: str) -> None:
+    solver, blocks = EVERY[name], []
+
+    def prepare(block: Block) -> None:
+        block.sync = Watching(block.module)
+        blocks.append(block)
+
+    trained(problem_for(solver, [1, 3]), solver, prepare=prepare)
+    own = "exact" if solver.exact else "local"
+    for block in blocks:
+        block.sync.join(block)
+        kinds = block.sync.kinds
+        assert len(kinds) >= 3
+        assert set(kinds) == {own, *(["auxiliary"] if "auxiliary" in block.optimisers else [])}
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("added", {"exact"}), ("own", {"exact", "local"})])
+def test_replicas_are_asked_where_gaps_are_filled(kind: Any, steps: set[str]) -> None:
+    problem = make_problem(1, 3, [2], batch=4, batches=4)
+
+    def program(block: Block, links: RankLinks) -> set[str]:
+        block.sync = watching = Watching(block.module)
+        filling = Penalty().start(block, links, problem.setup(window=2))
+        fill = BubbleFill(filling, [Gaps(4, 0), Gaps(0, 4)][block.index], 4, kind)
+        exact_pass(block, links, micro_batches=2).train(problem.window(), None, fill)
+        watching.join(block)
+        return set(watching.kinds)
+
+    assert problem.on_every_block(program) == [steps] * 2
+
+
+IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
+    (Backprop, {"micro_batches": 0, "clip_norm": -1.0, "filter": 0, "messages": "float64"}),
+    (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
+    (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
+    (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
+    (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
+    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
+    (BlockADMM, {"dual_limit": 1.0, "momentum": 0.5, "order": "seidel", "optimiser": "adagrad"}),
+    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
+    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
+    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1}),
+    (DDG, {"clip_norm": -1.0}),
+    (FDG, {"gradient_shrinking": 1.5}),
+    (Petra, {"accumulate": 0}),
+    (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("solver", "name", "value"),
+    [(solver, *setting) for solver, wrong in IMPOSSIBLE for setting in wrong.items()],
+)
+def test_impossible_settings_name_the_value_in_one_line(
+    solver: type[Solver], name: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):
+        solver(**{name: value})
