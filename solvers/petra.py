@@ -115,7 +115,7 @@ class PetraProgram(DelayedProgram):
 
     def _draw_for(self, flight: Flight) -> None:
         if self.block.draws is not None:
-            self.block.draws.key = flight.key
+            self.block.draws.draw_for(flight.key)
 
     def _take(self) -> tuple[Tensor, ...]:
         return self.links.from_next(), self.links.from_next()

@@ -47,7 +47,7 @@ class RunFolder:
             return None
         try:
             found = json.loads(read_whole(path, _MOST_BYTES))
-        except (ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

@@ -86,7 +86,7 @@ class Block:
         names, stand in for the module's parameters.
         """
         if self.draws is not None:
-            self.draws.key = key
+            self.draws.draw_for(key)
         with self.numbers():
             if weights is None:
                 out: Tensor = self.module(lam)

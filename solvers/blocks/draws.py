@@ -62,7 +62,7 @@ class _Drawing(TorchDispatchMode):
 
 
 class Draws:
-    """Makes the parts of a block that draw take their numbers from `key` and their unit.
+    """Makes the parts of a block that draw take their numbers from a key and their unit.
 
     With the same key a unit draws the same numbers: on every kind of links, run after run,
     resumed or not, and again where a pass is recomputed or replayed. `units` tells each such
@@ -70,12 +70,19 @@ class Draws:
     """
 
     def __init__(self, seed: int, units: Mapping[nn.Module, int]) -> None:
-        self.seed = seed
-        self.key: Key = ()
-        """Of the pass that comes next."""
+        self.seed, self.units = seed, units
+        self._key: Key = ()
         self._modes: list[_Drawing] = []
         self._hooks: list[Any] = []
-        for part, unit in units.items():
+
+    def draw_for(self, key: Key) -> None:
+        """The pass that comes next is `key`'s."""
+        self._key = key
+        if not self._hooks:
+            self._install()
+
+    def _install(self) -> None:
+        for part, unit in self.units.items():
             # the residual branch of a reversible unit is run by itself, too
             module = part.residual if isinstance(part, Reversible) else part
             self._hooks += [
@@ -84,7 +91,7 @@ class Draws:
             ]
 
     def _begin(self, unit: int, module: nn.Module, args: Any) -> None:
-        mode = _Drawing((self.seed, *self.key, unit))
+        mode = _Drawing((self.seed, *self._key, unit))
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
@@ -93,8 +100,8 @@ class Draws:
 
     def remove(self) -> None:
         """Leave the parts as they were."""
-        for hook in self._hooks:
-            hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 def drawing(parts: Iterable[nn.Module], x: Tensor) -> list[bool]:
