@@ -7,82 +7,55 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import torch
+from torch import Tensor
+from trainings import Data, assert_same, digits, fitted, lines, newest, trainer
 from world import ALLOWED
 
-from hybrid import Trainer, data, models, split
 from hybrid.cli.failure import STOPPED
 from hybrid.folder.checkpoint import complete, load_model, read_manifest
 from hybrid.ranks.stopping import StoppedError, StopRequest, listening
-from hybrid.settings.config import TrainSettings
-from solvers import (
-    FDG,
-    AugmentedLagrangian,
-    AuxNet,
-    Backprop,
-    BlockADMM,
-    LocalUpdates,
-    Petra,
-)
+from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, LocalUpdates, Petra
+from solvers.passes.exact import PassSettings
 
-BLOCKS, BATCH, STEPS = 2, 32, 44
+BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop(micro_batches=2)},
-    "gaps filled": {
-        "solver": AugmentedLagrangian(),
-        "correction": Backprop(micro_batches=4),
-        "sweeps": 0,
-        "fill": True,
-    },
-    "windows": {"solver": AugmentedLagrangian(), "window": 5, "sweeps": 2},
+    "gaps filled": {"solver": AugmentedLagrangian(), "correction": PassSettings(micro_batches=4)},
+    "windows": {"solver": AugmentedLagrangian(), "window": 3, "sweeps": 2},
     "every third round": {"solver": BlockADMM(), "window": 2, "correct_every": 3},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
     "auxnet": {"solver": AuxNet(width=4), "window": 4},
-    "fdg": {"solver": FDG(gradient_shrinking=0.8), "window": 3},
+    "fdg": {"solver": FDG(gradient_shrinking=0.8)},
     "petra, corrected": {
         "solver": Petra(accumulate=3),
-        "window": 4,
+        "window": 2,
         "correct_every": 3,
         "model": "revnet8",
     },
     "local updates": {"solver": LocalUpdates(style="overlapping")},
-    "float16": {"solver": AugmentedLagrangian(), "window": 4, "precision": "float16"},
+    "float16": {"solver": AugmentedLagrangian(), "window": 4, "train": {"precision": "float16"}},
 }
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[data.Dataset, data.Dataset]:
-    return data.load("digits")
+def few() -> Data:
+    return digits(STEPS)
 
 
 def train(
-    name: str,
-    out: Path,
-    digits: Any,
-    resume: bool = False,
-    blocks: int = BLOCKS,
-    quiet: bool = True,
-) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    way = dict(WAYS[name])
-    model = models.build(way.pop("model", "resnet8"), classes=10, channels=1, image_size=8)
-    precision = way.pop("precision", "float32")
-    settings = TrainSettings(batch_size=BATCH, threads=1, evaluate_every=9, precision=precision)
-    trainer = Trainer(
-        split(model, blocks, balance="operations"),
-        train=settings,
-        out=out,
-        resume=resume,
-        quiet=quiet,
-        **way,
-    )
-    trainer.fit(*digits, epochs=2)
-    return dict(model.state_dict())
+    name: str, out: Path | None, few: Data, blocks: int = BLOCKS, **settings: Any
+) -> dict[str, Tensor]:
+    """Two epochs, with reports after mini-batches 4, 8 and 10 of each; rarer for some methods."""
+    way = WAYS[name] | settings
+    train = {"report_every": 4, "evaluate_every": 9} | way.get("train", {})
+    return fitted(trainer(**way | {"out": out, "blocks": blocks, "train": train}), few)
 
 
 def ask_at(monkeypatch: pytest.MonkeyPatch, report: int) -> None:
@@ -101,34 +74,43 @@ def ask_at(monkeypatch: pytest.MonkeyPatch, report: int) -> None:
     monkeypatch.setattr(StopRequest, "__call__", asked)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(few: Data, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """`undisturbed(way)`: the weights and the metrics of the run that nobody stops."""
+
+    @cache
+    def whole(way: str) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        out = tmp_path_factory.mktemp("whole") / "run"
+        return train(way, out, few), lines(out)
+
+    return whole
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stopped_run_resumes_to_the_bits_of_an_undisturbed_one(
-    way: str, digits, tmp_path, monkeypatch
+    way: str, few, undisturbed, tmp_path, monkeypatch
 ) -> None:
-    whole = train(way, tmp_path / "whole", digits)
+    run = tmp_path / "run"
     ask_at(monkeypatch, 1)
     with pytest.raises(StoppedError, match=r"stopped by SIGUSR1 after step [0-9]+; go on with"):
-        train(way, tmp_path / "run", digits)
+        train(way, run, few)
     monkeypatch.undo()
-    stopped = complete(tmp_path / "run" / "checkpoints")
-    assert len(stopped) == 2, "one from before the first step"
-    step = read_manifest(stopped[-1])["step"]
+    assert len(complete(run / "checkpoints")) == 2, "one from before the first step"
+    step = read_manifest(newest(run))["step"]
     assert step == STEPS if way == "kept" else 0 < step < STEPS
-    resumed = train(way, tmp_path / "run", digits, resume=True)
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-    metrics = [tmp_path / run / "metrics.jsonl" for run in ("run", "whole")]
-    lines = [[text.split('"seconds"')[0] for text in m.read_text().splitlines()] for m in metrics]
-    assert lines[0] == lines[1]
+    weights, metrics = undisturbed(way)
+    assert_same(train(way, run, few, resume=True), weights)
+    assert lines(run) == metrics
 
 
 def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
-    digits, tmp_path, monkeypatch, capsys
+    few, tmp_path, monkeypatch, capsys
 ) -> None:
     ask_at(monkeypatch, 1)
     with pytest.raises(StoppedError):
-        train("fdg", tmp_path / "run", digits)
+        train("fdg", tmp_path / "run", few)
     monkeypatch.undo()
-    trained = train("fdg", tmp_path / "run", digits, resume=True, blocks=3, quiet=False)
+    trained = train("fdg", tmp_path / "run", few, resume=True, blocks=3, quiet=False)
     assert all(bool(t.isfinite().all()) for t in trained.values())
     said = capsys.readouterr()
     told = "what fdg had under way on 2 blocks is dropped, because the cuts changed"
@@ -137,24 +119,22 @@ def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
 
 @pytest.mark.parametrize("report", [3, 4])
 def test_a_run_may_stop_at_an_epochs_last_report_and_in_the_next_epoch(
-    report: int, digits, tmp_path, monkeypatch
+    report: int, few, undisturbed, tmp_path, monkeypatch
 ) -> None:
-    whole = train("gaps filled", tmp_path / "whole", digits)
+    run = tmp_path / "run"
     ask_at(monkeypatch, report)
     with pytest.raises(StoppedError):
-        train("gaps filled", tmp_path / "run", digits)
+        train("gaps filled", run, few)
     monkeypatch.undo()
-    newest = complete(tmp_path / "run" / "checkpoints")[-1]
-    assert read_manifest(newest)["epoch"] == 1
-    names = set(read_manifest(newest)["kept"])
-    assert bool(names) == (report == 4), "records outlive no epoch"
-    resumed = train("gaps filled", tmp_path / "run", digits, resume=True)
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    manifest = read_manifest(newest(run))
+    assert manifest["epoch"] == 1
+    assert bool(manifest["states"]) == (report == 4), "records outlive no epoch"
+    assert_same(train("gaps filled", run, few, resume=True), undisturbed("gaps filled")[0])
 
 
-def test_a_request_after_the_last_step_is_too_late_to_matter(digits, tmp_path, monkeypatch) -> None:
+def test_a_request_after_the_last_step_is_too_late_to_matter(few, tmp_path, monkeypatch) -> None:
     ask_at(monkeypatch, 6)
-    train("serial", tmp_path / "run", digits)
+    train("serial", tmp_path / "run", few)
     assert (tmp_path / "run" / "summary.json").exists()
 
 
@@ -221,21 +201,21 @@ def test_the_command_listens_before_it_imports_torch() -> None:
 
 
 def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
-    digits, tmp_path, monkeypatch
+    few, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "SIGTERM")
     with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
-        train("gaps filled", tmp_path / "run", digits)
+        train("gaps filled", tmp_path / "run", few)
     assert not (tmp_path / "run").exists()
 
 
 def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
-    world, hybrid_cli, tmp_path
+    hybrid, hybrid_cli, tmp_path
 ) -> None:
     out = tmp_path / "run"
     command = [
         *(hybrid_cli.parent / "mpirun", "-n", "2", hybrid_cli, "train"),
-        *("--epochs", "200", "--batch-size", "32", "--out", out),
+        *("--epochs", "200", "--batch-size", "32", "--set", "train.threads=1", "--out", out),
     ]
     job = subprocess.Popen(
         [str(part) for part in command],
@@ -252,15 +232,14 @@ def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     assert job.returncode == STOPPED, errors
     assert errors.count("hybrid: stopped by SIGUSR1 after step") == 1
     assert "Traceback" not in errors
-    newest = complete(out / "checkpoints")[-1]
-    manifest = read_manifest(newest)
-    assert load_model(newest, manifest)
-    epochs = manifest["epoch"] + 1
-    status, _, err = world.hybrid(2, "train", "--resume", "--out", out, "--epochs", epochs)
+    manifest = read_manifest(newest(out))
+    assert load_model(newest(out), manifest)
+    words = ("train", "--resume", "--out", out, "--epochs", manifest["epoch"] + 1)
+    status, _, err = hybrid(*words)
     assert status == 0, err
 
 
-def test_without_a_run_folder_the_reason_says_that_nothing_is_kept(digits, monkeypatch) -> None:
+def test_without_a_run_folder_the_reason_says_that_nothing_is_kept(few, monkeypatch) -> None:
     ask_at(monkeypatch, 1)
     with pytest.raises(StoppedError, match="nothing is kept"):
-        train("serial", None, digits)  # type: ignore[arg-type]
+        train("serial", None, few)
