@@ -48,17 +48,17 @@ def _limit(fault: dict[str, Any], rank: int) -> None:
 
 def _poison(fault: dict[str, Any], rank: int) -> None:
     """Once, before the n-th rounds, make weights of one block not a number."""
-    from hybrid.rounds.rounds import Rounds
+    from hybrid.rounds.base import Rounds
 
     run = Rounds.run
     calls = 0
 
     def poisoned(self: Rounds, *arguments: Any) -> Any:
         nonlocal calls
-        if self.block.index == fault["rank"]:
+        if self.exact.block.index == fault["rank"]:
             calls += 1
             if calls == fault["call"]:
-                next(iter(self.block.module.parameters())).data.fill_(float("nan"))
+                next(iter(self.exact.block.module.parameters())).data.fill_(float("nan"))
         return run(self, *arguments)
 
     Rounds.run = poisoned  # type: ignore[method-assign]

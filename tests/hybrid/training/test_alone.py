@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from trainings import (
+    BATCH,
+    Data,
+    assert_same,
+    digits,
+    fitted,
+    interrupted,
+    lines,
+    newest,
+    refused,
+    trainer,
+)
 
-from hybrid import Trainer, data, models, split
-from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
+from hybrid.settings.config import LinkSettings
 from solvers import (
     DDG,
     FDG,
@@ -28,42 +36,19 @@ from solvers import (
     Solver,
 )
 
-BATCH, BATCHES = 32, 4
-Data = tuple[data.Dataset, data.Dataset]
+BATCHES = 4
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
+ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
 
 @pytest.fixture(scope="module")
 def few() -> Data:
-    train, test = data.load("digits", limit=BATCH * BATCHES)
-    return train, test.take(20)
-
-
-def trainer(
-    solver: Solver, out: Path | None = None, blocks: int = 2, epochs: int = 2, **settings: Any
-) -> Trainer:
-    torch.manual_seed(0)
-    model = models.build("resnet8", classes=10, channels=1, image_size=8)
-    made = {
-        "train": TrainSettings(epochs=epochs, batch_size=BATCH, threads=1),
-        "checkpoint": CheckpointSettings(keep_last=0),
-    }
-    cut = split(model, blocks, balance="operations")
-    return Trainer(cut, solver, out=out, quiet=True, **(made | settings))
+    return digits(BATCHES)
 
 
 def admm(**settings: Any) -> BlockADMM:
     return BlockADMM(**({"rho": 0.1, "balance_ratio": 1.5} | settings))
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    text = (run / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def timeless(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines(run)]
 
 
 def spans(run: Path) -> dict[str, int]:
@@ -71,24 +56,6 @@ def spans(run: Path) -> dict[str, int]:
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     names = ("serial", "observe", "forward", "parallel")
     return Counter(e["name"] for e in events if e["pid"] == 0 and e["name"] in names)
-
-
-def weights(run: Path) -> dict[str, Tensor]:
-    folder = checkpoint.complete(run / "checkpoints")[-1]
-    return checkpoint.load_model(folder, checkpoint.read_manifest(folder))
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
-
-
-def interrupted(run: Path, after: int) -> None:
-    """Leave what a run killed after its checkpoint number `after` leaves."""
-    for folder in checkpoint.complete(run / "checkpoints")[after:]:
-        shutil.rmtree(folder)
-    (run / "summary.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -114,12 +81,12 @@ def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_pa
 @pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian(), admm()], ids=lambda s: s.name)
 def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few) -> None:
     still = type(solver)(local_lr=1e-30)
-    made = trainer(still, window=window, correct_every=0, epochs=1)
+    made = trainer(still, window=window, **ALONE, **ONCE)
     before = {k: v.clone() for k, v in made.blocks.model.named_parameters()}
     made.fit(*few)
     for name, parameter in made.blocks.model.named_parameters():
         torch.testing.assert_close(parameter.detach(), before[name], rtol=0, atol=1e-20)
-    moving = trainer(solver, window=window, correct_every=0, epochs=1, sweeps=2)
+    moving = trainer(solver, window=window, sweeps=2, **ALONE, **ONCE)
     moving.fit(*few)
     after = dict(moving.blocks.model.named_parameters())
     assert any(not torch.equal(after[name], before[name]) for name in before)
@@ -144,7 +111,7 @@ def test_a_single_sweep_online_has_no_residual_norms(few, tmp_path) -> None:
 
 def test_a_reset_dual_is_told_once_in_the_metrics(few, tmp_path) -> None:
     run = tmp_path / "run"
-    trainer(admm(kappa_step=1e9), run, epochs=1, **KEPT).fit(*few)
+    trainer(admm(kappa_step=1e9), run, **KEPT, **ONCE).fit(*few)
     (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
     assert notice.startswith("block-admm: the dual at cut 1 has grown to ")
 
@@ -152,14 +119,14 @@ def test_a_reset_dual_is_told_once_in_the_metrics(few, tmp_path) -> None:
 def test_the_training_loss_falls_alone(few, tmp_path) -> None:
     run = tmp_path / "run"
     solver = BlockADMM(rho=0.1, lam_step=0.5)
-    trainer(solver, run, epochs=8, sweeps=2, **KEPT).fit(*few)
+    trainer(solver, run, sweeps=2, train={"epochs": 8}, **KEPT).fit(*few)
     losses = [line["loss"] for line in lines(run) if line["phase"] == "parallel"]
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_blocks_fed_by_auxiliary_networks_train_alone(few, tmp_path) -> None:
     run = tmp_path / "run"
-    trainer(AuxNet(local_lr=1.0), run, epochs=8, **ALONE).fit(*few)
+    trainer(AuxNet(local_lr=1.0), run, train={"epochs": 8}, **ALONE).fit(*few)
     losses = [line["loss"] for line in lines(run) if line["phase"] == "parallel"]
     assert losses[-1] < 0.8 * losses[0]
     assert spans(run)["serial"] == 0
@@ -168,33 +135,11 @@ def test_blocks_fed_by_auxiliary_networks_train_alone(few, tmp_path) -> None:
 @pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 def test_alone_on_virtual_links_equals_alone_on_threads(order, few) -> None:
     kinds = (LinkSettings(kind=kind) for kind in ("auto", "virtual"))
-    one, other = (trainer(admm(order=order), blocks=3, links=kind, **KEPT) for kind in kinds)
-    one.fit(*few)
-    other.fit(*few)
-    assert_same(one.blocks.model.state_dict(), other.blocks.model.state_dict())
+    made = (trainer(admm(order=order), blocks=3, links=kind, **KEPT) for kind in kinds)
+    one, other = (fitted(each, few) for each in made)
+    assert_same(one, other)
 
 
-def test_alone_under_mpirun_equals_alone_on_threads(world, tmp_path, few) -> None:
-    out = tmp_path / "run"
-    sets = {"rounds.correct_every": 0, "data.limit": BATCH * BATCHES, "train.threads": 1}
-    sets |= {"solver.rho": 0.1, "solver.balance_ratio": 1.5}
-    flags = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-    flags += ["--solver", "block-admm", "--window", "all", "--sweeps", "2"]
-    flags += ["--epochs", "2", "--batch-size", str(BATCH), "--out", str(out)]
-    status, _, err = world.hybrid(2, "train", *flags)
-    assert status == 0, err
-    threads = tmp_path / "threads"
-    trainer(admm(), threads, sweeps=2, **KEPT).fit(*few)
-    assert_same(weights(out), weights(threads))
-    kept = [checkpoint.complete(run / "checkpoints")[-1] for run in (out, threads)]
-    mine, theirs = (
-        checkpoint.load_kept(f, m, next(iter(m["kept"])))
-        for f, m in ((folder, checkpoint.read_manifest(folder)) for folder in kept)
-    )
-    assert_same(mine, theirs)
-
-
-@pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize(
     ("solver", "settings"),
     [
@@ -212,28 +157,25 @@ def test_alone_under_mpirun_equals_alone_on_threads(world, tmp_path, few) -> Non
         *("auxnet", "auxnet-whole-set"),
     ],
 )
-def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, after, few, tmp_path) -> None:
-    run = tmp_path / "run"
-    whole = trainer(solver, run, epochs=3, blocks=3, **settings)
-    expected = whole.fit(*few)
-    told, kept = timeless(run), cut_files(run)
-    interrupted(run, after)
-    resumed = trainer(solver, run, epochs=3, blocks=3, resume=True, **settings)
-    assert resumed.fit(*few)["test_accuracy"] == expected["test_accuracy"]
-    assert_same(resumed.blocks.model.state_dict(), whole.blocks.model.state_dict())
-    assert timeless(run) == told
-    assert cut_files(run) == kept
+def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path) -> None:
+    run, settings = tmp_path / "run", {"blocks": 3, "train": {"epochs": 3}, **settings}
+    whole = fitted(trainer(solver, run, **settings), few)
+    told, kept = lines(run), cut_files(run)
+    for after in (2, 1):
+        interrupted(run, after)
+        assert_same(fitted(trainer(solver, run, resume=True, **settings), few), whole)
+        assert lines(run) == told
+        assert cut_files(run) == kept
 
 
 def cut_files(run: Path) -> dict[str, bytes]:
     """What the newest checkpoint keeps of the cuts."""
-    folder = checkpoint.complete(run / "checkpoints")[-1]
-    return {p.name: p.read_bytes() for p in folder.glob("cut*")}
+    return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
 
 
 def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path) -> None:
     for name, settings, count in (("online", ALONE, 0), ("batch", KEPT, 2)):
-        trainer(admm(), tmp_path / name, epochs=1, blocks=3, **settings).fit(*few)
+        trainer(admm(), tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
         assert sum(b'"lam"' in file for file in cut_files(tmp_path / name).values()) == count
 
 
@@ -243,13 +185,6 @@ def test_a_kept_run_trains_on_with_another_number_of_blocks(blocks, few, tmp_pat
     interrupted(tmp_path / "run", after=1)
     made = trainer(admm(), tmp_path / "run", blocks=blocks, resume=True, **KEPT)
     assert made.fit(*few)["blocks"] == blocks
-
-
-def refused(made: Trainer, few: Data) -> str:
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        made.fit(*few)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -294,9 +229,9 @@ def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few
 
 @pytest.mark.parametrize("start", [AugmentedLagrangian(), Penalty()], ids=lambda s: s.name)
 def test_block_admm_takes_over_a_run_of_another_solver(start, few, tmp_path) -> None:
-    trainer(start, tmp_path / "run", epochs=1, **KEPT).fit(*few)
+    trainer(start, tmp_path / "run", **KEPT, **ONCE).fit(*few)
     (tmp_path / "run" / "summary.json").unlink()
-    trainer(admm(), tmp_path / "run", epochs=2, resume=True, **KEPT).fit(*few)
+    trainer(admm(), tmp_path / "run", resume=True, **KEPT).fit(*few)
 
 
 @pytest.mark.parametrize("every", [0, 2])
@@ -331,19 +266,8 @@ def test_such_a_solver_has_no_serial_rounds_unless_asked(few, tmp_path) -> None:
     assert spans(tmp_path / "run") == {"parallel": 2}
 
 
-def test_windows_are_all_the_same_to_such_a_solver(few) -> None:
-    """It trains on the augmented images in order, also where a window is the whole set."""
-    weights = []
-    for window in (1, 3, "all"):
-        made = trainer(FDG(), window=window)
-        made.fit(*few)
-        weights.append(made.blocks.model.state_dict())
-    first, *others = weights
-    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
-
-
 def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> None:
-    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, report_every=1)
+    settings = {"epochs": 1, "report_every": 1}
     trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)
     reported = [(line["phase"], line["samples"]) for line in lines(tmp_path) if "loss" in line]
     assert reported == [("serial", 2 * BATCH), ("parallel", 2 * BATCH)]
@@ -353,7 +277,7 @@ def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> Non
 def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
     solver: Solver, reports: int, few: Data, tmp_path: Path
 ) -> None:
-    settings = TrainSettings(epochs=1, batch_size=BATCH, threads=1, report_every=1)
+    settings = {"epochs": 1, "report_every": 1}
     trainer(solver, tmp_path, train=settings, window=1).fit(*few)
     assert sum("loss" in line for line in lines(tmp_path)) == reports
 
@@ -363,7 +287,7 @@ def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
     [
         ({"correct_every": 1}, "rounds.correct_every is 1, so all .* set it to 0"),
         ({"sweeps": 3}, "rounds.sweeps is 3, but 'petra' trains on every mini-batch once"),
-        ({"train": TrainSettings(compile=True)}, "train.compile is true, but 'petra' goes"),
+        ({"train": {"compile": True}}, "train.compile is true, but 'petra' goes"),
     ],
 )
 def test_what_a_solver_that_trains_alone_cannot_do_is_refused(
