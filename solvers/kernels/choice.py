@@ -49,8 +49,8 @@ def choose(kernels: Kernels, gpu: bool) -> str:
         return "cupy"
     if kernels == "cupy":
         raise ValueError(
-            f"kernels is 'cupy' but they cannot be used ({problem}): pip install 'hybrid[cupy]' "
-            "on a machine with a GPU, or take kernels auto or torch"
+            f"kernels is 'cupy' but they cannot be used ({problem}): install "
+            "'hybrid[cupy13]' (for CUDA 12: cupy12) where there is a GPU, or take auto or torch"
         )
     return f"torch ({problem})"
 
