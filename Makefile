@@ -40,12 +40,9 @@ bench: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n 2 $(BIN)/python docs/benchmarks/sweeps.py
 	$(MPI_ENV) $(BIN)/mpirun -n 2 --bind-to none $(BIN)/hybrid bench --model resnet20
 
-# on a machine with a GPU, CUDA torch and: pip install '.[cupy]'
-gpu-bench: .venv/ready
-	$(BIN)/pytest -m gpu
-	$(BIN)/python docs/benchmarks/gpu_kernels.py --out docs/benchmarks/gpu_kernels.json
-	$(BIN)/python docs/benchmarks/gpu_training.py --out docs/benchmarks/gpu_training.json
-	$(MPI_ENV) $(BIN)/mpirun -n 4 $(BIN)/hybrid bench --model resnet20 --rows "backprop,window" --out bench
+# on a machine with a GPU; BIN=FOLDER takes the interpreter there as it is, and makes no .venv
+gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
+	$(firstword $(wildcard $(BIN)/python $(BIN)/python3) $(BIN)/python) docs/benchmarks/gpu_all.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

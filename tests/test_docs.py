@@ -36,10 +36,5 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("file", sorted(ROOT.glob("solvers/**/*.py")), ids=str)
-def test_imports_run_downwards(file: Path) -> None:
-    assert not re.search(r"^\s*(from|import) hybrid\b", file.read_text(), re.MULTILINE)
-
-
 def test_the_job_script_is_valid_shell() -> None:
     subprocess.run(["bash", "-n", ROOT / "jobs" / "train.sbatch"], check=True, timeout=10)

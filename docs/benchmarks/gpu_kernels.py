@@ -2,7 +2,8 @@
 
     python docs/benchmarks/gpu_kernels.py [--megabytes 8,128] [--turns 30] [--out FILE]
 
-Every variant does the same work on the same tensors, and they take turns. A share of bandwidth is
+Every variant does the same work on the same tensors, and they take turns; one that cannot be had
+here (fused without CuPy, torch.compile without a compiler) is left out. A share of bandwidth is
 what the work has to read and write, over what a plain copy moves in that time.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -94,6 +96,11 @@ def measure(megabytes: int, turns: int, device: str) -> list[dict[str, Any]]:
         fused = set_launcher(None)
         if fused is not None:
             variants["fused"] = work
+        try:
+            compiled()
+        except Exception as error:  # of the compiler, the driver or torch
+            del variants["torch.compile"]
+            print(f"left out: torch.compile of {name}: {' '.join(str(error).split())[:200]}")
         times: dict[str, list[float]] = {variant: [] for variant in variants}
         for turn in range(turns + 3):
             for variant, run in variants.items():
@@ -144,7 +151,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    who = choose("auto" if options.device == "cpu" else "cupy", options.device == "cuda")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"gpu_kernels: torch {torch.__version__} sees no GPU: take --device cpu")
+    who = choose("auto", options.device == "cuda")
     rows = []
     for size in options.megabytes.split(","):
         rows += measure(int(size), options.turns, options.device)

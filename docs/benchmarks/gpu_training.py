@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -195,6 +196,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"gpu_training: torch {torch.__version__} sees no GPU: take --device cpu")
     found = [row for name in options.models.split(",") for row in rows(name, options)]
     card = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{card}, torch {torch.__version__}, {options.precision}\n\n{table(found)}")

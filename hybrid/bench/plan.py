@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
 from hybrid.cuts.costs import seconds, unit_costs
 from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split
 from hybrid.data import Dataset
@@ -20,7 +20,7 @@ from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from solvers import Backprop, Batch
+from solvers import Batch
 from solvers.passes.pipeline import Gaps, fit
 from solvers.passes.wire import Wire
 
@@ -73,7 +73,7 @@ class Planner:
 
     def base(self) -> Prediction:
         """The plain loop: one block on one rank."""
-        return self.predict(split(self.model, 1), Recipe("plain loop", Backprop()))
+        return self.predict(split(self.model, 1), BASE)
 
     def predictions(
         self, counts: Sequence[int], micro_batches: Sequence[int], say: Callable[[str], None]

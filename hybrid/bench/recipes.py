@@ -26,7 +26,7 @@ class Recipe:
 
     name: str
     solver: Solver
-    correction: Backprop = field(default_factory=Backprop)
+    correction: PassSettings = field(default_factory=PassSettings)
     sweeps: int = 0
     fill: bool = False
     window: int = 4
@@ -74,7 +74,11 @@ class Recipe:
         return Method(self.solver, self.correction, setup, tuple(gaps) if self.fill else ())
 
 
-def _changed(section: str, solver: Solver) -> list[str]:
+BASE = Recipe("plain loop", Backprop())
+"""The base of every comparison: one block, serial."""
+
+
+def _changed(section: str, solver: Solver | PassSettings) -> list[str]:
     """The settings that are not the default."""
     assert is_dataclass(solver)
     parts = []
@@ -88,7 +92,7 @@ def _changed(section: str, solver: Solver) -> list[str]:
 
 def recipes(
     micro_batches: Sequence[int],
-    correction: Backprop | None = None,
+    correction: PassSettings | None = None,
     solvers: Sequence[Solver] | None = None,
 ) -> list[Recipe]:
     """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
@@ -96,7 +100,7 @@ def recipes(
 
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
-    exact = correction or Backprop()
+    exact = Backprop(**vars(correction or PassSettings()))
     m = micro_batches[0]
     made = [
         Recipe(f"{exact.name}, m={m}", replace(exact, micro_batches=m))

@@ -12,12 +12,15 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from hybrid.settings.config import Config, declared_settings, first_fault
-from solvers import Backprop, Solver, registry
+from solvers import Solver, registry
+from solvers.passes.exact import PassSettings
+
+Made = TypeVar("Made")
 
 
 def solver(config: Config) -> Solver:
@@ -26,15 +29,13 @@ def solver(config: Config) -> Solver:
     return _make(registry.solver_class(settings.pop("name")), "solver", settings)
 
 
-def correction(config: Config) -> Backprop:
+def correction(config: Config) -> PassSettings:
     """The exact pass of the correction."""
-    made = _make(Backprop, "correction", config.correction)
-    assert isinstance(made, Backprop)
-    return made
+    return _make(PassSettings, "correction", config.correction)
 
 
-def values(made: Solver) -> dict[str, Any]:
-    """The settings of a solver."""
+def values(made: Solver | PassSettings) -> dict[str, Any]:
+    """The settings of a solver, or of a pass."""
     assert is_dataclass(made)
     return {f.name: getattr(made, f.name) for f in fields(made) if f.init}
 
@@ -42,7 +43,7 @@ def values(made: Solver) -> dict[str, Any]:
 def known_settings(name: str) -> dict[str, str]:
     """Every "section.key" there is with the solver `name`, and its help."""
     known = declared_settings()
-    for section, cls in (("solver", registry.solver_class(name)), ("correction", Backprop)):
+    for section, cls in (("solver", registry.solver_class(name)), ("correction", PassSettings)):
         known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
     return known
 
@@ -65,7 +66,7 @@ def unknown(dotted: str, name: str) -> str:
 
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
-    anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(Backprop))]
+    anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(PassSettings))]
     return [*_named(key, anywhere), *[f"solver.{key}"] * bool(_methods_with(key))]
 
 
@@ -86,9 +87,9 @@ def _methods_with(key: str) -> list[str]:
     return found
 
 
-def _make(cls: type[Solver], section: str, settings: Mapping[str, Any]) -> Solver:
+def _make(cls: type[Made], section: str, settings: Mapping[str, Any]) -> Made:
     try:
-        made: Solver = TypeAdapter(cls).validate_python(settings)
+        made: Made = TypeAdapter(cls).validate_python(settings)
     except ValidationError as error:
         raise ValueError(f"{section}.{first_fault(error)}") from None
     for key, value in vars(made).items():

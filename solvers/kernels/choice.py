@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from solvers.kernels.fused import Launcher
+
 Kernels = Literal["auto", "torch", "cupy"]
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 """Number formats of the fused kernels; others are computed by torch."""
-
-
-class Launcher(Protocol):
-    """Runs the kernels of source.cu on one kind of device."""
-
-    device_type: str
-
-    def __call__(self, kernel: str, blocks: int, *arguments: Any) -> None:
-        """Start `kernel`, "name<types>", on so many blocks of threads.
-
-        An argument is a tensor or None (a pointer), or a numpy scalar of the parameter's type.
-        """
 
 
 _launcher: Launcher | None = None
@@ -49,8 +39,8 @@ def choose(kernels: Kernels, gpu: bool) -> str:
         return "cupy"
     if kernels == "cupy":
         raise ValueError(
-            f"kernels is 'cupy' but they cannot be used ({problem}): pip install 'hybrid[cupy]' "
-            "on a machine with a GPU, or take kernels auto or torch"
+            f"kernels is 'cupy' but they cannot be used ({problem}): install "
+            "'hybrid[cupy13]' (for CUDA 12: cupy12) where there is a GPU, or take auto or torch"
         )
     return f"torch ({problem})"
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from solvers.kernels.choice import Launcher
 
 SOURCE = Path(__file__).with_name("source.cu")
 OPTIONS = ("--std=c++17",)
@@ -29,6 +27,18 @@ SETS = ("free", "box", "quantised", "sign")
 
 Interval = tuple[str, float, float, float]
 """A set to project onto: its name in SETS, low end, high end and spacing."""
+
+
+class Launcher(Protocol):
+    """Runs the kernels of source.cu on one kind of device."""
+
+    device_type: str
+
+    def __call__(self, kernel: str, blocks: int, *arguments: Any) -> None:
+        """Start `kernel`, "name<types>", on so many blocks of threads.
+
+        An argument is a tensor or None (a pointer), or a numpy scalar of the parameter's type.
+        """
 
 
 def couple(

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
 from solvers.kernels import ascend, couple, multiply, pack, step, unpack
-from solvers.kernels.choice import Launcher, set_launcher
-from solvers.kernels.fused import OPTIONS, SOURCE
+from solvers.kernels.choice import set_launcher
+from solvers.kernels.fused import OPTIONS, SOURCE, Launcher
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Box, Free, NonNegative, Projection, Quantised, Sign
 from solvers.passes.wire import Wire

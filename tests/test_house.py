@@ -1,0 +1,153 @@
+"""The rules of the house: imports run downwards, no circle, short files, methods named once."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from solvers import registry
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("hybrid", "solvers")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+# A room is a package, or a module that stands by itself, and imports from the rooms below it only.
+# `hybrid` is the package's face, hybrid/__init__.py; `solvers` is the methods, a file each.
+ROOMS = (
+    *("hybrid.__main__", "hybrid.cli"),
+    *("hybrid.report", "hybrid.bench", "hybrid.doctor"),
+    *("hybrid.runs", "hybrid", "hybrid.training"),
+    *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
+    *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
+    *("hybrid.settings", "hybrid.errors"),
+    *("solvers", "solvers.registry"),
+    *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
+    *("solvers.windows", "solvers.state", "solvers.sync", "solvers.layers", "solvers.kernels"),
+)
+
+LONGEST_FILE, FULLEST_FOLDER = 400, 12
+
+METHODS = {name: place.partition(":") for name, place in registry.OWN.items()}
+NAMES = {*METHODS, *(attribute for _, _, attribute in METHODS.values())}
+HOMES = {module for module, _, _ in METHODS.values()} | {"solvers", "solvers.registry"}
+
+# beside its own file, the registry and the package's face, a method is named by
+NAMED = {
+    ("hybrid.bench.recipes", "Backprop"),  # the base of every comparison is serial training
+    ("solvers.passes.exact", "backprop"),  # which is this pass alone
+}
+
+# What breaks a rule today and has to be mended: each must go, and none may come.
+UPWARDS: set[tuple[str, str]] = set()
+CIRCLES: set[frozenset[str]] = set()
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """The modules of this project that a module imports, within functions and for types, too."""
+    found = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in FILES else str(node.module))
+    return frozenset(found & FILES.keys())
+
+
+def room(module: str) -> str:
+    """The innermost room that a module is in."""
+    while module not in ROOMS:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def test_the_rooms_are_all_there() -> None:
+    assert [name for name in ROOMS if name not in FILES] == []
+    in_the_face = {name for name in FILES if room(name) == "hybrid"}
+    assert in_the_face == {"hybrid"}, "a room that is missing in the table"
+
+
+def test_imports_run_downwards() -> None:
+    found = {
+        (module, other)
+        for module in FILES
+        for other in imports(module)
+        if ROOMS.index(room(other)) < ROOMS.index(room(module))
+    }
+    assert found == UPWARDS
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    assert {frozenset(circle) for circle in circles(set(FILES))} == CIRCLES
+
+
+def circles(modules: set[str]) -> list[set[str]]:
+    """The sets of modules that reach each other, of more than one module."""
+    left, found = set(modules), []
+    while left:
+        module = left.pop()
+        both = reached(module, True) & reached(module, False)
+        left -= both
+        if both:
+            found.append(both)
+    return found
+
+
+@cache
+def reached(module: str, forwards: bool) -> frozenset[str]:
+    """What a module imports, by way of others, or what imports it."""
+    seen: set[str] = set()
+    ahead = {module}
+    while ahead:
+        near = {o for m in ahead for o in (imports(m) if forwards else importers()[m])}
+        ahead = near - seen
+        seen |= near
+    return frozenset(seen)
+
+
+@cache
+def importers() -> dict[str, set[str]]:
+    return {module: {m for m in FILES if module in imports(m)} for module in FILES}
+
+
+def test_the_search_for_circles_finds_one(monkeypatch) -> None:
+    ring = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a"})}
+    ring["d"] = frozenset({"a"})
+    backwards = {m: {n for n in ring if m in ring[n]} for m in ring}
+    monkeypatch.setitem(globals(), "imports", ring.__getitem__)
+    monkeypatch.setitem(globals(), "importers", lambda: backwards)
+    assert circles(set(ring)) == [{"a", "b", "c"}]
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_a_file_is_short(module: str) -> None:
+    assert len(FILES[module].read_text().splitlines()) <= LONGEST_FILE
+
+
+def test_a_folder_is_not_crowded() -> None:
+    crowd: dict[Path, list[str]] = {}
+    for module, path in FILES.items():
+        if module not in HOMES:
+            crowd.setdefault(path.parent, []).append(path.name)
+    assert {str(p): files for p, files in crowd.items() if len(files) > FULLEST_FOLDER} == {}
+
+
+def test_a_method_is_named_in_its_own_file_and_the_registry_alone() -> None:
+    word = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, NAMES))})(?![\w-])")
+    found = {
+        (module, name)
+        for module, path in FILES.items()
+        if module not in HOMES
+        for name in word.findall(path.read_text())
+    }
+    assert found == NAMED
