@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
 import torch
-from problems import Problem, make_problem
+from problems import Problem, assert_same, copied, make_problem
 from torch import Tensor, nn
 
-from hybrid.links import run_threads
+from hybrid import Trainer, data, models, split
+from hybrid.links import RankLinks
 from hybrid.rounds.optimisers import make
-from hybrid.settings.config import OptimiserSettings
-from solvers import LocalUpdates
-from solvers.layers.heads import Head
-from solvers.local_updates import AHEAD
+from hybrid.settings.config import OptimiserSettings, TrainSettings
+from solvers import Block, LocalUpdates
+from solvers.blocks.heads import Head
+from solvers.local_updates import AHEAD, LocalUpdatesProgram
+from solvers.state import State, Tensors
 
 STYLES = {
     "greedy": LocalUpdates(),
@@ -29,25 +32,24 @@ def four_blocks(batches: int = 1) -> Problem:
     return make_problem(3, units=3, cuts=[1, 2, 3], batch=4, batches=batches)
 
 
-def gradients(solver: LocalUpdates, problem: Problem) -> tuple[list[dict[str, Tensor]], list[Any]]:
+def gradients(solver: LocalUpdates, problem: Problem) -> tuple[list[Tensors], list[Any]]:
     """Every block's gradients of one mini-batch, and the heads."""
 
-    def program(block, links):
-        found: dict[str, Tensor] = {}
-        mine = deepcopy(solver)
-        mine.prepare(block, 0, False)
+    def program(block: Block, links: RankLinks) -> tuple[Tensors, Any]:
+        found: Tensors = {}
+        mine = solver.start(block, links, problem.setup(window=0))
 
-        def keep(kind: str, rate: float) -> None:
+        def keep(*arguments: Any) -> None:
             found.update({n: p.grad.clone() for n, p in block.module.named_parameters()})
 
         block.step = keep
-        mine._begin(block, links, problem.batches[0])
-        heads = deepcopy(mine._head.module) if mine._head else None
-        mine.train(block, links, problem.window())
-        return found, heads
+        mine._begin(problem.batches[0])
+        head = deepcopy(mine._head.module) if mine._head else None
+        mine.train(problem.window())
+        return found, head
 
     ranks = problem.on_every_block(program)
-    return [found for found, _ in ranks], [heads for _, heads in ranks]
+    return [found for found, _ in ranks], [head for _, head in ranks]
 
 
 def local_losses(problem: Problem, heads: list[Any], detached: list[int]) -> list[Tensor]:
@@ -111,85 +113,28 @@ def test_one_chunk_is_back_propagation() -> None:
             torch.testing.assert_close(gradient, wanted[module.global_name(name)])
 
 
-@pytest.mark.parametrize("name", STYLES)
-def test_one_block_is_plain_sgd_bit_for_bit(name: str) -> None:
-    def problem() -> Problem:
-        return make_problem(1, units=2, cuts=[], batch=4, batches=8)
-
-    plain = problem()
-    model = plain.blocks.model.train()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    for batch in plain.batches:
-        nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
-        sgd.step()
-        sgd.zero_grad()
-    mine = problem()
-
-    def program(links: Any) -> None:
-        block = mine.build(0)
-        solver = deepcopy(STYLES[name])
-        if solver.style == "chunked":
-            solver.chunks = 1
-        solver.prepare(block, 0, False)
-        solver.train(block, links, mine.window())
-
-    run_threads(1, program)
-    found = dict(mine.blocks.model.named_parameters())
-    assert all(torch.equal(found[n], p) for n, p in model.named_parameters())
-
-
-@pytest.mark.parametrize("name", STYLES)
-def test_a_run_goes_on_with_its_heads(name: str) -> None:
-    def weights(resumed: bool) -> dict[str, Tensor]:
-        problem = four_blocks(6)
-
-        def program(links: Any) -> dict[str, Tensor]:
-            block = problem.build(links.rank)
-            first, second = problem.window(), problem.window()
-            first.batches, second.batches = problem.batches[:3], problem.batches[3:]
-            mine = deepcopy(STYLES[name])
-            mine.prepare(block, 0, False)
-            mine.train(block, links, first)
-            if resumed:
-                state = {k: t.clone() for k, t in mine.flight_state(block, links).items()}
-                mine = deepcopy(STYLES[name])
-                mine.prepare(block, 0, False)
-                mine.load_flight_state(block, state)
-            mine.train(block, links, second)
-            mine.drain(block, links)
-            return {k: t.clone() for k, t in block.module.state_dict().items()}
-
-        ranks = run_threads(4, program)
-        return {f"{k}.{n}": t for k, rank in enumerate(ranks) for n, t in rank.items()}
-
-    whole, resumed = weights(False), weights(True)
-    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
-
-
 @pytest.mark.parametrize("style", ["greedy", "chunked"])
-def test_a_fast_block_waits_for_a_slow_one(style: str) -> None:
+def test_a_fast_block_waits_for_a_slow_one(style: Any) -> None:
     problem = four_blocks(8 * AHEAD)
     done = [0] * 4
     ahead = []
 
-    def program(links: Any) -> None:
-        block = problem.build(links.rank)
-        mine = LocalUpdates(style=style)  # type: ignore[arg-type]
-        mine.prepare(block, 0, False)
+    def program(block: Block, links: RankLinks) -> None:
         stepped = block.step
 
-        def step(kind: str, rate: float) -> None:
+        def step(*arguments: Any) -> None:
             if links.rank == 2:
                 sleep(0.002)
-            stepped(kind, rate)
+            stepped(*arguments)
             done[links.rank] += 1
             ahead.append(done[1] - done[2])
 
         block.step = step
-        mine.train(block, links, problem.window())
-        mine.drain(block, links)
+        mine = LocalUpdates(style=style).start(block, links, problem.setup(window=0))
+        mine.train(problem.window())
+        mine.drain()
 
-    run_threads(4, program)
+    problem.on_every_block(program)
     assert AHEAD < max(ahead) <= 2 * AHEAD + 1
     assert done == [8 * AHEAD] * 4
 
@@ -197,20 +142,60 @@ def test_a_fast_block_waits_for_a_slow_one(style: str) -> None:
 def test_heads_of_another_style_are_refused() -> None:
     problem = four_blocks()
 
-    def program(links: Any) -> None:
-        block = problem.build(links.rank)
-        mine, other = LocalUpdates(style="chunked"), LocalUpdates(style="greedy")
-        for solver in (mine, other):
-            solver.prepare(block, 0, False)
-        mine.train(block, links, problem.window())
-        state = mine.flight_state(block, links)
+    def program(block: Block, links: RankLinks) -> None:
+        chunked, greedy = LocalUpdates(style="chunked"), LocalUpdates()
+        mine = greedy.start(block, links, problem.setup(window=0))
+        mine.train(problem.window())
+        state = State(block=mine.state().block)
         if links.rank in (0, 2):
             with pytest.raises(ValueError, match="resume with the style and chunks it was made"):
-                other.load_flight_state(block, state)
+                chunked.start(block, links, problem.setup(window=0)).load_state(state)
         else:
-            other.load_flight_state(block, state)
+            chunked.start(block, links, problem.setup(window=0)).load_state(state)
 
-    run_threads(4, program)
+    problem.on_every_block(program)
+
+
+def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Tensors] = {}
+    given: dict[str, Tensors] = {}
+    state, load_state = LocalUpdatesProgram.state, LocalUpdatesProgram.load_state
+
+    def last_unit(mine: LocalUpdatesProgram) -> str:
+        name, _ = list(mine.block.module.named_parameters())[-1]
+        return mine.block.module.global_name(name).rsplit(".", 2)[0]
+
+    def keep(mine: LocalUpdatesProgram) -> State:
+        found = state(mine)
+        kept[last_unit(mine)] = copied(found.block)
+        return found
+
+    def give(mine: LocalUpdatesProgram, found: State) -> None:
+        load_state(mine, found)
+        given[last_unit(mine)] = copied(found.block)
+        if found.block:
+            assert_same(state(mine).block, found.block)
+
+    monkeypatch.setattr(LocalUpdatesProgram, "state", keep)
+    monkeypatch.setattr(LocalUpdatesProgram, "load_state", give)
+    train, test = data.load("digits", limit=64)
+
+    def fit(cuts: list[str], epochs: int) -> None:
+        torch.manual_seed(0)
+        blocks = split(models.build("resnet8", classes=10, channels=1, image_size=8), cuts=cuts)
+        settings = TrainSettings(epochs=epochs, batch_size=32, threads=1)
+        made = Trainer(blocks, LocalUpdates(), train=settings, out=tmp_path, quiet=True)
+        made.resume = epochs > 1
+        made.fit(train, test)
+
+    fit(["layer1.0", "layer3.0"], 1)
+    trained = dict(kept)
+    assert sum(map(bool, trained.values())) == 2
+    fit(["layer2.0", "layer3.0"], 2)
+    assert given["layer1.0"] == {}
+    assert_same(given["layer2.0"], trained["layer2.0"])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -227,16 +212,3 @@ def test_heads_step_with_the_settings_of_their_block(name: str) -> None:
     assert {k: v for k, v in found.items() if k not in changing} == {
         k: v for k, v in given.items() if k not in changing
     }
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"style": "lazy"}, "style is 'lazy'; choose one of greedy, overlapping, chunked"),
-        ({"chunks": 0}, "chunks is 0; it must be at least 1"),
-        ({"head": "mlp:0"}, "head is 'mlp:0'; write linear, or mlp:WIDTH"),
-    ],
-)
-def test_settings_that_cannot_be_are_one_line(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LocalUpdates(**settings)
