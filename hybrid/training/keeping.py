@@ -82,7 +82,8 @@ def give_back(
     `cuts` names the parts whose auxiliary variables fit this run.
     """
     same_split = manifest["cuts"] == place.cuts
-    everywhere = all(_cut_name(cut) in manifest["states"] for cut in place.cuts)
+    there = all(_cut_name(cut) in manifest["states"] for cut in place.cuts)
+    everywhere = there and "program" in parts  # another method's are not taken back
 
     def load(file: str) -> Tensors:
         found = checkpoint.load_state(folder, manifest, file) if file else {}
