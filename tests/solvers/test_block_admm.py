@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from problems import Fixed, Problem, kept_window, make_problem, problems, recorded, started
+from problems import Fixed, Problem, make_problem, problems, recorded, started
 from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
@@ -48,7 +48,7 @@ class Snapshot:
     rho: list[float]
 
 
-def buffers(block: Block, mine: Penalty, samples: int) -> dict[str, Tensor]:
+def buffers(block: Block, mine: Any, samples: int) -> dict[str, Tensor]:
     names = (() if block.first else ABOVE) + (() if block.last else BELOW)
     return {name: mine._store.get(name, slice(0, samples)).clone() for name in names}
 
@@ -57,7 +57,7 @@ def trained(
     problem: Problem,
     solver: Penalty,
     windows: int = 3,
-    start: Callable[..., Any] = lambda *rank: recorded(*rank, sweeps=2),
+    start: Callable[..., Any] = lambda *rank: recorded(*rank, carried=True),
 ) -> list[list[Snapshot]]:
     """[window][rank] over windows of one sweep each, their Z and U kept."""
 
@@ -65,8 +65,8 @@ def trained(
         mine = start(problem, solver, block, links)
         found = []
         for _ in range(windows):
-            stats = mine.train(block, links, kept_window(problem, mine))
-            rho = [mine._rho_in, mine._rho_out] if isinstance(mine, BlockADMM) else []
+            stats = mine.train(problem.window())
+            rho = [mine._rho_in, mine._rho_out] if isinstance(solver, BlockADMM) else []
             weights = [p.detach().clone() for p in block.module.parameters()]
             held = buffers(block, mine, problem.samples)
             found.append(Snapshot(held, weights, stats.residual_norms(), stats.notices, rho))
@@ -260,7 +260,7 @@ def test_z_lies_in_its_set_after_every_sweep(
         mine = started(problem, solver, block, links)
         found = [buffers(block, mine, problem.samples)]
         for number in range(3):
-            mine.sweep(block, links, kept_window(problem, mine), number, exchange=True)
+            mine.sweep(problem.window(), number, exchange=True)
             found.append(buffers(block, mine, problem.samples))
         return found
 
@@ -306,48 +306,16 @@ def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_t
 
 
 def test_a_leading_projection_is_part_of_the_network_outside_the_sub_problems() -> None:
-    block = split(nn.Sequential(nn.Linear(3, 3), Sign(), nn.Linear(3, 2)), cuts=["1"]).module(1)
-    x = torch.randn(4, 3)
-    made = Block(block, 1, 2, {"exact": torch.optim.SGD(block.parameters(), lr=0.1)})
-    mine = BlockADMM()
-    mine.prepare(made, 4, True)
-    torch.testing.assert_close(made.forward(x), block[1](x.sign()))
+    model = nn.Sequential(nn.Linear(3, 3), Sign(), nn.Linear(3, 2))
+    source = Fixed(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
+    problem = Problem(split(model, cuts=["1"]), [Batch(torch.arange(4), 0.1, source)])
 
+    def program(block: Block, links: RankLinks) -> None:
+        BlockADMM().start(block, links, problem.setup(sweeps=2))
+        if block.last:
+            torch.testing.assert_close(block.forward(source.x), model[2](source.x.sign()))
 
-@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
-def test_a_fresh_solver_goes_on_from_a_checkpoint_of_what_was_kept(
-    storage: str, factor: int, mode: str
-) -> None:
-    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2).single_precision()
-    solver = BlockADMM(
-        rho=0.5, balance_ratio=1.01, storage=storage, filter=factor, filter_mode=mode, **CLASSIC
-    )
-
-    def program(block: Block, links: RankLinks) -> Any:
-        mine = recorded(problem, solver, block, links, sweeps=2)
-        for _ in range(3):
-            mine.train(block, links, kept_window(problem, mine))
-        cut = {name: value.clone() for name, value in mine.cut_state().items()}
-        return cut, buffers(block, mine, problem.samples), [mine._rho_in, mine._rho_out]
-
-    saved = problem.on_every_block(program)
-    names = {*ABOVE, "rho", "start"}
-    assert [set(cut) for cut, _, _ in saved[1:]] == [names, names]
-    assert any(value != 0.5 for _, _, rho in saved for value in rho)
-    for k, (cut, kept, rho) in enumerate(saved):
-        block, fresh = problem.build(k), deepcopy(solver)
-        fresh.prepare(block, problem.samples, True)
-        fresh.load_cut_state({} if block.first else cut, {} if block.last else saved[k + 1][0])
-        again = buffers(block, fresh, problem.samples)
-        used = (not block.first, not block.last)
-        assert all(
-            mine == its
-            for mine, its, on in zip([fresh._rho_in, fresh._rho_out], rho, used, strict=True)
-            if on
-        )
-        assert again.keys() == kept.keys()
-        assert all(torch.equal(again[name], kept[name]) for name in kept)
+    problem.on_every_block(program)
 
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.0, set()), (1.5, {"rho"})])
@@ -356,7 +324,7 @@ def test_only_a_rho_that_may_move_is_kept_in_the_online_setting(ratio: float, ke
 
     def program(block: Block, links: RankLinks) -> set[str]:
         mine = recorded(problem, BlockADMM(balance_ratio=ratio), block, links, sweeps=2)
-        mine.train(block, links, problem.window(mine, 2))
-        return set(mine.cut_state())
+        mine.train(problem.window(2))
+        return set(mine.state().cut)
 
     assert problem.on_every_block(program)[1:] == [kept] * 2

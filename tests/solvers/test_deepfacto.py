@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, make_problem, recorded
+from problems import Problem, handed_over, make_problem, recorded
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
 from hybrid.links import RankLinks
-from solvers import Block, BlockADMM, Window
+from solvers import Block, BlockADMM
 from solvers.layers.factorisation import EPSILON, Factorisation
-from solvers.layers.projection import leading
 from solvers.variables.factors import FactorCut
 from solvers.variables.store import Store
 
@@ -161,25 +160,8 @@ def factored(
     return replace(problem, blocks=split(model, cuts=[str(cut), *extra]))
 
 
-def on_every_block(problem: Problem, program: Any) -> list[Any]:
-    def ready(block: Block, links: RankLinks) -> Any:
-        if not block.last:
-            block.cut_after = leading(problem.blocks.module(block.index + 1))
-        return program(block, links)
-
-    return problem.on_every_block(ready)
-
-
 def admm(**settings: Any) -> BlockADMM:
     return BlockADMM(**({"rho": RHO, "factor_rho": RHO_M} | settings))
-
-
-def kept_window(problem: Problem, solver: BlockADMM, sweeps: int = 1) -> Window:
-    return replace(problem.window(solver, sweeps), kept=True)
-
-
-def started(problem: Problem, solver: BlockADMM, block: Block, links: RankLinks) -> BlockADMM:
-    return recorded(problem, solver, block, links, sweeps=2)
 
 
 @ORDERS
@@ -190,16 +172,15 @@ def test_both_sides_of_the_cut_agree_on_z_and_u(order: str, kept: bool, extra: A
     rows = slice(0, problem.samples)
 
     def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
-        mine = started(problem, admm(order=order), block, links)
+        mine = recorded(problem, admm(order=order), block, links, sweeps=2, carried=kept)
         before = {} if block.first else {"was": mine._store.get("lam", rows).clone()}
-        window = kept_window(problem, mine) if kept else problem.window(mine, 2)
-        mine.train(block, links, window)
+        mine.train(problem.window(1 if kept else 2))
         names = ([] if block.first else ["lam", "kappa_in"]) + (
             [] if block.last else ["target", "kappa_out"]
         )
         return before | {name: mine._store.get(name, rows).clone() for name in names}
 
-    below, above = on_every_block(problem, program)[:2]
+    below, above = problem.on_every_block(program)[:2]
     assert torch.equal(below["target"], above["lam"])
     assert torch.equal(below["kappa_out"], above["kappa_in"])
     assert not torch.equal(above["lam"], above["was"])
@@ -214,14 +195,12 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
     solver = admm(local_lr=0.5)
 
     def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
-        sgd = torch.optim.SGD(block.module.parameters(), lr=0.1)
-        block.optimisers = {"exact": sgd, "local": sgd}
-        mine = started(problem, solver, block, links)
+        mine = recorded(problem, solver, block, links, carried=True)
         found = {}
         if block.last:
             factors, z = factors_of(mine._factors, mine._store, rows), mine._own(rows).clone()
             found = {"factors": factors, "z": z, "kappa": mine._store.get("kappa_in", rows).clone()}
-        mine.train(block, links, kept_window(problem, mine))
+        mine.train(problem.window())
         if block.last:
             found |= {
                 "new_z": mine._own(rows).clone(),
@@ -230,7 +209,7 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
             }
         return found
 
-    _, got = on_every_block(problem, program)
+    _, got = problem.on_every_block(program, momentum=0.0)
     factors, z, U = got["factors"], got["z"], got["kappa"] / RHO
     factors.update(rows_of(z))
     x = blocks[0](batch.images())
@@ -264,14 +243,14 @@ def test_the_sub_problem_behind_the_cut_sees_the_composed_codes(order: str) -> N
     rows = slice(0, problem.samples)
 
     def program(block: Block, links: RankLinks) -> bool:
-        mine = started(problem, admm(order=order), block, links)
+        mine = recorded(problem, admm(order=order), block, links)
         seen: list[Tensor] = []
         if block.last:
             block.module[0].project = lambda z: pytest.fail("the layer was not passed by")
             block.module[1].register_forward_pre_hook(
                 lambda module, inputs: seen.append(inputs[0].detach().clone())
             )
-        mine.train(block, links, problem.window(mine, 1))
+        mine.train(problem.window())
         if not block.last:
             return True
         del block.module[0].project
@@ -279,7 +258,7 @@ def test_the_sub_problem_behind_the_cut_sees_the_composed_codes(order: str) -> N
         assert not torch.equal(composed, mine._own(rows))
         return len(seen) == 1 and torch.equal(seen[0], composed)
 
-    assert on_every_block(problem, program) == [True, True]
+    assert problem.on_every_block(program) == [True, True]
 
 
 @ORDERS
@@ -288,79 +267,64 @@ def test_codes_and_dictionary_stay_non_negative(order: str) -> None:
     layer = problem.blocks.module(1)[0]
 
     def program(block: Block, links: RankLinks) -> list[Tensor]:
-        mine = started(problem, admm(order=order, rho=1.0, lam_step=0.5), block, links)
+        solver = admm(order=order, rho=1.0, lam_step=0.5)
+        mine = recorded(problem, solver, block, links, carried=True)
         found = []
         for _ in range(20):
-            mine.train(block, links, kept_window(problem, mine))
+            mine.train(problem.window())
             if block.last:
                 codes = mine._store.get("codes", slice(0, problem.samples))
                 found += [codes.clone(), layer.dictionary.clone()]
         return found
 
-    _, found = on_every_block(problem, program)
+    _, found = problem.on_every_block(program)
     assert all(bool((t >= 0).all()) and bool(t.isfinite().all()) for t in found)
     assert not torch.equal(found[0], found[-2])
     assert not torch.equal(found[1], found[-1])
 
 
-def test_the_dictionary_is_no_parameter_and_moves_in_the_sub_problems_only() -> None:
+def test_the_dictionary_is_no_parameter_moves_in_sub_problems_only_and_its_averages_are_kept() -> (
+    None
+):
     problem = factored()
     layer = problem.blocks.module(1)[0]
     assert list(layer.parameters()) == []
     after_record: list[Tensor] = []
 
-    def program(block: Block, links: RankLinks) -> None:
-        mine = started(problem, admm(), block, links)
+    def program(block: Block, links: RankLinks) -> set[str]:
+        mine = recorded(problem, admm(), block, links, sweeps=2)
         if block.last:
             after_record.append(layer.dictionary.clone())
-        mine.train(block, links, problem.window(mine))
+        mine.train(problem.window(2))
+        return set(mine.state().cut)
 
-    on_every_block(problem, program)
+    kept = problem.on_every_block(program)
     assert not torch.equal(layer.dictionary, after_record[0])
+    assert kept == [set(), {"factors.cross", "factors.gram"}]
 
 
 @ORDERS
-def test_a_fresh_solver_goes_on_from_a_checkpoint(order: str) -> None:
+def test_a_fresh_program_goes_on_from_what_was_kept(order: str) -> None:
     problem = factored(units=3, batches=2, extra=("3",))
     solver = admm(order=order)
 
     def program(block: Block, links: RankLinks) -> bool:
-        mine = started(problem, solver, block, links)
-        mine.train(block, links, kept_window(problem, mine, 2))
-        states = links.all_gather({k: v.clone() for k, v in mine.cut_state().items()})
+        mine = recorded(problem, solver, block, links, carried=True)
+        mine.train(problem.window(2))
+        state = handed_over(links, mine)
         module = deepcopy(block.module.state_dict())
         momentum = deepcopy(block.optimisers["local"].state_dict())
 
-        def ended(solver: BlockADMM) -> list[Tensor]:
-            solver.train(block, links, kept_window(problem, solver, 2))
-            kept = [*block.module.state_dict().values(), *solver.cut_state().values()]
+        def ended(mine: Any) -> list[Tensor]:
+            mine.train(problem.window(2))
+            kept = [*block.module.state_dict().values(), *mine.state().cut.values()]
             return [tensor.clone() for tensor in kept]
 
         expected = ended(mine)
         block.module.load_state_dict(module)
         block.optimisers["local"].load_state_dict(momentum)
-        fresh = deepcopy(solver)
-        fresh.prepare(block, problem.samples, True)
-        after = {} if block.last else states[block.index + 1]
-        fresh.load_cut_state(dict(states[block.index]), dict(after))
-        found = ended(fresh)
-        return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        fresh = solver.start(block, links, problem.setup(carried=True))
+        fresh.load_state(state)
+        return all(torch.equal(a, b) for a, b in zip(ended(fresh), expected, strict=True))
 
-    assert on_every_block(problem, program) == [True] * 3
-
-
-def test_only_the_averages_are_kept_of_a_window() -> None:
-    problem = factored()
-
-    def program(block: Block, links: RankLinks) -> set[str]:
-        mine = started(problem, admm(), block, links)
-        mine.train(block, links, problem.window(mine, 2))
-        return set(mine.cut_state())
-
-    assert on_every_block(problem, program) == [set(), {"factors.cross", "factors.gram"}]
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_a_penalty_of_the_factors_that_cannot_be_is_named(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"^factor_rho is {value!r}; it must be positive$"):
-        BlockADMM(factor_rho=value)
+    assert problem.on_every_block(program) == [True] * 3

@@ -64,7 +64,7 @@ def test_a_run_with_graphs_has_the_bits_of_one_without(name: str) -> None:
             if with_graphs:
                 parameters = list(block.module.parameters())
                 block.graphs = StepGraphs(parameters, Repeat(parameters))
-            stats = solver.train(block, links, problem.window(solver, sweeps))
+            stats = solver.train(problem.window(sweeps))
             if with_graphs:
                 assert block.graphs.count > 0
                 assert block.graphs._capture.replays > 0

@@ -262,7 +262,7 @@ def test_sub_problems_are_solved_by_these_kernels_as_by_torch(library, name) -> 
 
         def program(block, links):
             mine = recorded(problem, solver, block, links, 4)
-            stats = mine.train(block, links, problem.window(mine, 4))
+            stats = mine.train(problem.window(4))
             residuals = [stats.residual(), *(stats.residual_norms() or ())]
             return dict(block.module.state_dict()), residuals
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, make_problem
+from problems import Problem, assert_same, exact_pass, handed_over, make_problem
 from torch import Tensor, nn
 
 from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Backprop, Block, Penalty, Window
-from solvers.passes.bubble import BubbleFill, FillStep
-from solvers.passes.pipeline import Gaps, Op, fit
+from solvers import AugmentedLagrangian, Block, Penalty, Window
+from solvers.base import Setup
+from solvers.passes.bubble import BubbleFill, slots
+from solvers.passes.pipeline import FillStep, Gaps, Op, fit
+from solvers.state import Tensors
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
@@ -36,6 +37,19 @@ def small(cuts: list[int], seed: int = 1, batches: int = 5, batch_norm: bool = T
     return replace(problem, batches=[replace(b, learning_rate=r) for b, r in numbered])
 
 
+def fill_of(
+    problem: Problem,
+    solver: Penalty,
+    gaps: Gaps,
+    kind: FillStep,
+    block: Block,
+    links: RankLinks | None = None,
+) -> BubbleFill:
+    """Local work with a store of the records it needs."""
+    setup = Setup(problem.shapes, BATCH, slots(gaps, BATCH), fills=True)
+    return BubbleFill(solver.start(block, links, setup), gaps, BATCH, kind)
+
+
 def filled(
     problem: Problem,
     gaps: list[Gaps] | None,
@@ -43,26 +57,26 @@ def filled(
     kind: FillStep = "added",
     solver: Penalty = SOLVER,
     before_pass: Callable[[BubbleFill], None] = lambda fill: None,
-) -> dict[str, Tensor]:
+) -> Tensors:
     """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
 
     def program(block: Block, links: RankLinks) -> None:
         fill = None
         if gaps is not None:
-            mine = deepcopy(solver)
-            fill = BubbleFill(mine, block, gaps[block.index], BATCH, kind)
+            fill = fill_of(problem, solver, gaps[block.index], kind, block, links)
+        exact = exact_pass(block, links, micro_batches=m)
         for batch in problem.batches:
             if fill is not None:
                 before_pass(fill)
-            Backprop(micro_batches=m).train(block, links, Window([batch]), fill)
+            exact.train(Window([batch]), None, fill)
 
     problem.on_every_block(program)
-    return problem.blocks.model.state_dict()
+    return problem.tensors()
 
 
 def simulated(
     problem: Problem, gaps: list[Gaps], m: int, kind: FillStep, solver: AugmentedLagrangian
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The parameters after the same passes, by hand; for networks without BatchNorm."""
     K = len(problem.blocks)
     blocks = [problem.build(k) for k in range(K)]
@@ -137,15 +151,9 @@ def step(block: Block, gradients: list[Tensor], rate: float, kind: str = "exact"
     block.step(kind, rate)
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_close(found: Tensors, expected: Tensors) -> None:
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 2]])
@@ -251,8 +259,8 @@ def test_the_work_of_every_pass_but_the_first_is_counted() -> None:
     problem = small([1, 3], batches=4)
 
     def program(block: Block, links: RankLinks) -> int:
-        fill = BubbleFill(deepcopy(SOLVER), block, THREE[block.index], BATCH)
-        Backprop(micro_batches=2).train(block, links, problem.window(), fill)
+        fill = fill_of(problem, SOLVER, THREE[block.index], "added", block, links)
+        exact_pass(block, links, micro_batches=2).train(problem.window(), None, fill)
         return fill.stats.samples
 
     # the middle block's seven samples need two records
@@ -262,4 +270,28 @@ def test_the_work_of_every_pass_but_the_first_is_counted() -> None:
 def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
     problem = small([2])
     with pytest.raises(ValueError, match=r"^fill_step is 'late'; choose one of added, own$"):
-        BubbleFill(deepcopy(SOLVER), problem.build(0), Gaps(1, 1), BATCH, "late")
+        fill_of(problem, SOLVER, Gaps(1, 1), "late", problem.build(0))
+
+
+@KINDS
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind: FillStep, at: int) -> None:
+    whole, parts = small([1, 3]), small([1, 3])
+    for problem in (whole, parts):
+        # as in training: what a checkpoint gives back is laid out like this
+        problem.blocks.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    solver = replace(SOLVER, momentum=0.5 if kind == "own" else None)
+
+    def program(block: Block, links: RankLinks) -> None:
+        fill = fill_of(parts, solver, THREE[block.index], kind, block, links)
+        exact = exact_pass(block, links, micro_batches=2)
+        exact.train(parts.window(1, 0, at), None, fill)
+        state, local = handed_over(links, fill), block.optimisers["local"].state_dict()
+        fill = fill_of(parts, solver, THREE[block.index], kind, block, links)
+        block.optimisers["local"].load_state_dict(local)
+        fill.latest = parts.batches[:at][::-1]
+        fill.load_state(state)
+        exact.train(parts.window(1, at), None, fill)
+
+    parts.on_every_block(program)
+    assert_same(parts.tensors(), filled(whole, THREE, 2, kind, solver))

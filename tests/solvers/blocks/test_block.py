@@ -1,0 +1,144 @@
+"""A block's step: replicas, clipping, optimisers; float16's loss scale, which no gradient shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from solvers import Block
+
+
+def block(
+    precision: torch.dtype = torch.float16,
+    optimiser: type[torch.optim.Optimizer] = torch.optim.SGD,
+    **settings: Any,
+) -> Block:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 4)
+    exact = optimiser(module.parameters(), lr=0.1, **settings)
+    return Block(module, 0, 2, {"exact": exact, "local": exact}, precision=precision)
+
+
+def with_gradient(seed: int) -> Block:
+    made = block(torch.float32, momentum=0.9)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+    made.module(x).square().mean().backward()
+    return made
+
+
+class Averaging:
+    """A strategy for two replicas, the other's gradients at hand."""
+
+    def __init__(self, other: list[Tensor]) -> None:
+        self.other = other
+        self.calls: list[tuple[str, str]] = []
+
+    def before_step(self, block: Any, kind: str) -> None:
+        self.calls.append(("before", kind))
+        for p, theirs in zip(block.module.parameters(), self.other, strict=True):
+            p.grad = (p.grad + theirs) / 2
+
+    def after_step(self, block: Any, kind: str) -> None:
+        self.calls.append(("after", kind))
+        assert block.gradients() == []
+
+    def join(self, block: Any) -> None: ...
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1e-2])
+def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm: float) -> None:
+    mine, other, plain = with_gradient(1), with_gradient(2), with_gradient(1)
+    mine.sync = Averaging(other.gradients())
+    mine.step("local", 0.5, clip_norm)
+    assert mine.sync.calls == [("before", "local"), ("after", "local")]
+    parameters = list(plain.module.parameters())
+    for p, theirs in zip(parameters, other.gradients(), strict=True):
+        assert p.grad is not None
+        p.grad = (p.grad + theirs) / 2
+    if clip_norm:
+        assert nn.utils.clip_grad_norm_(parameters, clip_norm) > clip_norm
+    plain.step("local", 0.5)
+    assert all(map(torch.equal, mine.module.parameters(), parameters))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(
+    momentum: float, nesterov: bool
+) -> None:
+    made = block(torch.float32, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+    made.own_optimiser(momentum)
+    own, exact = made.optimisers["local"], made.optimisers["exact"]
+    assert type(own) is torch.optim.SGD
+    assert own is not exact
+    changed = {"momentum": momentum, "nesterov": nesterov and momentum > 0}
+    assert own.param_groups == [exact.param_groups[0] | changed]
+
+
+def test_an_own_optimiser_beside_adamw_is_adamw() -> None:
+    made = block(torch.float32, torch.optim.AdamW, betas=(0.9, 0.999), weight_decay=0.01)
+    made.own_optimiser(0.5)
+    own, exact = made.optimisers["local"], made.optimisers["exact"]
+    assert type(own) is torch.optim.AdamW
+    changed = {"betas": (0.5, 0.999)}
+    assert own.param_groups == [exact.param_groups[0] | changed]
+    made.module(torch.ones(1, 4)).sum().backward()
+    made.step("local", 0.1)
+    assert len(own.state) == 2
+    assert not exact.state
+
+
+def test_other_formats_have_no_scale() -> None:
+    for precision in (torch.float32, torch.bfloat16):
+        made = block(precision)
+        assert made.loss_scale == 1.0
+        lam = torch.randn(3, 4, requires_grad=True)
+        out = made.forward(lam)
+        made.backward(out, torch.ones_like(out))
+        assert made.input_adjoint(lam) is lam.grad
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1e-8])
+def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(
+    clip_norm: float,
+) -> None:
+    made, plain = block(), block(torch.float32)
+    x = torch.randn(3, 4)
+    # too small for float16 without a scale: its least positive number is 6e-8
+    p = torch.full((3, 4), 1e-8)
+    adjoints = []
+    for one in (made, plain):
+        lam = x.clone().requires_grad_()
+        out = one.forward(lam)
+        one.backward(out, p)
+        adjoints.append(one.input_adjoint(lam))
+    scaled, exact = made.module.weight.grad, plain.module.weight.grad
+    torch.testing.assert_close(scaled / made.loss_scale, exact, rtol=2e-3, atol=1e-12)
+    torch.testing.assert_close(*adjoints, rtol=2e-3, atol=1e-12)
+    for one in (made, plain):
+        one.step("local", 1e6, clip_norm)
+    torch.testing.assert_close(made.module.weight, plain.module.weight, rtol=1e-3, atol=1e-5)
+
+
+def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
+    made = block()
+    before = made.module.weight.detach().clone()
+    scale = made.loss_scale
+    lam = torch.randn(3, 4, requires_grad=True)
+    out = made.forward(lam)
+    made.backward(out, torch.full_like(out, 1e4))
+    assert made.sample_adjoint(lam).isfinite().all()
+    made.step("exact", 0.1)
+    assert torch.equal(made.module.weight, before)
+    assert made.loss_scale == scale / 2
+    assert made.module.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", ["exact", "local"])
+def test_a_step_without_gradients_is_none(kind: str) -> None:
+    made = block()
+    made.step(kind, 0.1)
+    assert made.loss_scale == 2.0**16
