@@ -75,18 +75,14 @@ def extract(archive: Path, members: Sequence[str], directory: Path) -> None:
                     if name in missing and entry.isfile():
                         _write(tar, entry, directory / name)
                         missing.remove(name)
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise _damaged(archive, error) from error
-        raise
     except Exception as error:  # a damaged header can raise more than tarfile's own errors
-        raise _damaged(archive, error) from error
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise
+        raise ValueError(
+            f"{archive} is damaged ({one_line(error)}): delete it and try again"
+        ) from error
     if missing:
         raise ValueError(f"{archive} holds no {', '.join(sorted(missing))}: delete it")
-
-
-def _damaged(archive: Path, error: Exception) -> ValueError:
-    return ValueError(f"{archive} is damaged ({one_line(error)}): delete it and try again")
 
 
 class _Bounded:

@@ -45,18 +45,18 @@ def fetch(name: str, directory: Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     _check_name(name)
-    if name in _GENERATED or _SOURCES[name].layout(_or_default(directory)):
+    if name in _GENERATED:
         return
     directory, source = _or_default(directory), _SOURCES[name]
-    missing = source.missing(directory)
+    *_, lacking = source.found(directory)
     try:
-        for download in source.downloads:
+        for download in source.downloads if lacking else ():
             download.into(directory)
     except OSError as error:
         # the text of a network error is no sentence
         why = one_line(error) if error.strerror else type(error).__name__
         raise FileNotFoundError(
-            f"{name} lacks {', '.join(missing)} in {directory} and cannot be downloaded ({why}): "
+            f"{name} lacks {', '.join(lacking)} in {directory} and cannot be downloaded ({why}): "
             f"put the files there, or name their folder with --data-dir"
         ) from error
 
@@ -72,8 +72,8 @@ def _or_default(directory: Path | None) -> Path:
     return directory or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
 
 
-Reader = Callable[[Sequence[Path], int], tuple[Tensor, Tensor]]
-"""The files of one half and the number of images in each of them -> images and labels."""
+Reader = Callable[..., tuple[Tensor, Tensor]]
+"""(the files of one half, `records`: the images in each of them) -> images and labels."""
 
 
 @dataclass(frozen=True)
@@ -113,33 +113,24 @@ class Source:
     std: tuple[float, ...]
     augmentation: Augmentation = field(default_factory=Augmentation)
 
-    def layout(self, directory: Path) -> Layout | None:
-        """The first layout of which every file is there."""
-        complete = (x for x in self.layouts if len(x.find(directory)) == len(x.train + x.test))
-        return next(complete, None)
-
-    def missing(self, directory: Path) -> list[str]:
-        """The files that the most complete layout lacks."""
+    def found(self, directory: Path) -> tuple[Layout, dict[str, Path], list[str]]:
+        """The most complete layout, its files that are there, by name, and those it lacks."""
         best = max(self.layouts, key=lambda layout: len(layout.find(directory)))
-        found = best.find(directory)
-        return [f"{best.folder}/{x}" for x in best.train + best.test if x not in found]
+        files = best.find(directory)
+        lacking = [f"{best.folder}/{x}" for x in best.train + best.test if x not in files]
+        return best, files, lacking
 
     def read(self, directory: Path) -> tuple[Dataset, Dataset]:
         """The training and the test half; the files must be there."""
-        layout = self.layout(directory)
-        if layout is None:
-            raise FileNotFoundError(f"{directory} lacks {', '.join(self.missing(directory))}")
-        found = layout.find(directory)
+        layout, files, lacking = self.found(directory)
+        if lacking:
+            raise FileNotFoundError(f"{directory} lacks {', '.join(lacking)}")
 
         def half(names: tuple[str, ...], records: int) -> Dataset:
-            images, labels = layout.read([found[name] for name in names], records)
+            images, labels = layout.read([files[name] for name in names], records=records)
             return Dataset(images, labels, self.classes, self.mean, self.std, self.augmentation)
 
         return half(layout.train, self.records[0]), half(layout.test, self.records[1])
-
-
-def _read_binary(paths: Sequence[Path], records: int, label_bytes: int) -> tuple[Tensor, Tensor]:
-    return read_cifar_binary(paths, label_bytes, records)
 
 
 def _read_python(paths: Sequence[Path], records: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -167,29 +158,27 @@ def _mnist(url: str, folder: str, md5: Sequence[str], mean: float, std: float) -
     )
 
 
-_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
-_CIFAR_AUGMENTATION = Augmentation(pad=4, flip=True)
-_CIFAR10_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-_CIFAR10_BINARY = Layout(
-    "cifar-10-batches-bin",
-    tuple(f"{name}.bin" for name in _CIFAR10_BATCHES),
-    ("test_batch.bin",),
-    partial(_read_binary, label_bytes=1),
-)
-_CIFAR10_PYTHON = Layout(
-    "cifar-10-batches-py", _CIFAR10_BATCHES, ("test_batch",), partial(_read_python, classes=10)
-)
-_CIFAR100_BINARY = Layout(
-    "cifar-100-binary", ("train.bin",), ("test.bin",), partial(_read_binary, label_bytes=2)
-)
-_CIFAR100_PYTHON = Layout(
-    "cifar-100-python", ("train",), ("test",), partial(_read_python, classes=100)
-)
-
-
-def _cifar(archive: str, md5: str, binary: Layout) -> tuple[Download, ...]:
-    members = binary.train + binary.test
-    return (Download(f"{_CIFAR_URL}{archive}", md5, binary.folder, members),)
+def _cifar(
+    classes: int,
+    folders: tuple[str, str],
+    names: tuple[tuple[str, ...], str],
+    md5: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> Source:
+    """In the binary form, which is the one to download, or in that of Python."""
+    train, test = names
+    binary = Layout(
+        folders[0],
+        tuple(f"{name}.bin" for name in train),
+        (f"{test}.bin",),
+        partial(read_cifar_binary, label_bytes=1 if classes == 10 else 2),
+    )
+    python = Layout(folders[1], train, (test,), partial(_read_python, classes=classes))
+    url = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"
+    archive = Download(url, md5, binary.folder, binary.train + binary.test)
+    sizes = (50_000 // len(train), 10_000)
+    return Source((binary, python), (archive,), sizes, classes, mean, std, Augmentation(4, True))
 
 
 _GENERATED = {"digits": digits, "synthetic": synthetic}
@@ -218,26 +207,20 @@ _SOURCES = {
         mean=0.2860,
         std=0.3530,
     ),
-    "cifar10": Source(
-        layouts=(_CIFAR10_BINARY, _CIFAR10_PYTHON),
-        downloads=_cifar(
-            "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", _CIFAR10_BINARY
-        ),
-        records=(10_000, 10_000),
-        classes=10,
+    "cifar10": _cifar(
+        10,
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        (tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
+        "c32a1d4ab5d03f1284b67883e8d87530",
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
-        augmentation=_CIFAR_AUGMENTATION,
     ),
-    "cifar100": Source(
-        layouts=(_CIFAR100_BINARY, _CIFAR100_PYTHON),
-        downloads=_cifar(
-            "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", _CIFAR100_BINARY
-        ),
-        records=(50_000, 10_000),
-        classes=100,
+    "cifar100": _cifar(
+        100,
+        ("cifar-100-binary", "cifar-100-python"),
+        (("train",), "test"),
+        "03b5dce01913d631647c71ecec9e9cb8",
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
-        augmentation=_CIFAR_AUGMENTATION,
     ),
 }

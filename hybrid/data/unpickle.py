@@ -29,7 +29,7 @@ def unpickle(path: Path) -> object:
     try:
         if len(content) > MOST_BYTES:
             _refuse(f"it has more than {MOST_BYTES} bytes")
-        return _Machine(len(content)).run(content)
+        return _run(content)
     except Exception as error:  # a damaged file can raise any exception of the disassembler
         reason = printable(str(error)) or type(error).__name__
         raise ValueError(f"{path} is not a CIFAR batch ({reason}): download it again") from error
@@ -40,185 +40,148 @@ class PickledArray:
     """What a pickled numpy array is made of, as the file has it."""
 
     shape: tuple[int, ...] = ()
-    dtype: _Dtype | None = None
+    code: str = ""
+    """Of its dtype."""
     fortran: object = False
     raw: object = b""
 
-    def fill(self, shape: Any, dtype: Any, fortran: object, raw: object) -> None:
+    def fill(self, shape: Any, dtype: Any, fortran: object, raw: object) -> PickledArray:
         """Take over the parts."""
         plain = isinstance(shape, tuple) and len(shape) <= 32
         if not (plain and all(type(n) is int and n.bit_length() < 64 for n in shape)):
             _refuse("it holds an array of impossible shape")
-        if not isinstance(dtype, _Dtype):
+        if not (isinstance(dtype, _Named) and dtype.code):
             _refuse("it holds an array of no plain dtype")
-        self.shape, self.dtype, self.fortran, self.raw = shape, dtype, fortran, raw
+        self.shape, self.code, self.fortran, self.raw = shape, dtype.code, fortran, raw
+        return self
 
     def bytes_of_shape(self, columns: int) -> Tensor | None:
         """The array as a uint8 tensor `(n, columns)`, or None if it is anything else."""
-        if self.dtype is None or self.dtype.code != "u1":
+        raw = self.raw.encode("latin1", "ignore") if isinstance(self.raw, str) else self.raw
+        if self.code != "u1" or not (isinstance(raw, bytes) and raw):
             return None
-        if not (isinstance(self.raw, bytes) and self.raw):
+        rows = len(raw) // columns
+        if self.shape != (rows, columns) or rows * columns != len(raw):
             return None
-        rows = len(self.raw) // columns
-        if self.shape != (rows, columns) or rows * columns != len(self.raw):
-            return None
-        flat = torch.frombuffer(bytearray(self.raw), dtype=torch.uint8)
+        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         return flat.view(columns, rows).t() if self.fortran else flat.view(rows, columns)
 
     def __str__(self) -> str:
-        return f"an array of dtype {self.dtype} and shape {self.shape}"
-
-
-@dataclass(frozen=True)
-class _Dtype:
-    code: str
-
-    def __str__(self) -> str:
-        return ascii(self.code)[:20]
+        return f"an array of dtype {ascii(self.code)[:20]} and shape {self.shape}"
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A class or function that the file names."""
+    """A class or function that the file names; a dtype of a `code`."""
 
     name: str
+    code: str = ""
 
 
-_NAMES = {
-    "numpy.core.multiarray._reconstruct": _Named("reconstruct"),
-    "numpy._core.multiarray._reconstruct": _Named("reconstruct"),
-    "numpy.core.numeric._frombuffer": _Named("frombuffer"),
-    "numpy._core.numeric._frombuffer": _Named("frombuffer"),
-    "numpy.ndarray": _Named("ndarray"),
-    "numpy.dtype": _Named("dtype"),
-    "_codecs.encode": _Named("encode"),
-}
+_NAMES = (
+    *("numpy.core.multiarray._reconstruct", "numpy.core.numeric._frombuffer"),
+    *("numpy.ndarray", "numpy.dtype", "_codecs.encode"),
+)
+_MARK = object()
 
 
-class _Machine:
-    """The stack machine that a pickle is a program of, as far as a CIFAR batch needs it.
+def _run(content: bytes) -> object:
+    """What a pickle, a program for a stack machine, leaves, as far as a CIFAR batch needs it.
 
     No opcode calls, imports or sets attributes of anything. Work and memory are linear in the
     file's length: a number of bytes, or a place in the memo, is a claim until the bytes are there.
     """
-
-    def __init__(self, size: int) -> None:
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.to_encode = size
-        """Characters that `_codecs.encode` may still copy."""
-
-    def run(self, content: bytes) -> object:
-        for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-            if number >= MOST_OPCODES:
-                _refuse(f"it has more than {MOST_OPCODES} opcodes")
-            if opcode.name == "STOP":
+    stack: list[Any] = []
+    memo: dict[Any, Any] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        if number >= MOST_OPCODES:
+            _refuse(f"it has more than {MOST_OPCODES} opcodes")
+        match opcode.name:
+            case "PROTO" | "FRAME":
+                pass
+            case "STOP":
                 break
-            if opcode.name not in _OPERATIONS:
-                _refuse(f"it asks for {opcode.name}, refused")
-            _OPERATIONS[opcode.name](self, argument)
-        return self.take(1)[0]
+            case "MARK":
+                stack.append(_MARK)
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if argument is None else argument] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case name if name in _OPERATIONS:
+                taken = _taken(stack, opcode.stack_before)
+                stack.append(_OPERATIONS[name](taken, argument))
+            case name:
+                _refuse(f"it asks for {name}, refused")
+    return _taken(stack, [pickletools.anyobject])[0]
 
-    def take(self, number: int) -> list[Any]:
-        """The uppermost values, off the stack."""
-        start = len(self.stack) - number
-        if start < (self.marks[-1] if self.marks else 0):
-            _refuse("it takes what it has not put")
-        taken = self.stack[start:]
-        del self.stack[start:]
-        return taken
 
-    def since_mark(self) -> list[Any]:
-        if not self.marks:
-            _refuse("it takes what it has not put")
-        start = self.marks.pop()
-        return self.take(len(self.stack) - start)
+def _taken(stack: list[Any], wanted: list[pickletools.StackObject]) -> list[Any]:
+    """The values that an opcode takes off the stack, by the disassembler's description of it."""
+    start = len(stack)
+    if pickletools.markobject in wanted:
+        # all down to the mark, and what the opcode takes below it
+        wanted = wanted[: wanted.index(pickletools.markobject)]
+        while stack[start - 1] is not _MARK:
+            start -= 1
+        del stack[start - 1]
+        start -= 1
+    start -= len(wanted)
+    taken = stack[start:] if start >= 0 else [_MARK]
+    if any(value is _MARK for value in taken):
+        _refuse("it takes what it has not put")
+    del stack[start:]
+    return taken
 
-    def put(self, value: object) -> None:
-        self.stack.append(value)
 
-    def skip(self, _: object) -> None:
-        """What says nothing about the content."""
+def _appended(taken: list[Any]) -> list[Any]:
+    target, *values = taken
+    if type(target) is not list:
+        _refuse(f"it appends to a {type(target).__name__}")
+    target.extend(values)
+    return target
 
-    def put_text(self, text: str) -> None:
-        # bytes of Python 2, which the disassembler reads as latin1
-        self.put(text.encode("latin1"))
 
-    def put_bytes(self, content: bytes | bytearray) -> None:
-        self.put(bytes(content))
+def _with_items(taken: list[Any]) -> dict[Any, Any]:
+    target, *values = taken
+    keys = values[::2]
+    if type(target) is not dict or not all(isinstance(key, str | bytes) for key in keys):
+        _refuse("it holds a mapping that is no dict of names")
+    target.update(zip(keys, values[1::2], strict=True))
+    return target
 
-    def mark(self, _: object) -> None:
-        self.marks.append(len(self.stack))
 
-    def append(self, values: list[Any]) -> None:
-        (target,) = self.take(1)
-        if type(target) is not list:
-            _refuse(f"it appends to a {type(target).__name__}")
-        target.extend(values)
-        self.put(target)
+def _looked_up(dotted: str) -> _Named:
+    if dotted.replace("numpy._core.", "numpy.core.", 1) not in _NAMES:
+        _refuse(f"it asks for {printable(dotted, 80)}, refused")
+    return _Named(dotted.rpartition(".")[2])
 
-    def set_items(self, values: list[Any]) -> None:
-        (target,) = self.take(1)
-        keys = values[::2]
-        if type(target) is not dict or not all(isinstance(key, str | bytes) for key in keys):
-            _refuse("it holds a mapping that is no dict of names")
-        target.update(zip(keys, values[1::2], strict=True))
-        self.put(target)
 
-    def make_dict(self, _: object) -> None:
-        values = self.since_mark()
-        self.put({})
-        self.set_items(values)
+def _called(taken: list[Any]) -> object:
+    function, arguments = taken
+    if not (isinstance(function, _Named) and isinstance(arguments, tuple)):
+        _refuse("it calls what is no function")
+    match function.name, arguments:
+        case "_reconstruct", _:
+            return PickledArray()
+        case "dtype", (code, *_):
+            return _Named("dtype", _text(code))
+        case "encode", (text, *_):
+            # Python 3 writes bytes this way into protocols 0 to 2, always in latin1; the text
+            # stands for them, since a copy at every call could fill the memory
+            return _text(text)
+        case "_frombuffer", (raw, dtype, shape, order):
+            return PickledArray().fill(shape, dtype, order == "F", raw)
+    _refuse(f"it calls {function.name} with {len(arguments)} arguments")
 
-    def remember(self, place: int | None) -> None:
-        (value,) = self.take(1)
-        self.memo[len(self.memo) if place is None else place] = value
-        self.put(value)
 
-    def recall(self, place: int) -> None:
-        if place not in self.memo:
-            _refuse(f"it recalls {place}, which it has not kept")
-        self.put(self.memo[place])
-
-    def look_up(self, dotted: str) -> None:
-        if dotted not in _NAMES:
-            _refuse(f"it asks for {printable(dotted, 80)}, refused")
-        self.put(_NAMES[dotted])
-
-    def look_up_pair(self, _: object) -> None:
-        self.look_up(".".join(_text(part) for part in self.take(2)))
-
-    def call(self, _: object) -> None:
-        function, arguments = self.take(2)
-        if not (isinstance(function, _Named) and isinstance(arguments, tuple)):
-            _refuse("it calls what is no function")
-        match function.name, arguments:
-            case "reconstruct", _:
-                self.put(PickledArray())
-            case "dtype", (code, *_):
-                self.put(_Dtype(_text(code)))
-            case "encode", (text, *_):
-                # Python 3 writes bytes this way into protocols 0 to 2, always in latin1
-                self.to_encode -= len(_text(text))
-                if self.to_encode < 0:
-                    _refuse("it encodes more than it holds")
-                self.put(_text(text).encode("latin1"))
-            case "frombuffer", (raw, dtype, shape, order):
-                array = PickledArray()
-                array.fill(shape, dtype, order == "F", raw)
-                self.put(array)
-            case _:
-                _refuse(f"it calls {function.name} with {len(arguments)} arguments")
-
-    def build(self, _: object) -> None:
-        target, state = self.take(2)
-        if isinstance(target, PickledArray) and isinstance(state, tuple) and len(state) == 5:
-            target.fill(*state[1:])
-        elif not isinstance(target, _Dtype):
-            _refuse(f"it sets the state of a {type(target).__name__}")
-        # a dtype's state is byte order and the like: of no meaning for bytes
-        self.put(target)
+def _built(taken: list[Any]) -> object:
+    target, state = taken
+    if isinstance(target, PickledArray) and isinstance(state, tuple) and len(state) == 5:
+        return target.fill(*state[1:])
+    if not (isinstance(target, _Named) and target.code):
+        _refuse(f"it sets the state of a {type(target).__name__}")
+    # a dtype's state is byte order and the like: of no meaning for bytes
+    return target
 
 
 def _text(value: object) -> str:
@@ -233,37 +196,26 @@ def _refuse(reason: str) -> NoReturn:
     raise ValueError(reason)
 
 
-Operation = Callable[[_Machine, Any], None]
-_INTEGERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4")
-_STRINGS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
-_BYTES = ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8")
-_OPERATIONS: dict[str, Operation] = {
-    **dict.fromkeys(("PROTO", "FRAME"), _Machine.skip),
-    **dict.fromkeys((*_INTEGERS, *_STRINGS, "FLOAT", "BINFLOAT"), _Machine.put),
-    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), _Machine.put_text),
-    **dict.fromkeys(_BYTES, _Machine.put_bytes),
-    "NONE": lambda machine, _: machine.put(None),
-    "NEWTRUE": lambda machine, _: machine.put(True),
-    "NEWFALSE": lambda machine, _: machine.put(False),
-    "MARK": _Machine.mark,
-    "EMPTY_TUPLE": lambda machine, _: machine.put(()),
-    "TUPLE1": lambda machine, _: machine.put(tuple(machine.take(1))),
-    "TUPLE2": lambda machine, _: machine.put(tuple(machine.take(2))),
-    "TUPLE3": lambda machine, _: machine.put(tuple(machine.take(3))),
-    "TUPLE": lambda machine, _: machine.put(tuple(machine.since_mark())),
-    "EMPTY_LIST": lambda machine, _: machine.put([]),
-    "LIST": lambda machine, _: machine.put(machine.since_mark()),
-    "APPEND": lambda machine, _: machine.append(machine.take(1)),
-    "APPENDS": lambda machine, _: machine.append(machine.since_mark()),
-    "EMPTY_DICT": lambda machine, _: machine.put({}),
-    "DICT": _Machine.make_dict,
-    "SETITEM": lambda machine, _: machine.set_items(machine.take(2)),
-    "SETITEMS": lambda machine, _: machine.set_items(machine.since_mark()),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.remember),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.recall),
+def _each(names: str, operation: Callable[[list[Any], Any], Any]) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), operation)
+
+
+_OPERATIONS: dict[str, Callable[[list[Any], Any], Any]] = {
+    **_each("INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT", lambda _, x: x),
+    **_each("UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8 NONE", lambda _, x: x),
+    # bytes of Python 2, which the disassembler reads as latin1
+    **_each("STRING BINSTRING SHORT_BINSTRING", lambda _, text: text.encode("latin1")),
+    **_each("SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8", lambda _, raw: bytes(raw)),
+    "NEWTRUE": lambda *_: True,
+    "NEWFALSE": lambda *_: False,
+    **_each("EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE", lambda taken, _: tuple(taken)),
+    **_each("EMPTY_LIST LIST", lambda taken, _: taken),
+    **_each("EMPTY_DICT DICT", lambda taken, _: _with_items([{}, *taken])),
+    **_each("APPEND APPENDS", lambda taken, _: _appended(taken)),
+    **_each("SETITEM SETITEMS", lambda taken, _: _with_items(taken)),
     # the disassembler gives the two lines of GLOBAL with a blank between
-    "GLOBAL": lambda machine, names: machine.look_up(names.replace(" ", ".", 1)),
-    "STACK_GLOBAL": _Machine.look_up_pair,
-    "REDUCE": _Machine.call,
-    "BUILD": _Machine.build,
+    "GLOBAL": lambda _, names: _looked_up(names.replace(" ", ".", 1)),
+    "STACK_GLOBAL": lambda taken, _: _looked_up(".".join(map(_text, taken))),
+    "REDUCE": lambda taken, _: _called(taken),
+    "BUILD": lambda taken, _: _built(taken),
 }

@@ -90,19 +90,16 @@ class Request:
 
 def script(request: Request) -> str:
     """The batch script, for bash."""
-    return f"""\
-#!/bin/bash
-# Submitted again, or requeued, this goes on from the newest checkpoint.
-{_directives(request)}
-{_START}
-{request.setup or ":  # no --setup: hybrid and MPI are those of the shell that submits"}
-set -u # not before: modules and environments read unset variables
-
-export OMP_NUM_THREADS={request.cpus_per_rank}
-export CUPY_CACHE_DIR=${{TMPDIR:-/tmp}}/cupy-$SLURM_JOB_ID  # on the node, not in the home
-{_job(request)}
-max_requeues={request.max_requeues}
-{_TRAIN}"""
+    parts = {
+        "directives": _directives(request),
+        "setup": request.setup
+        or ":  # no --setup: hybrid and MPI are those of the shell that submits",
+        "cpus": str(request.cpus_per_rank),
+        "job": _job(request),
+        "max_requeues": str(request.max_requeues),
+    }
+    template = Path(__file__).with_name("job.sbatch").read_text()
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def submit(request: Request) -> str:
@@ -209,64 +206,3 @@ def _job(request: Request) -> str:
             f'train=({train} --set "train.seed=$seed")',
         ]
     return "\n".join([*lines, f"launch=({start})"])
-
-
-_START = """\
-set -eo pipefail
-
-signals=0 launcher=
-forward() { # mpirun and srun hand the signal to their ranks
-    signals=$((signals + 1))
-    if [[ -n $launcher ]]; then kill -USR1 "$launcher" || true; fi
-}
-trap forward USR1
-"""
-
-_TRAIN = """\
-
-shopt -s nullglob
-checkpoints=("$run"/checkpoints/[0-9]*/manifest.json)
-if ((${#checkpoints[@]})); then
-    train+=(--resume)
-elif [[ -e $run ]]; then
-    mv -- "$run" "$run.without-checkpoint-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
-fi
-
-written() { stat --format=%i,%z -- "$run/summary.json" 2>/dev/null || true; }
-before_start=$(written)
-status=75
-if ((signals == 0)); then
-    "${launch[@]}" hybrid "${train[@]}" --out "$run" &
-    launcher=$!
-    while :; do
-        before=$signals status=0
-        wait "$launcher" || status=$?
-        ((signals > before)) || break # a signal ends the wait, not the launcher
-    done
-fi
-
-# mpirun gives 0 as well where a node's daemon is lost or gets TERM, as preemption sends it
-summary=$(written)
-if [[ -n $summary && $summary != "$before_start" ]]; then
-    if ((status == 138 || status == 143)); then status=0; fi # a signal after the end
-elif ((status == 0)); then
-    echo "the launcher ended before the training: a lost node, or preemption" >&2
-    status=75
-fi
-
-# 75: not ended, go on from the checkpoint; 138, 143: USR1, TERM before hybrid could take them
-if ((status == 75 || status == 143 || (status == 138 && signals > 0))); then
-    requeued=${SLURM_RESTART_COUNT:-0}
-    state=$(squeue --noheader --format=%T --jobs="$job" 2>/dev/null) || state=RUNNING
-    if [[ $state != RUNNING ]]; then
-        echo "the job is cancelled, or requeued by Slurm itself" >&2
-    elif ((requeued >= max_requeues)); then
-        echo "not ended after $requeued requeues, as many as allowed; sbatch again to go on" >&2
-    elif scontrol requeue "$job"; then
-        exit 0
-    else
-        echo "cannot be requeued here; sbatch again to go on" >&2
-    fi
-fi
-exit "$status"
-"""

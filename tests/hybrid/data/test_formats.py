@@ -197,7 +197,7 @@ def test_no_other_name_is_found(tmp_path, name):
         (PIXELS[:, :-1], r"shape (4, 3071)"),
         (PIXELS.reshape(-1), r"shape (12288,)"),
         (PIXELS.tolist(), "a list"),
-        (b"abc", "a bytes"),
+        (5, "a int"),
     ],
 )
 def test_data_that_is_not_rows_of_bytes_is_refused(tmp_path, data, what):
