@@ -125,6 +125,8 @@ class Run:
             return None
         stored = self.links.all_gather(self.folder.summary())[0]
         if stored is not None:
+            if self.links.rank == 0:
+                self.folder.confirm()
             self.progress.say(
                 f"{self.folder.path} has ended after {self.epoch} epochs, and stays as it is: to "
                 f"train on, give --epochs {self.epoch + 1} or more"
