@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.settings.config import Config, RoundSettings
+from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import parse_override, to_toml
@@ -116,12 +116,12 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("split.cuts", "layer2.0", "a valid list"),
         ("solver.beta", -1.0, "must be positive"),
         ("solver.beta", float("inf"), "must be finite"),
-        ("solver.lam_step", float("nan"), "must be finite"),
+        ("solver.lam_step", float("nan"), "must be 0 or positive"),
         ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
         ("correction.micro_batches", 0, "at least 1"),
         ("correction.messages", "int4", "'float32', 'bfloat16', 'float16' or 'int8'"),
         ("correction.filter", 0, "at least 1"),
-        ("rounds.sweeps", -1, "greater than or equal to 0"),
+        ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
         ("links.kind", "mpi", "'auto' or 'virtual'"),
         ("links.gigabits_per_second", 0.0, "greater than 0"),
@@ -234,13 +234,9 @@ trees = st.fixed_dictionaries(
         "train": st.fixed_dictionaries({"epochs": st.integers(1), "threads": st.integers(0, 9)}),
         "optimiser": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
-        "rounds": st.fixed_dictionaries(
-            {
-                "window": st.integers(1) | st.just("all"),
-                "fill": st.booleans(),
-                "gaps": st.lists(st.tuples(st.integers(0), st.integers(0))),
-            }
-        ),
+        "rounds": st.fixed_dictionaries({"memory_gb": positive})
+        | st.fixed_dictionaries({"window": st.integers(1) | st.just("all"), "fill": st.booleans()})
+        | st.fixed_dictionaries({"gaps": st.lists(st.tuples(st.integers(0), st.integers(0)))}),
         "links": st.fixed_dictionaries(
             {"kind": st.just("virtual"), "latency_microseconds": positive}
         ),
@@ -248,7 +244,7 @@ trees = st.fixed_dictionaries(
         "correction": st.fixed_dictionaries(
             {"micro_batches": st.integers(1, 9), "messages": st.sampled_from(["bfloat16", "int8"])}
         ),
-        "solver": st.fixed_dictionaries({"name": st.just("backprop")})
+        "solver": st.fixed_dictionaries({"name": st.just("penalty")})
         | st.fixed_dictionaries({"beta": positive, "momentum": st.none() | st.just(0.5)}),
     },
 )
@@ -273,95 +269,6 @@ def test_the_written_file_explains_every_setting():
     for line, after in pairwise(lines):
         if " = " in after and not after.startswith(("#", " ")):
             assert line.startswith("# "), after
-
-
-FILLING = ("penalty", "augmented-lagrangian")
-
-
-@pytest.mark.parametrize("solver", FILLING)
-def test_these_solvers_fill_the_gaps_of_a_pipeline_unless_told_otherwise(solver):
-    config = resolve({"solver": {"name": solver}})
-    assert config.rounds == RoundSettings(sweeps=0, fill=True)
-    assert config.correction["micro_batches"] == 4
-
-
-@pytest.mark.parametrize("solver", sorted(set(registry.OWN) - set(FILLING)))
-def test_the_others_have_a_parallel_phase_and_whole_mini_batches(solver):
-    config = resolve({"solver": {"name": solver}})
-    alone = registry.solver_class(solver).standalone
-    assert config.rounds == RoundSettings(sweeps=1, fill=False, correct_every=0 if alone else 1)
-    assert config.correction["micro_batches"] == 1
-
-
-@pytest.mark.parametrize("solver", FILLING)
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"window": 4},
-        {"window": "all"},
-        {"sweeps": 1},
-        {"sweeps": 0},
-        {"fill": False},
-        {"fill": True},
-        {"correct_every": 0},
-        {"correct_every": 2, "window": 8},
-    ],
-    ids=str,
-)
-def test_rounds_that_are_asked_for_are_as_asked(solver, asked):
-    config = resolve({"solver": {"name": solver}, "rounds": asked})
-    assert config.rounds == RoundSettings(**asked)
-    assert config.correction["micro_batches"] == 1
-
-
-def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
-    settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
-    config = resolve({"rounds": settings, "correction": {"messages": "bfloat16"}})
-    assert config.rounds == RoundSettings(sweeps=0, fill=True, **settings)
-    assert (config.correction["micro_batches"], config.correction["messages"]) == (4, "bfloat16")
-
-
-def test_a_number_of_micro_batches_that_is_asked_for_is_as_asked():
-    config = resolve({"correction": {"micro_batches": 2}})
-    assert config.rounds.fill
-    assert config.correction["micro_batches"] == 2
-
-
-@pytest.fixture
-def stored(tmp_path):
-    """The settings that a run with filled gaps has written."""
-    tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
-    return write(tmp_path / "config.toml", to_toml(resolve(tree)))
-
-
-def test_a_run_taken_up_again_has_its_own_rounds(stored):
-    for overrides in ({}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}):
-        config = load(None, overrides, base=stored)
-        assert (config.rounds.sweeps, config.rounds.fill) == (0, True)
-        assert config.rounds.gaps == [(8, 8), (0, 8)]
-        assert config.correction["micro_batches"] == 4
-        assert config.solver["beta"] == 0.5
-
-
-@pytest.mark.parametrize("solver", ["block-admm", "auxnet", "backprop"])
-def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored):
-    config = load(None, {"solver.name": solver}, base=stored)
-    assert config.rounds == RoundSettings(sweeps=1, fill=False, gaps=[], memory_gb=2.0)
-    assert config.solver == resolve({"solver": {"name": solver}}).solver
-
-
-def test_a_run_taken_up_with_another_solver_has_its_corrections(stored, tmp_path):
-    alone = load(None, {"solver.name": "ddg"}, base=stored)
-    assert (alone.rounds.correct_every, alone.rounds.fill, alone.rounds.sweeps) == (0, False, 1)
-    base = write(tmp_path / "alone.toml", to_toml(resolve({"solver": {"name": "local-updates"}})))
-    for solver in ("block-admm", "augmented-lagrangian", "backprop"):
-        assert load(None, {"solver.name": solver}, base=base).rounds.correct_every == 1
-
-
-def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored):
-    asked = {"solver.name": "block-admm", "rounds.sweeps": 3, "rounds.window": 8}
-    config = load(None, asked, base=stored)
-    assert (config.rounds.sweeps, config.rounds.window, config.rounds.fill) == (3, 8, False)
 
 
 def test_a_layer_to_factorise_needs_the_solver_that_trains_it():

@@ -1,0 +1,139 @@
+"""A method's rounds: as asked, else as it wants; what cannot act is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid.settings.config import RoundSettings
+from hybrid.settings.resolve import load, resolve
+from hybrid.settings.text import to_toml
+from solvers import registry
+
+CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
+EXACT = [name for name, method in CLASSES.items() if method.exact]
+ALONE = [name for name, m in CLASSES.items() if not m.alternates and not m.exact]
+FILLING = [name for name, method in CLASSES.items() if method.fills]
+SWEEPING = [name for name, m in CLASSES.items() if m.alternates and not m.fills]
+
+NO_WINDOW: dict[str, Any] = {"window": None, "sweeps": None}
+
+
+def rounds(solver: str, **asked: object) -> RoundSettings:
+    return resolve({"solver": {"name": solver}, "rounds": asked}).rounds
+
+
+@pytest.mark.parametrize(
+    ("solvers", "wanted", "micro_batches"),
+    [
+        (EXACT, RoundSettings(), 1),
+        (ALONE, RoundSettings(correct_every=0), 1),
+        (FILLING, RoundSettings(correct_every=1, fill=True), 4),
+        (SWEEPING, RoundSettings(window=4, sweeps=1, correct_every=1, fill=False), 1),
+    ],
+    ids=("exact", "alone", "filling", "sweeping"),
+)
+def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_batches) -> None:
+    assert solvers
+    for solver in solvers:
+        config = resolve({"solver": {"name": solver}})
+        assert config.rounds == wanted, solver
+        assert config.correction["micro_batches"] == micro_batches
+
+
+@pytest.mark.parametrize("solver", FILLING)
+@pytest.mark.parametrize(
+    ("asked", "settled"),
+    [
+        ({"window": 4}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
+        ({"window": "all"}, {"window": "all", "sweeps": 1, "correct_every": 1, "fill": False}),
+        ({"sweeps": 2}, {"window": 4, "sweeps": 2, "correct_every": 1, "fill": False}),
+        ({"fill": False}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
+        ({"fill": True}, {**NO_WINDOW, "correct_every": 1, "fill": True}),
+        ({"fill": True, "window": 8}, {"window": 8, "sweeps": 1, "correct_every": 1}),
+        ({"correct_every": 0}, {"window": 4, "sweeps": 1, "correct_every": 0, "fill": False}),
+        ({"correct_every": 1}, {**NO_WINDOW, "correct_every": 1, "fill": True}),
+    ],
+    ids=str,
+)
+def test_rounds_that_are_asked_for_are_as_asked(solver, asked, settled) -> None:
+    assert rounds(solver, **asked) == RoundSettings(**{**asked, **settled})
+
+
+@pytest.mark.parametrize("solver", registry.OWN)
+def test_what_is_settled_is_settled_as_it_is(solver) -> None:
+    once = rounds(solver)
+    asked = {k: v for k, v in once.model_dump().items() if v is not None}
+    assert rounds(solver, **asked) == once
+
+
+@pytest.mark.parametrize(
+    ("solvers", "asked", "said"),
+    [
+        (EXACT, {"window": 4}, "rounds.window is 4, but "),
+        (EXACT, {"correct_every": 1}, "rounds.correct_every is 1, but "),
+        (ALONE, {"correct_every": 1}, "rounds.correct_every is 1, so all rounds would be serial"),
+        (ALONE, {"sweeps": 1}, "rounds.sweeps is 1, but "),
+        (ALONE, {"window": 4}, "rounds.window is 4, but "),
+        (ALONE, {"correct_every": 2, "fill": True}, "rounds.fill is True, but "),
+        (SWEEPING, {"fill": True}, "rounds.fill needs sub-problems that stand by themselves"),
+        (FILLING, {"fill": True, "correct_every": 2}, "rounds.fill works in the gaps of every"),
+        (FILLING, {"window": 4, "gaps": [(8, 8)]}, "rounds.gaps is [(8, 8)], but no gaps are"),
+        (FILLING, {"fill": False, "fill_step": "own"}, "rounds.fill_step is 'own', but no gaps"),
+    ],
+    ids=str,
+)
+def test_what_cannot_act_is_refused_in_one_line(solvers, asked, said) -> None:
+    for solver in solvers:
+        with pytest.raises(ValueError, match=r"^.+$") as caught:
+            rounds(solver, **asked)
+        assert str(caught.value).startswith(said), solver
+
+
+def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled() -> None:
+    settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
+    config = resolve({"rounds": settings, "correction": {"messages": "bfloat16"}})
+    assert config.rounds == RoundSettings(correct_every=1, fill=True, **settings)
+    assert (config.correction["micro_batches"], config.correction["messages"]) == (4, "bfloat16")
+
+
+def test_a_number_of_micro_batches_that_is_asked_for_is_as_asked() -> None:
+    config = resolve({"correction": {"micro_batches": 2}})
+    assert config.rounds.fill
+    assert config.correction["micro_batches"] == 2
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """The settings that a run with filled gaps has written."""
+    tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(resolve(tree)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "overrides", [{}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}], ids=str
+)
+def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides) -> None:
+    config = load(None, overrides, base=stored)
+    gaps = [(8, 8), (0, 8)]
+    assert config.rounds == RoundSettings(correct_every=1, fill=True, gaps=gaps, memory_gb=2.0)
+    assert config.correction["micro_batches"] == 4
+    assert config.solver["beta"] == 0.5
+
+
+@pytest.mark.parametrize("solver", [*SWEEPING, *ALONE, *EXACT])
+def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored) -> None:
+    config = load(None, {"solver.name": solver}, base=stored)
+    afresh = resolve({"solver": {"name": solver}, "rounds": {"memory_gb": 2.0}})
+    assert (config.rounds, config.solver) == (afresh.rounds, afresh.solver)
+    assert config.correction == afresh.correction
+
+
+def test_a_run_taken_up_with_another_solver_may_ask_for_rounds(stored) -> None:
+    asked = {"solver.name": "block-admm", "rounds.sweeps": 3, "rounds.window": 8}
+    config = load(None, asked, base=stored)
+    assert (config.rounds.sweeps, config.rounds.window, config.rounds.fill) == (3, 8, False)
