@@ -1,25 +1,59 @@
-"""Write docs/settings.md from the declarations of the settings:  python docs/settings.py"""
+"""Write the tables of settings from their declarations:  python docs/settings.py
 
+Those are docs/settings.md and, in the pages of the methods, the tables with `HEADER`.
+"""
+
+from dataclasses import fields
 from pathlib import Path
 
+from hybrid.settings.config import Config
+from hybrid.settings.methods import known_settings, values
 from hybrid.settings.resolve import resolve
 from hybrid.settings.text import to_toml
-from solvers import registry
+from solvers import Backprop, registry
 
+DOCS = Path(__file__).parent
 HEAD = """# Settings
 
 Defaults < a TOML file < the command line. Every setting can be given as `--set section.key=value`.
-These are all of them, with their defaults, as a run's `config.toml` holds them.
+These are all of them, with their defaults, as a run's `config.toml` holds them: what is unset is a
+comment that says what that means. A setting that cannot act in a run is refused, with the reason.
 
 ```toml
 {defaults}```
 
 The table `[solver]` depends on the method:
 """
+HEADER = "| setting | default | meaning |\n|---|---|---|\n"
+
+ALONE = ["rounds.correct_every", "rounds.window"]
+BESIDE = {
+    "augmented-lagrangian": ["rounds.window", "rounds.sweeps", "rounds.correct_every"],
+    "bubble-filling": [
+        *("rounds.fill", "rounds.fill_step", "rounds.gaps", "rounds.window", "rounds.sweeps"),
+        *("correction.micro_batches", "solver.local_lr", "solver.beta"),
+    ],
+    "ddg": ALONE,
+    "deepfacto": ["model.factorise", "solver.factor_rho"],
+    "local-updates": ALONE,
+}
+"""Settings that a page's table has beside its method's own."""
 
 
-def page() -> str:
-    """The page's text."""
+def written() -> dict[Path, str]:
+    """Every page with settings, and the text that the declarations make of it."""
+    pages = {DOCS / "settings.md": _all_settings()}
+    for path in DOCS.glob("*.md"):
+        before, header, after = path.read_text().partition(HEADER)
+        if header:
+            keys = [*BESIDE.get(path.stem, []), *_own(path.stem)]
+            rest = after[after.index("\n\n") :]
+            rows = [_row(key, path.stem) for key in keys]
+            pages[path] = before + header + "\n".join(rows) + rest
+    return pages
+
+
+def _all_settings() -> str:
     parts = [HEAD.format(defaults=to_toml(resolve({})))]
     for name in registry.OWN:
         config = to_toml(resolve({"solver": {"name": name}}))
@@ -28,5 +62,42 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def _own(method: str) -> list[str]:
+    """A method's settings, without those in the table of a method that it derives from."""
+    if method not in registry.OWN:
+        return []
+    cls = registry.solver_class(method)
+    above = {
+        f.name
+        for base in cls.__mro__[1:]
+        if HEADER in _page(getattr(base, "name", ""))
+        for f in fields(base)
+    }
+    return [f"solver.{f.name}" for f in fields(cls) if f.init and f.name not in above]
+
+
+def _page(method: str) -> str:
+    path = DOCS / f"{method}.md"
+    return path.read_text() if path.exists() else ""
+
+
+def _row(key: str, page: str) -> str:
+    methods = [page] if page in registry.OWN else [registry.DEFAULT, *registry.OWN]
+    method = next(name for name in methods if key in known_settings(name))
+    return f"| `{key}` | {_default(key, method)} | {known_settings(method)[key]} |"
+
+
+def _default(key: str, method: str) -> str:
+    section, _, name = key.partition(".")
+    made = {"solver": registry.solver_class(method), "correction": Backprop}.get(section)
+    found = values(made())[name] if made else getattr(getattr(Config(), section), name)
+    if found is None:
+        return "unset"
+    if isinstance(found, float):
+        return f"{found:g}"
+    return "none" if found in ("", []) else str(found).lower()
+
+
 if __name__ == "__main__":
-    Path(__file__).with_name("settings.md").write_text(page())
+    for path, text in written().items():
+        path.write_text(text)

@@ -32,7 +32,7 @@ class AugmentedLagrangian(Penalty):
     name: ClassVar[str] = "augmented-lagrangian"
 
     multiplier_start: Literal["zero", "adjoint"] = "adjoint"
-    """Where the multipliers start: zero, or minus the adjoint of the last exact pass."""
+    """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
     kappa_step: float = 1.0
     """Step of the multipliers between sweeps, in units of 2 beta."""
     lam_start: Literal["feasible", "stepped"] = "feasible"

@@ -214,10 +214,14 @@ class Solver(ABC):
         return self.program(self, block, links, setup)
 
     def refuse_inert(self, why: str, *names: str) -> None:
-        """ValueError if one of the settings was changed, though it cannot act here."""
+        """ValueError if one of the settings, of all without names, was changed but cannot act."""
         for setting in fields(self):  # type: ignore[arg-type]
             value = getattr(self, setting.name)
-            if setting.name in names and value != setting.default:
+            if (
+                setting.init
+                and setting.name in (names or (setting.name,))
+                and value != setting.default
+            ):
                 raise ValueError(
                     f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
                     "leave it out"

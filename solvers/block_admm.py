@@ -65,9 +65,9 @@ class BlockADMM(AugmentedLagrangian):
     factor_rho: float = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorisation."""
     balance_ratio: float = 0.0
-    """Ratio of primal to dual residual, either way, at which rho changes; 0: rho is fixed."""
+    """Ratio of primal to dual residual, either way, at which rho changes, usually 10; 0: fixed."""
     dual_limit: float = 10.0
-    """Growth of a dual variable at which it is reset; 0: never."""
+    """Growth of a dual at which it starts again from zero, with a notice; 0: never."""
 
     def __post_init__(self) -> None:
         check_numbers(self, positive=("rho", "factor_rho"))

@@ -260,7 +260,7 @@ class FDG(DDG):
     name: ClassVar[str] = "fdg"
 
     gradient_shrinking: float = 1.0
-    """b, by which an adjoint is multiplied at every hop."""
+    """b in (0, 1], by which an adjoint is multiplied at every hop."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

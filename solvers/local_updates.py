@@ -43,9 +43,9 @@ class LocalUpdates(Solver):
     style: Style = "greedy"
     """Which gradients cross a cut: none, one cut's, or those inside a chunk."""
     chunks: int = 2
-    """Runs of blocks that are trained as one (chunked)."""
+    """Runs of blocks that are trained as one (chunked); 1: back-propagation, K: greedy."""
     head: str = "linear"
-    """Auxiliary head: linear (behind a mean over pixels), or mlp:WIDTH."""
+    """Auxiliary head, behind a mean over pixels: linear, or mlp:WIDTH with a hidden layer."""
 
     def __post_init__(self) -> None:
         check_choices(self)

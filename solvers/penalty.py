@@ -89,6 +89,9 @@ class Penalty(Solver):
             self.refuse_inert(why, "momentum")
         if not setup.exchanges and self.lam_start == "feasible":
             self.refuse_inert("lam stays where it starts in a single sweep or a gap", "lam_step")
+        if setup.correct_every != 1 and setup.sweeps < 4:
+            why = "it compares whole rounds, or a fourth sweep's residual with the third's"
+            self.refuse_inert(why, "return_ratio")
         if self.filter == 1:
             self.refuse_inert("solver.filter is 1", "filter_mode")
 

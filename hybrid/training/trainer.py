@@ -156,6 +156,7 @@ class Trainer(Options):
         drawing = self.blocks.drawing(sample)
         self._check_method(setup, bool(drawing))
         gaps = self._gaps(sample) if rounds.fill else []
+        self._check_gaps(gaps, setup)
         augmentation = train.augmentation
         augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
         norms = torch.nn.modules.batchnorm._BatchNorm
@@ -217,6 +218,13 @@ class Trainer(Options):
         self.solver.check(setup)
         if not self.solver.alternates and not setup.correct_every:
             self._refuse_correction(f"{name!r} has no corrections here")
+        uncorrected = not setup.correct_every and not setup.fills
+        if self.solver.alternates and uncorrected:
+            why = "rounds.correct_every is 0, and a forward pass alone has no use for it"
+            self._refuse_correction(why, "micro_batches", "clip_norm", "recompute")
+            if getattr(self.solver, "momentum", None) is not None:
+                why = "all steps are local ones with solver.momentum"
+                self.optimiser.refuse("optimiser", why, "momentum")
         if setup.fills and train.precision == "float16":
             raise ValueError(
                 "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
@@ -237,10 +245,10 @@ class Trainer(Options):
                 "draw random numbers, which then would not be repeatable: leave it out"
             )
 
-    def _refuse_correction(self, why: str) -> None:
+    def _refuse_correction(self, why: str, *names: str) -> None:
         for setting in fields(PassSettings):
             value = getattr(self.correction, setting.name)
-            if value != setting.default:
+            if value != setting.default and (not names or setting.name in names):
                 raise ValueError(
                     f"correction.{setting.name} is {value!r}, but {why}, so it would change "
                     f"nothing: leave it out{self._meant(setting.name, value)}"
@@ -259,6 +267,14 @@ class Trainer(Options):
                     f"the filter is {factor}, but activations at the cut before {cut} have "
                     f"shape {shape}: choose a filter that divides their height and width"
                 )
+
+    def _check_gaps(self, gaps: list[Gaps], setup: Setup) -> None:
+        if not setup.fills or len(gaps) == 1 or any(map(sum, gaps)):
+            return
+        why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
+        self.rounds.refuse("rounds", why, "fill_step")
+        if not setup.window:
+            self.solver.refuse_inert(why)
 
     def _gaps(self, sample: torch.Tensor) -> list[Gaps]:
         """What each block does in its gaps."""

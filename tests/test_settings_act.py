@@ -1,0 +1,326 @@
+"""A setting that a user gives acts, or is refused with the reason: over all settings, all modes.
+
+A triple is (setting, solver, mode). `make test` tries a part of them, chosen by a hash; all with
+SETTINGS_SHARE=1, or `pytest -m slow`; `python -m tests.test_settings_act` counts what they do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from unittest.mock import patch
+from zlib import crc32
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybrid import data
+from hybrid.data import Augmentation, Dataset
+from hybrid.runs import build
+from hybrid.samplers import SAMPLERS, Uniform
+from hybrid.settings.config import Config
+from hybrid.settings.methods import known_settings
+from solvers import Backprop, registry
+
+SHARE = int(os.environ.get("SETTINGS_SHARE", "8"))
+"""`make test` tries one triple of so many."""
+
+Values = dict[str, Any]
+"""section.key -> value"""
+
+TINY: Values = {
+    "data.limit": 24,
+    "train.epochs": 2,
+    "train.batch_size": 8,
+    "train.threads": 1,
+    "train.report_every": 1,
+    "split.blocks": 2,
+}
+"""Three mini-batches an epoch: windows of 2 and of 1."""
+
+FILLING = ("penalty", "augmented-lagrangian")
+STORING = (*FILLING, "block-admm")
+ALONE = ("ddg", "features-replay", "fdg", "petra", "local-updates")
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """A way to run a solver, and the settings it takes."""
+
+    solver: str
+    name: str
+    settings: Values
+
+    def __str__(self) -> str:
+        return f"{self.solver}, {self.name}"
+
+
+def _modes() -> Iterator[Mode]:
+    yield Mode("backprop", "m = 1", {})
+    yield Mode("backprop", "m = 4", {"solver.micro_batches": 4})
+    yield Mode("backprop", "steps", {"schedule.name": "step"})
+    yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
+    yield Mode("backprop", "virtual", {"links.kind": "virtual"})
+    for solver in FILLING:
+        # a third epoch, for what the second one's residual leads to
+        gaps = {"train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
+        yield Mode(solver, "gaps", gaps)
+        yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
+        window = {"rounds.fill": True, "rounds.window": 2}
+        yield Mode(solver, "gaps and a window", {**gaps, **window})
+        yield Mode(solver, "no gaps", {})
+    for solver in (*STORING, "auxnet"):
+        window = {"rounds.window": 2}
+        yield Mode(solver, "one sweep", window)
+        yield Mode(solver, "two sweeps", {**window, "rounds.sweeps": 2})
+        yield Mode(solver, "every second", {**window, "rounds.correct_every": 2})
+        yield Mode(solver, "uncorrected", {**window, "rounds.correct_every": 0})
+        whole = {"rounds.window": "all", "rounds.correct_every": 0}
+        yield Mode(solver, "all", whole)
+    layer = {"model.factorise": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
+    yield Mode("block-admm", "factorised", layer)
+    for solver in ALONE:
+        model = {"model.name": "revnet8"} if solver == "petra" else {}
+        yield Mode(solver, "alone", model)
+        # five mini-batches: a window of one between two serial ones is exact
+        corrected = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
+        yield Mode(solver, "every second", {**model, **corrected})
+    yield Mode("local-updates", "overlapping", {"solver.style": "overlapping"})
+    yield Mode("local-updates", "chunked", {"solver.style": "chunked", "solver.chunks": 1})
+
+
+MODES = list(_modes())
+
+OTHERS: dict[str, list[Any]] = {
+    "model.name": ["preact-resnet8"],
+    "model.shortcut": ["projection"],
+    "model.factorise": ["layer2.0:3"],
+    "data.name": ["other"],
+    "data.dir": ["/tmp"],
+    "data.sampler": ["backwards"],
+    "data.limit": [16],
+    "data.cutout": [2],
+    "rounds.window": [1, "all"],
+    "rounds.sweeps": [3],
+    "rounds.correct_every": [0, 3],
+    "rounds.gaps": [[], [(4, 0), (0, 4)]],
+    "split.blocks": [3],
+    "split.cuts": [["layer3.0"]],
+    "schedule.milestones": [[0.25]],
+    "schedule.warmup_epochs": [0.3],
+    "solver.momentum": [0.25],
+    "solver.clip_norm": [1e-3],
+    "solver.return_ratio": [1e-9],
+    "solver.balance_ratio": [1.01],
+    "solver.dual_limit": [0.0],
+    "solver.constraint": ["non-negative"],
+    "solver.head": ["mlp:4"],
+    "solver.depth": [3],
+    "solver.gradient_shrinking": [0.5],
+    "solver.micro_batches": [2],
+    "correction.micro_batches": [2],
+    "correction.clip_norm": [1e-3],
+}
+"""What is tried of a setting, where neither its type nor half its default says so."""
+
+LISTED = {
+    "train.report_every": "how often a run reports",
+    "train.evaluate_every": "how often it is tested",
+    "train.threads": "speed, but for rounding",
+    "train.device": "speed",
+    "train.kernels": "speed",
+    "train.compile": "speed",
+    "data.dir": "where the files are",
+    "links.kind": "timing: threads and virtual links give the same bits",
+    "links.gpu_aware": "speed",
+    "links.gigabits_per_second": "the virtual clock",
+    "links.latency_microseconds": "the virtual clock",
+    "rounds.memory_gb": "a guard",
+    "solver.dual_limit": "a guard",
+    "correction.recompute": "memory",
+    "solver.recompute": "memory",
+    "checkpoint.every": "what is kept",
+    "checkpoint.minutes": "what is kept",
+    "checkpoint.keep_last": "what is kept",
+    "checkpoint.rollbacks": "a guard",
+}
+"""What must not change the result, wherever it is not refused, and why."""
+
+EXACT = ("split.blocks", "split.cuts", "split.balance")
+"""What exact gradients do not depend on."""
+
+
+class Result(NamedTuple):
+    weights: Tensor
+    cuts: tuple[str, ...]
+
+
+def triples() -> list[tuple[str, Mode]]:
+    """Every setting in every mode."""
+    return [(setting, mode) for mode in MODES for setting in known_settings(mode.solver)]
+
+
+def tried(setting: str, mode: Mode, share: int) -> bool:
+    """Whether a triple is of the part of `share`; the same everywhere."""
+    return crc32(f"{setting} {mode}".encode()) % share == 0
+
+
+def outcome(setting: str, mode: Mode) -> str:
+    """acts, refused or listed; AssertionError for a triple that is none of them."""
+    found = {_outcome(setting, value, mode) for value in others(setting, mode)}
+    return "acts" if "acts" in found else min(found)
+
+
+def _outcome(setting: str, value: Any, mode: Mode) -> str:
+    base = trained(mode)
+    try:
+        result = train(_asked(mode, **{setting: value}), keeps=setting.startswith("checkpoint"))
+    except ValueError as error:
+        named = [key.split(".")[1] in str(error) for key in (setting, *mode.settings)]
+        assert any(named), f"{mode}: {setting} = {value!r} is refused for {error}"
+        return "refused"
+    same = torch.equal(result.weights, base.weights)
+    listed = _listed(setting, mode, result, base)
+    if listed:
+        # threads add in another order
+        assert same or setting == "train.threads", (
+            f"{mode}: {setting} = {value!r} changes the result ({listed})"
+        )
+        return "listed"
+    assert not same, f"{mode}: {setting} = {value!r} changes nothing"
+    return "acts"
+
+
+def _listed(setting: str, mode: Mode, result: Result, base: Result) -> str:
+    if setting == "split.balance" and result.cuts == base.cuts:
+        return "the cuts come out the same"
+    if mode.solver == "backprop" and setting in EXACT:
+        return "exact gradients do not depend on the cuts"
+    if mode.name == "no gaps" and setting in (*EXACT, "solver.name"):
+        return "a plain pipeline"
+    return LISTED.get(setting, "")
+
+
+def others(setting: str, mode: Mode) -> list[Any]:
+    """Values of a setting that a mode does not have."""
+    current = _settled(mode)[setting]
+    if setting == "solver.name":
+        kind = next((k for k in (FILLING, STORING, ALONE) if mode.solver in k), ("backprop", "ddg"))
+        return [next(name for name in kind if name != mode.solver)]
+    if setting == "model.shortcut" and mode.solver == "petra":
+        return ["identity"]
+    values = OTHERS.get(setting) or _generic(setting, current, mode)
+    return [value for value in values if value != current]
+
+
+def _generic(setting: str, current: Any, mode: Mode) -> list[Any]:
+    section, _, key = setting.partition(".")
+    if section in ("solver", "correction"):
+        cls: type = registry.solver_class(mode.solver) if section == "solver" else Backprop
+        hint = get_type_hints(cls)[key]
+    else:
+        hint = get_type_hints(Config.model_fields[section].annotation)[key]
+    choices = [x for h in (hint, *get_args(hint)) if get_origin(h) is Literal for x in get_args(h)]
+    if choices:
+        return choices
+    if isinstance(current, bool) or bool in get_args(hint):
+        return [not current]
+    if isinstance(current, int):
+        return [current + 1]
+    assert isinstance(current, float) and current, f"say in OTHERS what to try of {setting}"
+    return [current / 2]
+
+
+@cache
+def trained(mode: Mode) -> Result:
+    """The result of a mode as it is."""
+    return train(_asked(mode))
+
+
+def train(asked: Values, keeps: bool = False) -> Result:
+    """Train a tiny network; ValueError for what is refused."""
+    with _stand_ins(), TemporaryDirectory() as folder:
+        config = build.read(None, asked, None, False)
+        loaded = build.load_data(config)
+        trainer = build.trainer(config, loaded, Path(folder), False)
+        trainer.out, trainer.quiet = Path(folder) if keeps else None, True
+        trainer.fit(*loaded)
+    tensors = trainer.blocks.model.state_dict().values()
+    weights = torch.cat([tensor.double().flatten() for tensor in tensors])
+    return Result(weights, tuple(trainer.blocks.cuts))
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Tiny images, with an augmentation of their own, a second sampler, and no compiler."""
+    with (
+        patch.object(data, "load", _load),
+        patch.dict(SAMPLERS, {"backwards": Backwards}),
+        patch.object(torch.nn.Module, "compile"),
+    ):
+        yield
+
+
+class Backwards(Uniform):
+    def choose(self, epoch: int, first: int, count: int) -> Tensor:
+        return super().choose(epoch, first, count).flip(0)
+
+
+def _load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
+    generator = torch.Generator().manual_seed(crc32(name.encode()))
+    images = torch.randint(0, 256, (48, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (48,), generator=generator)
+    train = Dataset(images[:40], labels[:40], 4, (0.5,), (0.3,), Augmentation(pad=1, flip=True))
+    return train.take(limit), replace(train, images=images[40:], labels=labels[40:])
+
+
+def _asked(mode: Mode, **more: Any) -> Values:
+    """What a user gives for a mode, and for one more setting."""
+    kept = mode.settings
+    if "solver.name" in more:
+        kept = {key: value for key, value in kept.items() if not key.startswith("solver.")}
+    return {**TINY, "solver.name": mode.solver, **kept, **more}
+
+
+@cache
+def _settled(mode: Mode) -> Values:
+    tree = build.read(None, _asked(mode), None, False).model_dump()
+    return {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_every_setting_acts_or_is_refused(mode: Mode) -> None:
+    for setting in (s for s, m in triples() if m == mode and tried(s, m, SHARE)):
+        outcome(setting, mode)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("solver", registry.OWN)
+def test_every_setting_acts_or_is_refused_without_exception(solver: str) -> None:
+    count(pair for pair in triples() if pair[1].solver == solver)
+
+
+def count(pairs: Iterable[tuple[str, Mode]]) -> Counter[str]:
+    """How many triples act, are refused or are listed; AssertionError names those that do not."""
+    found, faults = Counter[str](), []
+    for setting, mode in pairs:
+        try:
+            found[outcome(setting, mode)] += 1
+        except AssertionError as error:
+            faults.append(str(error))
+    assert not faults, "\n".join(faults)
+    return found
+
+
+if __name__ == "__main__":
+    found = count(triples())
+    print(f"{found.total()} triples: {dict(found)}")
