@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.cuts.costs import operations, seconds, unit_costs
-from hybrid.models import Chain, Unit, units
+from hybrid.models import Chain, Unit, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
 from solvers.blocks.norms import frozen_statistics
@@ -83,7 +82,7 @@ class Blocks:
         Raises ValueError if the model does not take it.
         """
         shapes: list[Shape] = []
-        with evaluating(self.model), torch.no_grad():
+        with mode(self.model, training=False), torch.no_grad():
             x = sample[:1]
             for index in range(len(self)):
                 try:
@@ -100,15 +99,9 @@ class Blocks:
     def drawing(self, sample: Tensor) -> dict[nn.Module, int]:
         """The modules that draw random numbers in training, and the number of each one's unit."""
         parts = [(part, i) for i, unit in enumerate(self.units) for part in unit.parts.values()]
-        was = [(module, module.training) for module in self.model.modules()]
-        self.model.train()
-        try:
-            with frozen_statistics(self.model):
-                # two, because BatchNorm cannot do with one value a channel
-                draws = drawing((part for part, _ in parts), sample[:2])
-        finally:
-            for module, training in was:
-                module.training = training
+        with mode(self.model, training=True), frozen_statistics(self.model):
+            # two, because BatchNorm cannot do with one value a channel
+            draws = drawing((part for part, _ in parts), sample[:2])
         return {part: unit for (part, unit), drew in zip(parts, draws, strict=True) if drew}
 
 
@@ -193,18 +186,6 @@ def _best_runs(
             for end in range(min(best) + 1, len(sums))
         }
     return best[len(sums) - 1]
-
-
-@contextmanager
-def evaluating(model: nn.Module):  # type: ignore[no-untyped-def]
-    """Evaluation mode, and back to what was."""
-    was = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in was:
-            module.training = training
 
 
 def _indices(cuts: list[str], names: list[str]) -> list[int]:

@@ -1,6 +1,6 @@
 """Residual networks as chains of units."""
 
-from hybrid.models.chain import Chain, Unit, units
+from hybrid.models.chain import Chain, Unit, mode, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.factorised import factorised
 from hybrid.models.imagenet import imagenet_resnet
@@ -13,6 +13,7 @@ __all__ = [
     "build",
     "factorised",
     "imagenet_resnet",
+    "mode",
     "preact_resnet",
     "resnet",
     "revnet",

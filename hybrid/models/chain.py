@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import nn
@@ -82,6 +83,18 @@ def units(model: nn.Sequential) -> list[Unit]:
         else:
             found.append(Unit(path, {path: leaf}))
     return _checked(found)
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Training or evaluation mode, and back to what was."""
+    was = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in was:
+            module.training = before
 
 
 def _units_of_chain(chain: Chain) -> list[Unit]:

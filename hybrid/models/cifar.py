@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -12,16 +12,16 @@ from hybrid.models.residual import (
     PreActBlock,
     ShortcutMaker,
     ZeroPadShortcut,
+    assemble,
     check_sizes,
+    classifier,
     conv1x1,
     conv3x3,
-    initialise,
     projection,
     stage,
 )
 
 STEM_WIDTH = 16
-STAGE_UNITS = {name: (name,) for name in ("layer1", "layer2", "layer3")}
 
 
 def resnet(
@@ -40,21 +40,14 @@ def resnet(
     check_sizes(classes, channels, image_size)
     num_blocks = _blocks_per_stage("resnet", depth, 2)
     maker = _chosen(shortcut, {"identity": ZeroPadShortcut, "projection": projection})
-    modules: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=conv3x3(channels, STEM_WIDTH),
-        bn1=nn.BatchNorm2d(STEM_WIDTH),
-        relu=nn.ReLU(inplace=True),
-        **_stages(BasicBlock, num_blocks, 1, maker),
-        **_classifier(64, classes),
-    )
-    units = {
-        "stem": ("conv1", "bn1", "relu"),
-        **STAGE_UNITS,
-        "head": ("avgpool", "flatten", "fc"),
+    stem = {
+        "conv1": conv3x3(channels, STEM_WIDTH),
+        "bn1": nn.BatchNorm2d(STEM_WIDTH),
+        "relu": nn.ReLU(inplace=True),
     }
-    chain = Chain(modules, units, (channels, image_size, image_size), classes)
-    initialise(chain)
-    return chain
+    stages = list(_stages(BasicBlock, num_blocks, 1, maker))
+    image = channels, image_size, image_size
+    return assemble(stem, stages, classifier(64, classes), image, classes)
 
 
 def preact_resnet(
@@ -97,21 +90,10 @@ def _preactivated(
     shortcut: ShortcutMaker,
 ) -> Chain:
     check_sizes(classes, channels, image_size)
-    modules: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=conv3x3(channels, STEM_WIDTH),
-        **_stages(PreActBlock, num_blocks, width, shortcut),
-        bn=nn.BatchNorm2d(64 * width),
-        relu=nn.ReLU(inplace=True),
-        **_classifier(64 * width, classes),
-    )
-    units = {
-        "stem": ("conv1",),
-        **STAGE_UNITS,
-        "head": ("bn", "relu", "avgpool", "flatten", "fc"),
-    }
-    chain = Chain(modules, units, (channels, image_size, image_size), classes)
-    initialise(chain)
-    return chain
+    stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
+    stages = list(_stages(PreActBlock, num_blocks, width, shortcut))
+    head = classifier(64 * width, classes, activates=True)
+    return assemble(stem, stages, head, (channels, image_size, image_size), classes)
 
 
 def _stages(
@@ -119,20 +101,10 @@ def _stages(
     num_blocks: int,
     width: int,
     shortcut: ShortcutMaker,
-) -> dict[str, nn.Module]:
-    return {
-        "layer1": stage(block, STEM_WIDTH, 16 * width, num_blocks, 1, shortcut),
-        "layer2": stage(block, 16 * width, 32 * width, num_blocks, 2, shortcut),
-        "layer3": stage(block, 32 * width, 64 * width, num_blocks, 2, shortcut),
-    }
-
-
-def _classifier(features: int, classes: int) -> dict[str, nn.Module]:
-    return {
-        "avgpool": nn.AdaptiveAvgPool2d(1),
-        "flatten": nn.Flatten(),
-        "fc": nn.Linear(features, classes),
-    }
+) -> Iterator[nn.Sequential]:
+    yield stage(block, STEM_WIDTH, 16 * width, num_blocks, 1, shortcut)
+    yield stage(block, 16 * width, 32 * width, num_blocks, 2, shortcut)
+    yield stage(block, 32 * width, 64 * width, num_blocks, 2, shortcut)
 
 
 def _blocks_per_stage(family: str, depth: int, offset: int) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from hybrid.models.chain import Chain, units
+from hybrid.models.chain import Chain, mode, units
 from solvers.layers.factorisation import Factorisation
 
+T = TypeVar("T")
 NAME = "factors"
 
 
@@ -30,46 +32,35 @@ def factorised(model: Chain, wanted: str) -> tuple[Chain, str]:
         raise ValueError(f"model.factorise is {wanted!r}; the rank must be at least 1")
     layer = Factorisation(_channels(model, target), int(rank))
     stage, _, child = target.rpartition(".")
+    modules, grouping, name = OrderedDict(model.named_children()), model.grouping, NAME
     if stage:
-        made = OrderedDict(model._modules)
-        inner = model.get_submodule(stage)
-        made[stage] = nn.Sequential(_before(OrderedDict(inner._modules), child, layer))
-        grouping, name = dict(model.grouping), f"{stage}.{NAME}"
+        inner = OrderedDict(modules[stage].named_children())
+        modules[stage] = nn.Sequential(_before(child, inner, layer))
+        name = f"{stage}.{NAME}"
     else:
-        first = model.grouping[target][0]
-        made, name = _before(OrderedDict(model._modules), first, layer), NAME
-        pairs = list(model.grouping.items())
-        at = [unit for unit, _ in pairs].index(target)
-        grouping = dict([*pairs[:at], (NAME, (NAME,)), *pairs[at:]])
-    modules: OrderedDict[str, nn.Module] = OrderedDict(
-        (key, module) for key, module in made.items() if module is not None
-    )
+        modules = _before(grouping[target][0], modules, layer)
+        grouping = _before(target, grouping, (NAME,))
     chain = Chain(modules, grouping, model.input_shape, model.classes)
     return chain.train(model.training), name
 
 
-def _before(
-    modules: OrderedDict[str, nn.Module | None], child: str, layer: nn.Module
-) -> OrderedDict[str, nn.Module]:
-    made: OrderedDict[str, nn.Module] = OrderedDict()
-    for key, module in modules.items():
-        if key == child:
-            made[NAME] = layer
-        if module is not None:
-            made[key] = module
+def _before(key: str, items: dict[str, T], new: T) -> OrderedDict[str, T]:
+    """The items, and a new one called NAME before `key`."""
+    made: OrderedDict[str, T] = OrderedDict()
+    for each, item in items.items():
+        if each == key:
+            made[NAME] = new
+        made[each] = item
     return made
 
 
 def _channels(model: Chain, target: str) -> int:
     """Channels of what unit `target` takes."""
-    was = model.training
-    model.eval()
     x = torch.zeros(1, *model.input_shape)
-    with torch.no_grad():
+    with mode(model, training=False), torch.no_grad():
         for unit in units(model):
             if unit.name == target:
                 break
             for part in unit.parts.values():
                 x = part(x)
-    model.train(was)
     return int(x.shape[1])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import nn
 
 from hybrid.models.chain import Chain
 from hybrid.models.residual import (
     BasicBlock,
     Bottleneck,
+    assemble,
     check_sizes,
-    initialise,
+    classifier,
     projection,
     stage,
 )
@@ -40,23 +39,16 @@ def imagenet_resnet(
         known = ", ".join(map(str, BLOCKS_PER_STAGE))
         raise ValueError(f"imagenet_resnet has no depth {depth}, only {known}: try {nearest}")
     block, num_blocks = BLOCKS_PER_STAGE[depth]
-    modules: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
-        bn1=nn.BatchNorm2d(64),
-        relu=nn.ReLU(inplace=True),
-        maxpool=nn.MaxPool2d(3, stride=2, padding=1),
-    )
-    units: dict[str, tuple[str, ...]] = {"stem": tuple(modules)}
-    in_channels = 64
+    stem = {
+        "conv1": nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(64),
+        "relu": nn.ReLU(inplace=True),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+    }
+    stages, in_channels = [], 64
     for i, num in enumerate(num_blocks):
-        name, width, stride = f"layer{i + 1}", 64 * 2**i, 1 if i == 0 else 2
-        modules[name] = stage(block, in_channels, width, num, stride, projection)
-        units[name] = (name,)
+        width = 64 * 2**i
+        stages.append(stage(block, in_channels, width, num, 1 if i == 0 else 2, projection))
         in_channels = width * block.expansion
-    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["fc"] = nn.Linear(in_channels, classes)
-    units["head"] = ("avgpool", "flatten", "fc")
-    chain = Chain(modules, units, (channels, image_size, image_size), classes)
-    initialise(chain)
-    return chain
+    head = classifier(in_channels, classes)
+    return assemble(stem, stages, head, (channels, image_size, image_size), classes)

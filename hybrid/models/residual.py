@@ -5,10 +5,13 @@ No block changes its input in place: at a cut the input is an autograd leaf.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from hybrid.models.chain import Chain
 
 ShortcutMaker = Callable[[int, int, int], nn.Module]
 """(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""
@@ -154,11 +157,35 @@ def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
 
 
-def initialise(model: nn.Module) -> None:
-    """Kaiming-normal convolutions, fan-out, ReLU gain (He et al. 2015); the rest is torch's own."""
-    for module in model.modules():
+def assemble(
+    stem: dict[str, nn.Module],
+    stages: Iterable[nn.Sequential],
+    head: dict[str, nn.Module],
+    input_shape: tuple[int, int, int],
+    classes: int,
+) -> Chain:
+    """The chain of stem, layer1, layer2, ... and head, with fresh weights.
+
+    Kaiming-normal convolutions, fan-out, ReLU gain (He et al. 2015); the rest is torch's own.
+    """
+    layers = {f"layer{number}": stage for number, stage in enumerate(stages, 1)}
+    units = {"stem": tuple(stem), **{name: (name,) for name in layers}, "head": tuple(head)}
+    chain = Chain(OrderedDict(**stem, **layers, **head), units, input_shape, classes)
+    for module in chain.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return chain
+
+
+def classifier(features: int, classes: int, activates: bool = False) -> dict[str, nn.Module]:
+    """The mean over the pixels and a linear layer; before it, if asked, batch norm and ReLU."""
+    before = {"bn": nn.BatchNorm2d(features), "relu": nn.ReLU(inplace=True)} if activates else {}
+    return {
+        **before,
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(features, classes),
+    }
 
 
 def check_sizes(classes: int, channels: int, image_size: int) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
 from torch import Tensor, nn
 
 from hybrid.models.chain import Chain
-from hybrid.models.residual import check_sizes, conv1x1, conv3x3, initialise
+from hybrid.models.residual import assemble, check_sizes, classifier, conv1x1, conv3x3
 from solvers.layers.reversible import Reversible
 
 LARGE_IMAGE = 64
@@ -79,43 +77,32 @@ def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: in
     check_sizes(classes, channels, image_size)
     if depth in STAGES:
         bottleneck, counts = STAGES[depth]
-        widths, stem = [64 * 2**i for i in range(4)], 64
+        widths, width = [64 * 2**i for i in range(4)], 64
     else:
         units, rest = divmod(depth - 2, 6)
         if rest or units < 1:
             known = ", ".join(map(str, STAGES))
             raise ValueError(f"there is no revnet{depth}: the depth is 6n + 2 or one of {known}")
         bottleneck, counts = False, (units,) * 3
-        widths, stem = [16, 32, 64], 16
-    modules, groups = _stem(channels, stem, image_size if depth in STAGES else 0)
-    width = stem
+        widths, width = [16, 32, 64], 16
+    stem = _stem(channels, width, depth in STAGES and image_size >= LARGE_IMAGE)
+    stages = []
     for i, (count, wide) in enumerate(zip(counts, widths, strict=True)):
         out = wide * (BOTTLENECK if bottleneck else 1)
-        modules[f"layer{i + 1}"] = _stage(width, out, 1 if i == 0 else 2, count, bottleneck)
-        groups[f"layer{i + 1}"] = (f"layer{i + 1}",)
+        stages.append(_stage(width, out, 1 if i == 0 else 2, count, bottleneck))
         width = out
-    modules["bn"] = nn.BatchNorm2d(2 * width)
-    modules["relu"] = nn.ReLU(inplace=True)
-    modules["avgpool"] = nn.AdaptiveAvgPool2d(1)
-    modules["flatten"] = nn.Flatten()
-    modules["fc"] = nn.Linear(2 * width, classes)
-    groups["head"] = ("bn", "relu", "avgpool", "flatten", "fc")
-    chain = Chain(modules, groups, (channels, image_size, image_size), classes)
-    initialise(chain)
-    return chain
+    head = classifier(2 * width, classes, activates=True)
+    return assemble(stem, stages, head, (channels, image_size, image_size), classes)
 
 
-def _stem(
-    channels: int, width: int, image_size: int
-) -> tuple[OrderedDict[str, nn.Module], dict[str, tuple[str, ...]]]:
-    modules: OrderedDict[str, nn.Module] = OrderedDict()
-    if image_size >= LARGE_IMAGE:
-        modules["conv1"] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-        modules["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    else:
-        modules["conv1"] = conv3x3(channels, width)
-    modules["streams"] = TwoStreams()
-    return modules, {"stem": tuple(modules)}
+def _stem(channels: int, width: int, shrinks: bool) -> dict[str, nn.Module]:
+    if not shrinks:
+        return {"conv1": conv3x3(channels, width), "streams": TwoStreams()}
+    return {
+        "conv1": nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+        "streams": TwoStreams(),
+    }
 
 
 def _stage(

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.partition import evaluating
 from hybrid.data import Dataset
-from hybrid.models import units
+from hybrid.models import mode, units
 from solvers.layers.factorisation import Factorisation
 
 IMAGES = 2000
@@ -77,7 +76,7 @@ def responses(
     """Show up to `limit` test images to the composed network up to `layer`, in evaluation mode."""
     number = min(limit, len(test))
     ids = torch.arange(number) * len(test) // number
-    with evaluating(model):
+    with mode(model, training=False):
         codes = (_codes(model, layer, test, part) for part in ids.split(_BATCH))
         means = torch.cat([M.flatten(2).mean(2) if M.dim() > 2 else M for M in codes])
         peaks = means.amax(0)
