@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
+from hybrid.cuts.partition import SAMPLES
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from solvers import Solver
@@ -28,15 +29,21 @@ def digits(batches: int = 0) -> Data:
     return (train.take(BATCH * batches), test.take(50)) if batches else (train, test)
 
 
-def network(name: str = "resnet8") -> models.Chain:
+def network(name: str = "resnet8") -> nn.Sequential:
+    """A model by name; `plain` is a small one without convolutions or BatchNorm."""
     torch.manual_seed(0)
+    if name == "plain":
+        hidden = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
     return models.build(name, classes=10, channels=1, image_size=8)
 
 
 def trainer(solver: Solver, out: Path | None = None, blocks: int = 2, **settings: Any) -> Trainer:
     """Two epochs on blocks of counted costs; `train` and `model` say what is other than usual."""
     wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **settings.pop("train", {})}
-    cut = split(network(settings.pop("model", "resnet8")), blocks, balance="operations")
+    sample = torch.zeros(SAMPLES, 1, 8, 8)
+    model = network(settings.pop("model", "resnet8"))
+    cut = split(model, blocks, balance="operations", sample=sample)
     settings = {"checkpoint": CheckpointSettings(keep_last=0), "quiet": True, **settings}
     return Trainer(cut, solver, out=out, train=TrainSettings(**wanted), **settings)
 

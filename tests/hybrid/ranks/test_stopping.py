@@ -40,7 +40,12 @@ WAYS: dict[str, dict[str, Any]] = {
         "model": "revnet8",
     },
     "local updates": {"solver": LocalUpdates(style="overlapping")},
-    "float16": {"solver": AugmentedLagrangian(), "window": 4, "train": {"precision": "float16"}},
+    "float16": {
+        "solver": AugmentedLagrangian(),
+        "window": 4,
+        "model": "plain",
+        "train": {"precision": "float16"},
+    },
 }
 
 

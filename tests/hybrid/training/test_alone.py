@@ -23,6 +23,7 @@ from trainings import (
 )
 
 from hybrid.settings.config import LinkSettings
+from hybrid.settings.rounds import WINDOW
 from solvers import (
     DDG,
     FDG,
@@ -40,6 +41,7 @@ BATCHES = 4
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
+PLAIN = BlockADMM(rho=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def spans(run: Path) -> dict[str, int]:
     ],
 )
 def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_path) -> None:
-    trainer(admm(), tmp_path / "run", window=window, correct_every=every).fit(*few)
+    trainer(PLAIN, tmp_path / "run", window=window, correct_every=every).fit(*few)
     assert spans(tmp_path / "run") == expected
     found = [line["phase"] for line in lines(tmp_path / "run")]
     assert found == ["serial", "parallel", "test"] * 2
@@ -105,7 +107,7 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path) ->
 
 
 def test_a_single_sweep_online_has_no_residual_norms(few, tmp_path) -> None:
-    trainer(admm(), tmp_path / "run", **ALONE).fit(*few)
+    trainer(PLAIN, tmp_path / "run", **ALONE).fit(*few)
     assert all("primal" not in line for line in lines(tmp_path / "run"))
 
 
@@ -175,8 +177,8 @@ def cut_files(run: Path) -> dict[str, bytes]:
 
 def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path) -> None:
     for name, settings, count in (("online", ALONE, 0), ("batch", KEPT, 2)):
-        trainer(admm(), tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
-        assert sum(b'"lam"' in file for file in cut_files(tmp_path / name).values()) == count
+        trainer(PLAIN, tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
+        assert sum(b'/lam"' in file for file in cut_files(tmp_path / name).values()) == count
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -196,7 +198,7 @@ def batch_run(few: Data, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", ["flipped", "cut short", "missing"])
 def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few) -> None:
-    (path,) = (batch_run / "checkpoints").rglob("cut*")
+    (path,) = newest(batch_run).glob("cut*")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     if damage == "missing":
@@ -205,7 +207,7 @@ def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few) ->
         path.write_bytes(content if damage == "flipped" else content[:100])
     said = refused(trainer(admm(), batch_run, resume=True, **KEPT), few)
     assert said.startswith(f"{path} is ")
-    assert "start again with a new --out" in said
+    assert "resume from 00000000" in said
 
 
 @pytest.mark.parametrize(
@@ -215,9 +217,9 @@ def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few) ->
         (Penalty(), KEPT),
         (admm(filter=2), KEPT),
         (admm(filter=2, filter_mode="input"), KEPT),
-        (admm(), ALONE | {"window": 2}),
-        (admm(), {"window": 2}),
-        (Backprop(), KEPT),
+        (PLAIN, ALONE | {"window": 2}),
+        (PLAIN, {"window": 2}),
+        (Backprop(), {}),
     ],
     ids=["lagrangian", "penalty", "filter", "filtered-input", "online", "hybrid", "backprop"],
 )
@@ -232,21 +234,6 @@ def test_block_admm_takes_over_a_run_of_another_solver(start, few, tmp_path) -> 
     trainer(start, tmp_path / "run", **KEPT, **ONCE).fit(*few)
     (tmp_path / "run" / "summary.json").unlink()
     trainer(admm(), tmp_path / "run", resume=True, **KEPT).fit(*few)
-
-
-@pytest.mark.parametrize("every", [0, 2])
-def test_rounds_that_would_train_nothing_are_refused(every, few) -> None:
-    said = refused(trainer(admm(), correct_every=every, sweeps=0), few)
-    assert said.startswith(
-        f"rounds.correct_every is {every} and rounds.sweeps is 0, so some rounds"
-    )
-
-
-@pytest.mark.parametrize("every", [0, 2])
-def test_gaps_are_not_filled_without_a_serial_phase_in_every_round(every, few) -> None:
-    said = refused(trainer(admm(), correct_every=every, fill=True), few)
-    assert said.startswith("rounds.fill works in the gaps of every round's serial phase, but ")
-    assert f"rounds.correct_every is {every}: set it to 1, or rounds.fill=false" in said
 
 
 @pytest.mark.parametrize("solver", [DDG(), LocalUpdates()], ids=lambda s: s.name)
@@ -275,10 +262,10 @@ def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2), (LocalUpdates(), 2)])
 def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
-    solver: Solver, reports: int, few: Data, tmp_path: Path
+    solver: Solver, reports: int, tmp_path: Path
 ) -> None:
-    settings = {"epochs": 1, "report_every": 1}
-    trainer(solver, tmp_path, train=settings, window=1).fit(*few)
+    settings = {"epochs": 1, "report_every": WINDOW}
+    trainer(solver, tmp_path, train=settings).fit(*digits(4 * WINDOW))
     assert sum("loss" in line for line in lines(tmp_path)) == reports
 
 

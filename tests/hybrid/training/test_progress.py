@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid.rounds.rounds import PhaseReport
+from hybrid.rounds.report import PhaseReport
 from hybrid.training.progress import Progress
 
 REPORTS = [

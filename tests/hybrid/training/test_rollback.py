@@ -39,7 +39,7 @@ def few() -> Data:
 
 
 def make(out: Path | None, way: str = "serial", epochs: int = 3, **settings: Any) -> Trainer:
-    return trainer(**WAYS[way], out=out, train={"epochs": epochs}, **settings)
+    return trainer(**WAYS[way], out=out, model="plain", train={"epochs": epochs}, **settings)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
