@@ -126,18 +126,8 @@ class Bench:
                 m = own[name].serial.micro_batches
                 gaps = fit(replace(blocks, costs=[]).block_costs(), batch_size, m)
                 links = MpiLinks(self.comm.Dup(), self.device)
-                made.append(
-                    OwnContender(
-                        own[name],
-                        blocks,
-                        links,
-                        gaps,
-                        sgd,
-                        batch_size,
-                        self.device,
-                        model.input_shape,
-                    )
-                )
+                common = (sgd, batch_size, device, model.input_shape)
+                made.append(OwnContender(own[name], blocks, links, gaps, *common))
             else:
                 try:
                     row = makers[name]()

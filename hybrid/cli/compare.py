@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ commands = typer.Typer()
     epilog="Example: mpirun -n 2 --bind-to none hybrid bench --model resnet20 --micro-batches 4,8"
 )
 def bench(
+    context: typer.Context,
     config: TomlFile = None,
     model: Model = None,
     data: Annotated[
@@ -49,7 +50,9 @@ def bench(
     to_accuracy: Annotated[
         float | None, typer.Option(min=0, max=1, help="Also train to this test accuracy.")
     ] = None,
-    epochs: Annotated[str, typer.Option(help="Lengths of the trainings to accuracy.")] = "3,6",
+    lengths: Annotated[
+        str, typer.Option("--epochs", help="Lengths of the trainings to accuracy.")
+    ] = "3,6",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings a row and length.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and plot.")] = Path("bench"),
     set_: AnyOther = None,
@@ -62,25 +65,19 @@ def bench(
     from hybrid.runs import build
 
     with together():
-        given = {
-            "model.name": model,
-            "data.name": data or (None if config else "synthetic"),
-            "data.dir": data_dir,
-            "train.batch_size": batch_size,
-            "optimiser.lr": lr,
-        }
-        lengths, parts = numbers("--epochs", epochs), numbers("--micro-batches", micro_batches)
+        epochs, parts = numbers("--epochs", lengths), numbers("--micro-batches", micro_batches)
         words = [word.strip() for word in rows.split(",") if word.strip()]
-        resolved = build.read(config, overrides(given, set_), None, False)
+        resolved = build.read(config, _settings(context), None, False)
         made = Bench(comm, resolved, parts, words, out)
     made.connect()
-    table = made.run(turns, steps, to_accuracy, lengths, seeds)
+    table = made.run(turns, steps, to_accuracy, epochs, seeds)
     if table is not None:
         typer.echo(table + f"written to {out}")
 
 
 @commands.command(epilog="Example: hybrid plan --model resnet56 --blocks 2,4,8,16 --gigabits 10")
 def plan(
+    context: typer.Context,
     config: TomlFile = None,
     model: Model = None,
     solver: Method = None,
@@ -88,28 +85,25 @@ def plan(
         str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
     ] = None,
     data_dir: DataDir = None,
-    blocks: Annotated[str, typer.Option(help="Numbers of blocks.")] = "2,4",
+    counts: Annotated[str, typer.Option("--blocks", help="Numbers of blocks.")] = "2,4",
     micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
     batch_size: BatchSize = None,
-    gigabits: Annotated[float | None, flag("--gigabits", "links.gigabits_per_second")] = None,
-    latency: Annotated[float | None, flag("--latency", "links.latency_microseconds")] = None,
+    gigabits: Annotated[float | None, flag("gigabits")] = None,
+    latency: Annotated[float | None, flag("latency")] = None,
     set_: AnyOther = None,
 ) -> None:
     """Predict from this machine alone what K ranks would do, and say which setting to take."""
-    given = {
-        "model.name": model,
-        "solver.name": solver,
-        "data.name": data or (None if config else "synthetic"),
-        "data.dir": data_dir,
-        "train.batch_size": batch_size,
-        "links.gigabits_per_second": gigabits,
-        "links.latency_microseconds": latency,
-    }
-    counts, parts = numbers("--blocks", blocks), numbers("--micro-batches", micro_batches)
+    blocks, parts = numbers("--blocks", counts), numbers("--micro-batches", micro_batches)
     from hybrid.bench.plan import report
     from hybrid.settings.resolve import load
 
     with together():
         if launch.launched_rank() == 0:
-            resolved = load(config, overrides(given, set_))
-            typer.echo(report(resolved, counts, parts, lambda text: typer.echo(text, err=True)))
+            resolved = load(config, _settings(context))
+            typer.echo(report(resolved, blocks, parts, lambda text: typer.echo(text, err=True)))
+
+
+def _settings(context: typer.Context) -> dict[str, Any]:
+    """What is given; without a file or a data set, images are made."""
+    images = {} if context.params["config"] else {"data.name": "synthetic"}
+    return images | overrides(context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,35 +16,59 @@ from hybrid.settings.config import Config, declared_settings
 
 _HELP = declared_settings()
 _DEFAULTS = Config().model_dump()
+_KEYS = {
+    "model": "model.name",
+    "data": "data.name",
+    "data_dir": "data.dir",
+    "solver": "solver.name",
+    "factorise": "model.factorise",
+    "epochs": "train.epochs",
+    "batch_size": "train.batch_size",
+    "lr": "optimiser.lr",
+    "window": "rounds.window",
+    "sweeps": "rounds.sweeps",
+    "correct_every": "rounds.correct_every",
+    "blocks": "split.blocks",
+    "seed": "train.seed",
+    "precision": "train.precision",
+    "kernels": "train.kernels",
+    "gigabits": "links.gigabits_per_second",
+    "latency": "links.latency_microseconds",
+}
+"""Parameters of commands that are settings."""
 
 
-def flag(name: str, key: str) -> Any:
+def flag(name: str) -> Any:
     """The flag of a setting, with its help and its default."""
-    section, _, field = key.partition(".")
-    default = _DEFAULTS[section].get(field, "")
-    shown = f"  [default: {default}]" if default not in ("", 0, None) else ""
-    return typer.Option(name, help=_HELP[key] + shown, show_default=False)
+    section, _, field = _KEYS[name].partition(".")
+    default = _DEFAULTS[section].get(field)
+    shown = f"  [default: {default}]" if default else ""
+    help_text = _HELP[_KEYS[name]] + shown
+    return typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
 
 
 TomlFile = Annotated[Path | None, typer.Argument(help="Settings as TOML.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
-Model = Annotated[str | None, flag("--model", "model.name")]
-DataDir = Annotated[str | None, flag("--data-dir", "data.dir")]
-Method = Annotated[str | None, flag("--solver", "solver.name")]
-BatchSize = Annotated[int | None, flag("--batch-size", "train.batch_size")]
-LearningRate = Annotated[float | None, flag("--lr", "optimiser.lr")]
+Model = Annotated[str | None, flag("model")]
+DataDir = Annotated[str | None, flag("data_dir")]
+Method = Annotated[str | None, flag("solver")]
+BatchSize = Annotated[int | None, flag("batch_size")]
+LearningRate = Annotated[float | None, flag("lr")]
 AnyOther = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable."),
 ]
 
 
-def overrides(given: Mapping[str, Any], others: Sequence[str] | None) -> dict[str, Any]:
-    """What flags and --set give, over the TOML file."""
+def overrides(context: typer.Context) -> dict[str, Any]:
+    """What the flags of settings and --set give, over the TOML file."""
     from hybrid.settings.text import parse_override
 
-    said = {key: value for key, value in given.items() if value is not None}
-    return said | dict(parse_override(text) for text in others or [])
+    texts = list(context.params.get("set_") or [])
+    given = {n: v for n, v in context.params.items() if n in _KEYS and v is not None}
+    if "window" in given:  # a number or a word, as in --set
+        texts.insert(0, f"{_KEYS['window']}={given.pop('window')}")
+    return {_KEYS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
 
 
 def numbers(name: str, text: str) -> list[int]:

@@ -19,6 +19,7 @@ commands = typer.Typer()
     "--setup 'module load openmpi; source .venv/bin/activate' --out runs/seeds"
 )
 def submit(
+    context: typer.Context,
     config: Annotated[Path, typer.Argument(help="Settings as TOML, read when the job starts.")],
     nodes: Annotated[int, typer.Option(help="Nodes of a job.")],
     ranks_per_node: Annotated[int, typer.Option(help="MPI ranks a node, one block each.")],
@@ -63,7 +64,7 @@ def submit(
 
     if launch.launched_rank() > 0:
         return
-    resolved = load(config, overrides({}, set_))
+    resolved = load(config, overrides(context))
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -30,25 +29,26 @@ commands = typer.Typer()
     "--epochs 30 --window 16 --set solver.beta=1e-3 --out runs/first"
 )
 def train(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Argument(help="Settings as TOML; a run folder's config.toml repeats that run."),
     ] = None,
     model: Model = None,
-    data: Annotated[str | None, flag("--data", "data.name")] = None,
+    data: Annotated[str | None, flag("data")] = None,
     data_dir: DataDir = None,
     solver: Method = None,
-    factorise: Annotated[str | None, flag("--factorise", "model.factorise")] = None,
-    epochs: Annotated[int | None, flag("--epochs", "train.epochs")] = None,
+    factorise: Annotated[str | None, flag("factorise")] = None,
+    epochs: Annotated[int | None, flag("epochs")] = None,
     batch_size: BatchSize = None,
     lr: LearningRate = None,
-    window: Annotated[str | None, flag("--window", "rounds.window")] = None,
-    sweeps: Annotated[int | None, flag("--sweeps", "rounds.sweeps")] = None,
-    correct_every: Annotated[int | None, flag("--correct-every", "rounds.correct_every")] = None,
-    blocks: Annotated[int | None, flag("--blocks", "split.blocks")] = None,
-    seed: Annotated[int | None, flag("--seed", "train.seed")] = None,
-    precision: Annotated[str | None, flag("--precision", "train.precision")] = None,
-    kernels: Annotated[str | None, flag("--kernels", "train.kernels")] = None,
+    window: Annotated[str | None, flag("window")] = None,
+    sweeps: Annotated[int | None, flag("sweeps")] = None,
+    correct_every: Annotated[int | None, flag("correct_every")] = None,
+    blocks: Annotated[int | None, flag("blocks")] = None,
+    seed: Annotated[int | None, flag("seed")] = None,
+    precision: Annotated[str | None, flag("precision")] = None,
+    kernels: Annotated[str | None, flag("kernels")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
     ] = None,
@@ -62,35 +62,12 @@ def train(
 
     time = _agreed(now())
     with together():
-        given = {
-            "model.name": model,
-            "data.name": data,
-            "data.dir": data_dir,
-            "solver.name": solver,
-            "model.factorise": factorise,
-            "train.epochs": epochs,
-            "train.batch_size": batch_size,
-            "optimiser.lr": lr,
-            "rounds.window": _window(window),
-            "rounds.sweeps": sweeps,
-            "rounds.correct_every": correct_every,
-            "split.blocks": blocks,
-            "train.seed": seed,
-            "train.precision": precision,
-            "train.kernels": kernels,
-        }
-        resolved = build.read(config, overrides(given, set_), out, resume)
+        resolved = build.read(config, overrides(context), out, resume)
         loaded = build.load_data(resolved)
         folder = out or build.new_folder(resolved, time)
         trainer = build.trainer(resolved, loaded, folder, resume)
     trainer.fit(*loaded)
     typer.echo(f"run folder {trainer.out}")
-
-
-def _window(text: str | None) -> int | str | None:
-    """What --window gives: a number, or a word for the settings to judge."""
-    number = text is not None and re.fullmatch(r"-?[0-9]{1,18}", text)
-    return int(text) if text is not None and number else text
 
 
 def _agreed(time: str) -> str:
