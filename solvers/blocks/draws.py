@@ -124,7 +124,10 @@ def _device(args: Any, kwargs: Mapping[str, Any]) -> torch.device:
 
 def _with_generator(func: Any, kwargs: dict[str, Any], generator: torch.Generator) -> Any:
     """The overload of a factory (rand, randn, randint, ...) that takes a generator."""
-    overload = getattr(func.overloadpacket, "generator", None)
+    # randint.low has a low_generator beside it, rand.out a generator_out
+    parts = [part for part in func._overloadname.split("_") if part != "default"]
+    parts.insert(len(parts) - ("out" in parts), "generator")
+    overload = getattr(func.overloadpacket, "_".join(parts), None)
     if overload is None:
         raise ValueError(
             f"{func} draws random numbers that no generator fixes: runs would not be repeatable; "

@@ -1,0 +1,86 @@
+"""A small chain whose units draw random numbers, trained by many methods; a program of each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybrid import Trainer, data, split
+from hybrid.folder import checkpoint
+from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
+from solvers import DDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
+from solvers.layers.reversible import Reversible
+from solvers.passes.pipeline import Gaps
+
+GAPS = [Gaps(4, 0), Gaps(0, 4)]
+METHODS: dict[str, dict[str, Any]] = {
+    **{
+        f"backprop, m = {m}, recompute {again}": {
+            "solver": Backprop(micro_batches=m, recompute=again)
+        }
+        for m in (1, 2)
+        for again in (False, True)
+    },
+    "ddg": {"solver": DDG()},
+    "features-replay": {"solver": FeaturesReplay()},
+    "petra": {"solver": Petra()},
+    "local-updates": {"solver": LocalUpdates(style="overlapping")},
+    "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
+    "gaps": {"solver": AugmentedLagrangian(), "gaps": GAPS},
+}
+
+
+class DropPath(nn.Module):
+    """x + F(x) for a random half of the samples, x for the others."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x + self.branch(x)
+        return x + self.branch(x) * (torch.rand(len(x), 1, 1, 1) < 0.5)
+
+
+def branch(width: int) -> nn.Module:
+    norm = nn.BatchNorm2d(width)
+    return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), norm, nn.Dropout(0.3))
+
+
+def trainer(name: str, out: Path, kind: str, resume: bool, minutes: float) -> Trainer:
+    """Twelve steps on two blocks, each of which draws."""
+    torch.manual_seed(0)
+    units = [nn.Conv2d(1, 8, 3, padding=1), Reversible(branch(4)), DropPath(branch(8))]
+    head = [nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)]
+    return Trainer(
+        split(nn.Sequential(*units, DropPath(branch(8)), *head), cuts=["3"]),
+        train=TrainSettings(epochs=1, batch_size=8, threads=1, report_every=1),
+        checkpoint=CheckpointSettings(minutes=minutes, keep_last=0),
+        links=LinkSettings(kind=kind),
+        out=out,
+        resume=resume,
+        quiet=True,
+        **METHODS[name],
+    )
+
+
+def trained(
+    name: str, out: Path, kind: str = "auto", resume: bool = False, minutes: float = 1e-9
+) -> dict[str, str]:
+    """The checksum of every unit's weights and momenta after training."""
+    made = trainer(name, out, kind, resume, minutes)
+    made.fit(*data.load("digits", limit=96))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in made.blocks.model.modules())
+    manifest = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])
+    assert manifest["step"] == 12
+    return {unit: entry["sha256"] for unit, entry in manifest["units"].items()}
+
+
+if __name__ == "__main__":
+    for method in METHODS:
+        trained(method, Path(sys.argv[1]) / method, minutes=0.0)
