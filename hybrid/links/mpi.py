@@ -18,15 +18,8 @@ from hybrid.links.staging import Outgoing, staging
 
 T = TypeVar("T")
 _DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.int8,
-    torch.bool,
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool),
 )
 _FORMAT_TAG = 1
 _FIRST_DATA_TAG = 2
@@ -91,11 +84,9 @@ class MpiLinks(RankLinks):
         if key not in known:
             known[key] = len(known)
             header = np.array(key, dtype=np.int64)
-            self._post(self._comm.Isend(header, dest=peer, tag=_FORMAT_TAG), header)
+            self._post(self._comm.Isend(header, peer, _FORMAT_TAG), header)
         buffer = _memory(tensor)
-        request = self._comm.Isend(
-            [buffer, self._mpi.BYTE], dest=peer, tag=_FIRST_DATA_TAG + known[key]
-        )
+        request = self._comm.Isend([buffer, self._mpi.BYTE], peer, _FIRST_DATA_TAG + known[key])
         self._post(request, buffer)
 
     def _receive(self, peer: int) -> Tensor:

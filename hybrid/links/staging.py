@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@dataclass
 class Outgoing:
     """A tensor on its way into a message."""
 
-    def __init__(self, memory: Tensor, event: Any = None) -> None:
-        self.memory, self._event = memory, event
-        """`memory` is what MPI reads, once the event has happened."""
+    memory: Tensor
+    """What MPI reads, once the event has happened."""
+    event: Any = None
 
     def ready(self) -> bool:
         """Whether MPI may read."""
-        return self._event is None or bool(self._event.query())
+        return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
         """Until MPI may read."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self.event is not None:
+            self.event.synchronize()
 
 
-class Staging(ABC):
-    """Between a block's device and MPI."""
+class Staging:
+    """Between a block's device and MPI, which reads and writes the memory of blocks on the CPU."""
 
-    @abstractmethod
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def outgoing(self, tensor: Tensor) -> Outgoing:
         """Begin to hand over a dense tensor; its strides are kept."""
-
-    @abstractmethod
-    def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        """Memory that MPI may write to at once."""
-
-    @abstractmethod
-    def arrived(self, buffer: Tensor) -> Tensor:
-        """The tensor on the block's device, whose current stream may use it."""
-
-
-class HostStaging(Staging):
-    """Blocks on the CPU: MPI reads and writes their memory."""
-
-    def outgoing(self, tensor: Tensor) -> Outgoing:
         return Outgoing(tensor)
 
     def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        """Memory that MPI may write to at once."""
         return torch.empty_strided(shape, strides, dtype=dtype)
 
     def arrived(self, buffer: Tensor) -> Tensor:
+        """The tensor on the block's device, whose current stream may use it."""
         return buffer
 
 
@@ -62,7 +53,7 @@ class PinnedStaging(Staging):
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._copying = torch.cuda.Stream(device)
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
@@ -85,9 +76,6 @@ class PinnedStaging(Staging):
 class DirectStaging(Staging):
     """A GPU-aware MPI reads and writes GPU memory, but knows nothing of streams."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
     def outgoing(self, tensor: Tensor) -> Outgoing:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
@@ -99,12 +87,9 @@ class DirectStaging(Staging):
         torch.cuda.current_stream(self._device).synchronize()
         return made
 
-    def arrived(self, buffer: Tensor) -> Tensor:
-        return buffer
-
 
 def staging(device: torch.device, gpu_aware: bool) -> Staging:
     """What a block on this device needs."""
     if device.type != "cuda":
-        return HostStaging()
+        return Staging(device)
     return DirectStaging(device) if gpu_aware else PinnedStaging(device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -17,21 +16,17 @@ from hybrid.links.base import PeerError, Program, RankLinks
 T = TypeVar("T")
 
 
-@dataclass
 class Room:
     """What the threads of one run share."""
 
-    size: int
-    queues: dict[tuple[int, int], SimpleQueue[Any]] = field(init=False)
-    values: list[Any] = field(init=False)
-    barrier: threading.Barrier = field(init=False)
-    failed: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        pairs = [(a, b) for a in range(self.size) for b in (a - 1, a + 1)]
-        self.queues = {pair: SimpleQueue() for pair in pairs}
-        self.values = [None] * self.size
-        self.barrier = threading.Barrier(self.size)
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.queues: dict[tuple[int, int], SimpleQueue[Any]] = {
+            pair: SimpleQueue() for a in range(size) for pair in ((a, a - 1), (a, a + 1))
+        }
+        self.values: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+        self.failed = threading.Event()
 
     def fail(self) -> None:
         self.failed.set()

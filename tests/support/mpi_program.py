@@ -10,7 +10,7 @@ from world import command
 
 from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks, run_mpi
-from hybrid.links.staging import HostStaging, Outgoing
+from hybrid.links.staging import Outgoing, Staging
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -95,7 +95,7 @@ def copying(comm):
             while not self.query():
                 pass
 
-    class Copying(HostStaging):
+    class Copying(Staging):
         def outgoing(self, tensor):
             return Copy(torch.zeros_like(tensor), tensor, Event())
 
@@ -109,7 +109,7 @@ def copying(comm):
             self.memory.copy_(self.tensor)
 
     links = MpiLinks(comm)
-    links._staging = Copying()
+    links._staging = Copying(torch.device("cpu"))
     return links
 
 
