@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +15,9 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
-import typer
+from commands import command
 from hypothesis import HealthCheck, settings
 from world import ALLOWED, World
-
-from hybrid.cli.app import app
-from hybrid.cli.failure import run_command
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Command = Callable[..., tuple[int, str, str]]
@@ -80,17 +78,25 @@ def hybrid_cli() -> Path:
 
 
 @pytest.fixture
-def hybrid(capfd: pytest.CaptureFixture[str]) -> Command:
+def hybrid() -> Command:
     """Run the command in this process: (exit status, stdout, stderr)."""
+    return command
 
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        words = [str(argument) for argument in arguments]
-        command = typer.main.get_command(app)
-        status = run_command(lambda: command.main(args=words, standalone_mode=False))
-        return status, *capfd.readouterr()
 
-    return run
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run: two blocks, two epochs of five steps."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    words = ("--epochs", 2, "--batch-size", 256, "--set", "train.threads=1", "--out", out)
+    status, _, err = command("train", *words)
+    assert status == 0, err
+    return out
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def _run(command: list[object], limit: float) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from time import sleep, time
 from unittest import mock
 
 import torch
-from world import command
+from world import hybrid
 
 from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks, run_mpi
@@ -176,7 +176,7 @@ def without_images(comm, words):
     """The command where the second rank's host has no data."""
     missing = FileNotFoundError("no images on this host")
     with mock.patch("hybrid.data.load", side_effect=missing) if comm.rank else nullcontext():
-        return command(comm, words)
+        return hybrid(comm, words)
 
 
 def fail(comm):

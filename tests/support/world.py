@@ -9,13 +9,12 @@ A waiting rank reads from a socket, so it takes no core.
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -56,7 +55,7 @@ class World:
 
     def hybrid(self, size: int, *words: object, limit: float = 100) -> tuple[int, str, str]:
         """The command on so many ranks: (worst exit status, stdout, stderr of all)."""
-        found = self.run(size, "world:command", [str(word) for word in words], limit=limit)
+        found = self.run(size, "world:hybrid", [str(word) for word in words], limit=limit)
         statuses, out, err = zip(*found, strict=True)
         return max(statuses), "".join(out), "".join(err)
 
@@ -112,25 +111,16 @@ class World:
         return True, f"no answer within {limit:g} seconds"
 
 
-def command(comm: Any, words: list[str]) -> tuple[int, str, str]:
-    """The `hybrid` command on the ranks of a communicator: (exit status, stdout, stderr)."""
-    import typer
+def hybrid(comm: Any, words: list[str]) -> tuple[int, str, str]:
+    """The command on the ranks of a communicator: (exit status, stdout, stderr)."""
+    from commands import command
 
-    from hybrid.cli.app import app
-    from hybrid.cli.failure import run_command
     from hybrid.ranks import launch
 
     here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(launch, "ranks", return_value=here),
-        mock.patch.object(sys, "argv", ["hybrid", *words]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
-        click = typer.main.get_command(app)
-        status = run_command(lambda: click.main(args=words, standalone_mode=False))
-    return status, out.getvalue(), err.getvalue()
+    line = mock.patch.object(sys, "argv", ["hybrid", *words])
+    with mock.patch.object(launch, "ranks", return_value=here), line:
+        return command(*words)
 
 
 def serve(address: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,28 +14,12 @@ import typer
 from safetensors.torch import load_file
 
 from hybrid import data, models
-from hybrid.cli.app import app
 from hybrid.cli.failure import run_command
 from hybrid.folder import checkpoint
 from hybrid.settings.resolve import load
 from solvers import Block
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    words = ["train", *QUICK, "--out", str(out)]
-    command = typer.main.get_command(app)
-    assert run_command(lambda: command.main(args=words, standalone_mode=False)) == 0
-    return out
-
-
-@pytest.fixture
-def run_folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def assert_one_line(answer: tuple[int, str, str], *parts: str, status: int = 1) -> None:

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 import shutil
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import pytest
-import typer
+from commands import command
 from hostile_settings import values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.cli.app import app
-from hybrid.cli.failure import run_command
 from hybrid.folder import checkpoint
 
-COMMAND = typer.main.get_command(app)
 FILES = ("metrics.jsonl", "summary.json", "config.toml", "manifest.json")
 READERS = ("report", "evaluate", "export", "resume")
-
-
-def run(*words: object) -> tuple[int, str]:
-    err = io.StringIO()
-    with redirect_stderr(err), redirect_stdout(io.StringIO()):
-        status = run_command(
-            lambda: COMMAND.main(args=[str(word) for word in words], standalone_mode=False)
-        )
-    return status, err.getvalue()
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two blocks."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    words = ("train", "--epochs", 1, "--batch-size", 700, "--blocks", 2, "--out", out)
-    assert run(*words, "--set", "train.threads=1", "--set", "split.cuts=['layer2.0']")[0] == 0
-    return out
 
 
 @st.composite
@@ -112,11 +89,11 @@ def check(finished: Path, folder: Path, case: tuple[str, str, list[int], Any, by
         "report": ("report", out),
         "evaluate": ("evaluate", out),
         "export": ("export", out, folder / "x.safetensors"),
-        "resume": ("train", "--resume", "--out", out, "--epochs", 2, "--set", "train.threads=1"),
+        "resume": ("train", "--resume", "--out", out, "--epochs", 3, "--set", "train.threads=1"),
     }[reader]
     logs = hidden()
     begun = process_time()
-    status, err = run(*words)
+    status, _, err = command(*words)
     assert process_time() - begun < 10
     assert hidden() == logs
     if status:

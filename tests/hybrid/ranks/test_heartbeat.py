@@ -13,14 +13,7 @@ from time import monotonic, sleep
 import pytest
 from world import ALLOWED
 
-WAITING = """
-import os, sys
-from pathlib import Path
-from hybrid.ranks import launch
-here = launch.ranks()
-Path(sys.argv[1], f"rank{here.comm.rank}").write_text(str(os.getpid()))
-here.comm.recv(source=(here.comm.rank + 1) % 3)  # nobody sends
-"""
+WAITING = Path(__file__).parents[2] / "support" / "waiting_program.py"
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
 
 
@@ -29,7 +22,7 @@ class Job:
 
     def __init__(self, folder: Path, *wrapper: str) -> None:
         mpirun = Path(sys.executable).parent / "mpirun"
-        command = [mpirun, "-n", 3, *wrapper, sys.executable, "-c", WAITING, folder]
+        command = [mpirun, "-n", 3, *wrapper, sys.executable, WAITING, folder]
         self.mpirun = subprocess.Popen(
             [str(word) for word in command],
             env=os.environ | ALLOWED,
@@ -116,9 +109,9 @@ def test_a_launcher_that_does_not_end_the_job_is_ended_with_it(lost, start, tmp_
     assert job.mpirun.returncode != 0
 
 
-def test_a_timeout_that_is_no_number_is_refused_once(mpirun, hybrid_cli, monkeypatch) -> None:
+def test_a_timeout_that_is_no_number_is_refused_once(mpirun, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HYBRID_HOST_TIMEOUT", "soon")
-    done = mpirun(2, hybrid_cli, "doctor")
+    done = mpirun(2, sys.executable, WAITING, tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("HYBRID_HOST_TIMEOUT is 'soon'; write whole seconds") == 1
     assert "Traceback" not in done.stderr

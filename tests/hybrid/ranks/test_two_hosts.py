@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 import pytest
-import torch
+from commands import command
+from torch import Tensor
+from trainings import assert_same, weights
 from two_hosts import TwoHosts, missing, two_hosts
 
-from hybrid.folder.checkpoint import complete, load_model, read_manifest
+from hybrid.folder.checkpoint import complete
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-EPOCHS = 4
-SETTINGS = ("--epochs", EPOCHS, "--batch-size", "32", "--set", "train.threads=1")
+SETTINGS = (
+    *("--epochs", 4, "--batch-size", 32, "--set", "train.threads=1"),
+    *("--set", "data.limit=320", "--set", "train.report_every=4"),
+)
+WAITING = Path(__file__).parents[2] / "support" / "waiting_program.py"
 
 
 @pytest.fixture
@@ -28,45 +33,49 @@ def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(hybrid_cli, tmp_path_factory) -> dict[str, torch.Tensor]:
+def undisturbed(tmp_path_factory) -> dict[str, Tensor]:
     """The weights of the same training on threads."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    command = [hybrid_cli, "train", "--blocks", 2, *SETTINGS, "--out", out]
-    subprocess.run([str(part) for part in command], capture_output=True, timeout=100, check=True)
+    assert command("train", "--blocks", 2, *SETTINGS, "--out", out)[0] == 0
     return weights(out)
 
 
 @pytest.fixture
 def start(hosts, hybrid_cli, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a training on both hosts, a rank each; what is left of it ends with the test."""
+    """Start ranks on both hosts; what is left of them ends with the test."""
     jobs = []
 
-    def training(*more: object, **environment: str) -> subprocess.Popen[str]:
-        command = (hybrid_cli, "train", *SETTINGS, "--out", tmp_path / "run", *more)
-        jobs.append(hosts.mpirun(*command, env=environment))
+    def job(*words: object, **environment: str) -> subprocess.Popen[str]:
+        words = words or (sys.executable, WAITING, tmp_path)
+        jobs.append(hosts.mpirun(*words, env=environment))
         return jobs[-1]
 
-    yield training
+    yield job
     for job in jobs:
         job.kill()
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    newest = complete(out / "checkpoints")[-1]
-    return load_model(newest, read_manifest(newest))
+@pytest.fixture
+def train(start, hybrid_cli, tmp_path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a training on both hosts, a rank each."""
+
+    def training(*more: object, **environment: str) -> subprocess.Popen[str]:
+        words = (hybrid_cli, "train", *SETTINGS, "--out", tmp_path / "run", *more)
+        return start(*words, **environment)
+
+    return training
 
 
-def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+def wait_for(reached: Callable[[], object], job: subprocess.Popen[str]) -> None:
+    limit = monotonic() + 90
+    while not reached():
+        assert monotonic() < limit, "it does not come"
+        assert job.poll() is None, "the job has ended"
+        sleep(0.05)
 
 
 def wait_for_checkpoint(run: Path, job: subprocess.Popen[str]) -> None:
-    limit = monotonic() + 60
-    while not complete(run / "checkpoints"):
-        assert monotonic() < limit, "no checkpoint"
-        assert job.poll() is None, "the job has ended"
-        sleep(0.05)
+    wait_for(lambda: complete(run / "checkpoints"), job)
 
 
 def seconds_to_the_end(hosts: TwoHosts, limit: float) -> float:
@@ -81,14 +90,14 @@ def seconds_to_the_end(hosts: TwoHosts, limit: float) -> float:
 @pytest.mark.parametrize(
     ("silently", "timeout", "limit"),
     [
-        pytest.param(False, 3, 13, id="link down", marks=pytest.mark.slow),
-        pytest.param(True, 10, 20, id="packets lost"),
+        pytest.param(False, 3, 13, id="link down"),
+        pytest.param(True, 10, 20, id="packets lost", marks=pytest.mark.slow),
     ],
 )
 def test_a_cut_link_ends_the_job_on_both_hosts_and_a_resume_has_the_bits(
-    silently, timeout, limit, hosts, start, tmp_path, undisturbed
+    silently, timeout, limit, hosts, train, tmp_path, undisturbed
 ) -> None:
-    job = start(**({} if timeout == 10 else {"HYBRID_HOST_TIMEOUT": str(timeout)}))
+    job = train(**({} if timeout == 10 else {"HYBRID_HOST_TIMEOUT": str(timeout)}))
     wait_for_checkpoint(tmp_path / "run", job)
     hosts.cut(silently)
     seconds_to_the_end(hosts, limit)
@@ -100,7 +109,7 @@ def test_a_cut_link_ends_the_job_on_both_hosts_and_a_resume_has_the_bits(
     assert errors.count("hybrid: error:") == 1
     assert "Traceback" not in errors
     hosts.mend()
-    job = start("--resume")
+    job = train("--resume")
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 0, errors
     assert_same(weights(tmp_path / "run"), undisturbed)
@@ -113,7 +122,7 @@ def test_a_cut_link_ends_the_job_on_both_hosts_and_a_resume_has_the_bits(
 )
 def test_what_is_killed_on_one_host_ends_the_job_on_both(host, word, hosts, start, tmp_path):
     job = start()
-    wait_for_checkpoint(tmp_path / "run", job)
+    wait_for(lambda: len(list(tmp_path.glob("rank*"))) == 2, job)
     hosts.kill(host, word)
     seconds_to_the_end(hosts, 10)
     _, errors = job.communicate(timeout=5)
@@ -126,8 +135,8 @@ def test_what_is_killed_on_one_host_ends_the_job_on_both(host, word, hosts, star
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_and_a_short_cut_are_waited_for(hosts, start, tmp_path, undisturbed):
-    job = start(HYBRID_HOST_TIMEOUT="4")
+def test_a_stopped_rank_and_a_short_cut_are_waited_for(hosts, train, tmp_path, undisturbed):
+    job = train(HYBRID_HOST_TIMEOUT="4")
     wait_for_checkpoint(tmp_path / "run", job)
     (rank,) = (
         pid

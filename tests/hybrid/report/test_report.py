@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from collections import OrderedDict
 from html.parser import HTMLParser
 from io import BytesIO
@@ -13,12 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from matplotlib.image import imread
 from torch import Tensor, nn
 
-from hybrid.cli.app import app
-from hybrid.cli.failure import run_command
 from hybrid.data import Dataset
 from hybrid.models import Chain
 from hybrid.report import factors, write
@@ -31,21 +27,7 @@ from hybrid.report.tables import amount
 from hybrid.runs import restore
 from solvers.layers.factorisation import Factorisation
 
-QUICK = ("--epochs", "1", "--batch-size", "256", "--set", "train.threads=1")
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    assert _command("train", *QUICK, "--out", out) == 0
-    return out
-
-
-@pytest.fixture
-def run_folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -53,12 +35,6 @@ def by_hand(tmp_path: Path) -> Path:
     """The smallest run folder there is."""
     _lines(tmp_path, {"step": 1, "epoch": 0, "phase": "serial", "loss": 2.0})
     return tmp_path
-
-
-def _command(*arguments: object) -> int:
-    command = typer.main.get_command(app)
-    words = [str(argument) for argument in arguments]
-    return run_command(lambda: command.main(args=words, standalone_mode=False))
 
 
 def _lines(run: Path, *lines: dict[str, object]) -> None:

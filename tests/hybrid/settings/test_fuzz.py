@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
 
@@ -15,16 +14,13 @@ import pooch
 import pytest
 import requests
 import torch
-import typer
+from commands import command
 from hostile_settings import command_lines, toml_texts
 from hypothesis import given, settings
 
 from hybrid import data
-from hybrid.cli.app import app
-from hybrid.cli.failure import run_command
 from solvers.passes.pipeline import Cost
 
-COMMAND = typer.main.get_command(app)
 SECONDS = 10
 MORE = settings(max_examples=3 * settings().max_examples)
 
@@ -59,14 +55,6 @@ def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
         yield counts
 
 
-def run(words: list[str]) -> tuple[int, str]:
-    """Exit status and stderr of the command in this process."""
-    err = io.StringIO()
-    with redirect_stderr(err), redirect_stdout(io.StringIO()):
-        status = run_command(lambda: COMMAND.main(args=words, standalone_mode=False))
-    return status, err.getvalue()
-
-
 @contextmanager
 def nothing_written(folder: Path) -> Iterator[None]:
     """The folder, and where errors nobody should see are kept, hold what they did."""
@@ -83,7 +71,7 @@ def nothing_written(folder: Path) -> Iterator[None]:
 def assert_answered(words: list[str], folder: Path) -> None:
     begun = process_time()
     with nothing_written(folder):
-        status, err = run(words)
+        status, _, err = command(*words)
     assert process_time() - begun < SECONDS
     if status != 0:
         assert err.startswith("hybrid: error: ")
