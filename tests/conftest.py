@@ -34,7 +34,8 @@ GROUPS = {
     "slurm": r"tests/slurm/",
     "two hosts": r"tests/hybrid/ranks/test_two_hosts",
     "faults": r"tests/faults/",
-    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)",
+    "ranks": r"tests/(solvers/test_random_layers|"
+    r"hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks))",
     "kernels": r"tests/solvers/kernels/test_fused",
 }
 """Tests that share what is slow to start, as a cluster or a world: each group has one worker."""
