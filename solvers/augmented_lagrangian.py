@@ -45,6 +45,8 @@ class AugmentedLagrangian(Penalty):
 
     def check(self, setup: Setup) -> None:
         super().check(setup)
+        if not setup.correct_every:
+            self.refuse_inert("no correction gives the adjoint to start from", "multiplier_start")
         if not setup.exchanges:
             self.refuse_inert(
                 "multipliers stay as they are in a single sweep or a gap", "kappa_step"

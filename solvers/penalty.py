@@ -87,7 +87,9 @@ class Penalty(Solver):
         if setup.fills and not setup.window and not setup.own_fill:
             why = "gaps are filled with rounds.fill_step=added, which has no step of its own"
             self.refuse_inert(why, "momentum")
-        if not setup.exchanges and self.lam_start == "feasible":
+        if not setup.correct_every:
+            self.refuse_inert("no correction gives the adjoint for a first step", "lam_start")
+        if not setup.exchanges and (self.lam_start == "feasible" or not setup.correct_every):
             self.refuse_inert("lam stays where it starts in a single sweep or a gap", "lam_step")
         if setup.correct_every != 1 and setup.sweeps < 4:
             why = "it compares whole rounds, or a fourth sweep's residual with the third's"

@@ -121,7 +121,7 @@ OTHERS: dict[str, list[Any]] = {
     "solver.return_ratio": [1e-9],
     "solver.balance_ratio": [1.01],
     "solver.dual_limit": [0.0],
-    "solver.constraint": ["non-negative"],
+    "solver.constraint": ["box:0:0.5"],
     "solver.head": ["mlp:4"],
     "solver.depth": [3],
     "solver.gradient_shrinking": [0.5],
@@ -184,9 +184,7 @@ def _outcome(setting: str, value: Any, mode: Mode) -> str:
     try:
         result = train(_asked(mode, **{setting: value}), keeps=setting.startswith("checkpoint"))
     except ValueError as error:
-        named = [key.split(".")[1] in str(error) for key in (setting, *mode.settings)]
-        assert any(named), f"{mode}: {setting} = {value!r} is refused for {error}"
-        return "refused"
+        return _refused(f"{mode}: {setting} = {value!r}", str(error), [setting, *mode.settings])
     same = torch.equal(result.weights, base.weights)
     listed = _listed(setting, mode, result, base)
     if listed:
@@ -199,6 +197,12 @@ def _outcome(setting: str, value: Any, mode: Mode) -> str:
     return "acts"
 
 
+def _refused(what: str, why: str, named: list[str]) -> str:
+    """The reason names the setting, or one of the mode's that it is at odds with."""
+    assert any(key.split(".")[1] in why for key in named), f"{what} is refused for {why}"
+    return "refused"
+
+
 def _listed(setting: str, mode: Mode, result: Result, base: Result) -> str:
     if setting == "split.balance" and result.cuts == base.cuts:
         return "the cuts come out the same"
@@ -206,6 +210,10 @@ def _listed(setting: str, mode: Mode, result: Result, base: Result) -> str:
         return "exact gradients do not depend on the cuts"
     if mode.name == "no gaps" and setting in (*EXACT, "solver.name"):
         return "a plain pipeline"
+    if mode.name == "all" and mode.solver in STORING and setting == "data.augment":
+        return "records that are kept without corrections are of plain images"
+    if f"{mode}" == "auxnet, uncorrected" and setting == "rounds.window":
+        return "one sweep, and nothing recorded"
     return LISTED.get(setting, "")
 
 
@@ -213,8 +221,8 @@ def others(setting: str, mode: Mode) -> list[Any]:
     """Values of a setting that a mode does not have."""
     current = _settled(mode)[setting]
     if setting == "solver.name":
-        kind = next((k for k in (FILLING, STORING, ALONE) if mode.solver in k), ("backprop", "ddg"))
-        return [next(name for name in kind if name != mode.solver)]
+        other = {"backprop": "ddg", "ddg": "features-replay", "auxnet": "penalty"}
+        return [other.get(mode.solver, "ddg" if mode.solver in ALONE else "auxnet")]
     if setting == "model.shortcut" and mode.solver == "petra":
         return ["identity"]
     values = OTHERS.get(setting) or _generic(setting, current, mode)
@@ -235,7 +243,7 @@ def _generic(setting: str, current: Any, mode: Mode) -> list[Any]:
         return [not current]
     if isinstance(current, int):
         return [current + 1]
-    assert isinstance(current, float) and current, f"say in OTHERS what to try of {setting}"
+    assert current, f"say in OTHERS what to try of {setting}"
     return [current / 2]
 
 

@@ -23,7 +23,7 @@ from hybrid.settings.rounds import WINDOW, settled, wanted_correction
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts
 from solvers import Solver, registry
-from solvers.base import Setup, Shape
+from solvers.base import Recording, Setup, Shape
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillStep, Gaps, fit
@@ -159,6 +159,12 @@ class Trainer(Options):
         self._check_gaps(gaps, setup)
         augmentation = train.augmentation
         augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+        keeps = carried and not setup.correct_every and issubclass(self.solver.program, Recording)
+        if keeps and augmentation.cutout:
+            raise ValueError(
+                f"data.cutout is {augmentation.cutout}, but rounds.correct_every is 0 and "
+                "rounds.window all, which trains on plain images: leave it out"
+            )
         norms = torch.nn.modules.batchnorm._BatchNorm
         assert self.correction is not None
         method = Method(
