@@ -12,8 +12,6 @@ import json
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from hybrid.bench.measure import meet, timed
 from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import OwnContender, recipes
@@ -40,14 +38,10 @@ def main() -> None:
     blocks = split(planner.model, comm.size, balance="operations")
     wanted = ("backprop, m=1", "backprop, m=4", "backprop, m=8", "augmented-lagrangian, m=4, gaps")
     made = [r for r in recipes([4, 8]) if r.name.startswith(wanted) and "bfloat" not in r.name]
-    device = torch.device("cpu")
     rows = []
     for recipe in made:
         gaps = comm.bcast(planner.gaps(blocks, recipe)) if recipe.fill else []
-        links = MpiLinks(comm.Dup())
-        shape = planner.model.input_shape
-        sgd = settings.optimiser
-        rows.append(OwnContender(recipe, blocks, links, gaps, sgd, 128, device, shape))
+        rows.append(OwnContender(recipe, blocks, MpiLinks(comm.Dup()), gaps, settings))
     predicted: dict[str, list[float]] = {recipe.name: [] for recipe in made}
     measured: dict[str, list[float]] = {recipe.name: [] for recipe in made}
     for turn in range(options.turns + 1):

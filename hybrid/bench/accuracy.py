@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
@@ -42,7 +42,7 @@ class Runs:
 
 def to_accuracy(
     comm: Any,
-    make_contenders: Callable[[int], Sequence[Contender]],
+    make_contenders: Callable[[int], Mapping[str, Contender]],
     make_model: Callable[[int], Chain],
     settings: Config,
     data: tuple[Dataset, Dataset],
@@ -62,13 +62,15 @@ def to_accuracy(
     for epochs in sorted(lengths):
         runs: dict[str, Runs] = {}
         for seed in range(settings.train.seed, settings.train.seed + seeds):
-            rows = [row for row in make_contenders(seed) if row.name not in reached]
-            _train(comm, rows, runs, settings, data[0], epochs, seed)
-            for row in rows:
+            rows = {n: row for n, row in make_contenders(seed).items() if n not in reached}
+            seconds = _train(comm, rows, settings, data[0], epochs, seed)
+            for name, row in rows.items():
                 state = row.state_dict()
                 found = _test(make_model(seed), state, data[1]) if state is not None else 0.0
                 meet(comm)
-                runs[row.name].test_accuracy.append(comm.bcast(found))
+                run = runs.setdefault(name, Runs(name, epochs))
+                run.test_accuracy.append(comm.bcast(found))
+                run.seconds.append(seconds[name])
                 row.close()
         for run in runs.values():
             done.append(run)
@@ -86,29 +88,28 @@ def shortest(runs: Sequence[Runs], name: str, target: float) -> Runs | None:
 
 def _train(
     comm: Any,
-    rows: Sequence[Contender],
-    runs: dict[str, Runs],
+    rows: Mapping[str, Contender],
     settings: Config,
     train: Dataset,
     epochs: int,
     seed: int,
-) -> None:
+) -> dict[str, float]:
+    """Seconds of each row."""
     batch_size = settings.train.batch_size
     every = len(train) // batch_size
     schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
     sampler = Uniform(len(train), seed)
     device = launch.device(settings.train.device)
     windows = Windows(train, batch_size, every, False, 1, seed, schedule, sampler, device)
-    totals = dict.fromkeys((row.name for row in rows), 0.0)
+    totals = dict.fromkeys(rows, 0.0)
     for epoch in range(epochs):
         trained, _ = next(windows.of_epoch(epoch, epoch * every))
-        for row in rows:
+        for name, row in rows.items():
             if isinstance(row, OwnContender):
                 row.begin_epoch()
             work = trained.batches
-            totals[row.name] += timed(comm, lambda row=row, work=work: row.train(work))  # type: ignore[misc]
-    for row in rows:
-        runs.setdefault(row.name, Runs(row.name, epochs)).seconds.append(totals[row.name])
+            totals[name] += timed(comm, lambda row=row, work=work: row.train(work))  # type: ignore[misc]
+    return totals
 
 
 def _test(model: Chain, state: dict[str, torch.Tensor], test: Dataset) -> float:
@@ -116,4 +117,4 @@ def _test(model: Chain, state: dict[str, torch.Tensor], test: Dataset) -> float:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     block = Block(model, 0, 1, {})
     threads = torch.get_num_threads()
-    return run_threads(1, lambda links: accuracy(block, links, replace(test)), threads)[0]
+    return run_threads(1, lambda links: accuracy(block, links, test), threads)[0]

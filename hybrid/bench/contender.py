@@ -13,8 +13,6 @@ from solvers import Batch
 class Contender(Protocol):
     """One way to train the network, and a row of the table. All ranks have one each."""
 
-    name: str
-
     def train(self, batches: Sequence[Batch]) -> None:
         """One optimiser step a mini-batch; every rank calls it with the same mini-batches."""
 

@@ -27,9 +27,8 @@ class TorchContender:
     """What torch's own ways share: a network of their own, its optimiser and a clock."""
 
     def __init__(
-        self, name: str, module: nn.Module, settings: OptimiserSettings, device: torch.device
+        self, module: nn.Module, settings: OptimiserSettings, device: torch.device
     ) -> None:
-        self.name = name
         self._device = device
         self._optimiser = make(module, settings)
         self._waited = 0.0
@@ -69,13 +68,12 @@ class PlainLoop(TorchContender):
         model: nn.Module,
         optimiser: OptimiserSettings,
         threads: int = 1,
-        name: str = "plain loop",
         device: torch.device = CPU,
     ) -> None:
         self._threads = threads
         alone = not dist.is_initialized() or dist.get_rank() == 0
         self._model = prepared(model).to(device) if alone else None
-        super().__init__(name, self._model or nn.Module(), optimiser, device)
+        super().__init__(self._model or nn.Module(), optimiser, device)
 
     def train(self, batches: Sequence[Batch]) -> None:
         if self._model is None:
@@ -110,7 +108,7 @@ class DataParallel(TorchContender):
         self._model: DistributedDataParallel | None = DistributedDataParallel(
             prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
         )
-        super().__init__("data parallel", self._model, optimiser, device)
+        super().__init__(self._model, optimiser, device)
         self._parameter_bytes = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
         self._steps = 0
 

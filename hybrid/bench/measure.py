@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from hybrid.bench.contender import Contender
+from hybrid.data import Dataset
+from hybrid.rounds.windows import EpochSource
 from solvers import Batch
 
 
@@ -40,16 +42,16 @@ class Speed:
 
 def throughput(
     comm: Any,
-    rows: Sequence[Contender],
+    rows: Mapping[str, Contender],
     batches: Sequence[Batch],
     turns: int,
     say: Callable[[str], None],
 ) -> list[Speed]:
     """Train every row on `batches`, `turns` times round after one to warm up; then its memory."""
     images = sum(len(batch) for batch in batches)
-    speeds = [Speed(row.name) for row in rows]
+    speeds = [Speed(name) for name in rows]
     for turn in range(turns + 1):
-        for row, speed in zip(rows, speeds, strict=True):
+        for row, speed in zip(rows.values(), speeds, strict=True):
             sent, waited = row.bytes_sent(), row.waiting_seconds()
             seconds = timed(comm, lambda row=row: row.train(batches))  # type: ignore[misc]
             idle = (row.waiting_seconds() - waited) / seconds
@@ -60,10 +62,17 @@ def throughput(
                 speed.idle_share.append(idle_shares)
                 speed.bytes_per_image = sent / images
         say(f"turn {turn}/{turns}" if turn else "warmed up")
-    for row, speed in zip(rows, speeds, strict=True):
+    for row, speed in zip(rows.values(), speeds, strict=True):
         speed.working_bytes = comm.allgather(_working_bytes(row, batches[:1]))
         meet(comm)
     return speeds
+
+
+def still_batches(data: Dataset, size: int, count: int, device: torch.device) -> list[Batch]:
+    """Mini-batches with a learning rate of almost nothing: nobody may diverge while timed."""
+    source = EpochSource(data, 0, 0, True, device)
+    ids = torch.arange(count * size).remainder(len(data)).split(size)
+    return [Batch(i, 1e-6, source) for i in ids]
 
 
 def timed(comm: Any, work: Callable[[], None]) -> float:

@@ -65,8 +65,7 @@ class Pipeline(TorchContender):
         ]
         self._mine = range(rank, self._num_stages, size)
         self._modules: list[BlockModule] = [blocks.module(i).to(device) for i in self._mine]
-        name = f"pipeline, {kind}, {micro_batches} micro-batch" + "es" * (micro_batches > 1)
-        super().__init__(name, nn.ModuleList(self._modules), optimiser, device)
+        super().__init__(nn.ModuleList(self._modules), optimiser, device)
         self._bytes_a_sample = self._counted_bytes(size, sample.element_size())
         self._schedules: dict[int, Any] = {}
 

@@ -9,6 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hybrid.bench.loops import CPU
+from hybrid.bench.measure import still_batches
 from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
 from hybrid.cuts.costs import seconds, unit_costs
 from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split
@@ -16,7 +18,6 @@ from hybrid.data import Dataset
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.models import Chain, units
 from hybrid.ranks import launch
-from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
@@ -105,13 +106,9 @@ class Planner:
         batches = self.batches(recipe.window if recipe.windowed else steps)
         warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
-        optimiser = self.settings.optimiser
-        device = torch.device("cpu")
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnContender(
-                recipe, blocks, links, gaps, optimiser, size, device, self.model.input_shape
-            )
+            row = OwnContender(recipe, blocks, links, gaps, self.settings)
             row.train(warm_up)
             found = _timed(row, links, batches)
             if not alone:
@@ -182,11 +179,8 @@ class Planner:
         return torch.zeros(count, *self.model.input_shape).to(memory_format=torch.channels_last)
 
     def batches(self, count: int) -> list[Batch]:
-        """As many mini-batches of the data, with a learning rate of almost nothing."""
-        size = self.settings.train.batch_size
-        source = EpochSource(self.data, 0, 0, True, torch.device("cpu"))
-        ids = torch.arange(count * size).remainder(len(self.data)).split(size)
-        return [Batch(i, 1e-6, source) for i in ids]
+        """As many mini-batches of the data."""
+        return still_batches(self.data, self.settings.train.batch_size, count, CPU)
 
 
 def report(

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from hybrid.cuts.partition import Blocks
+from hybrid.bench.loops import CPU
+from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
 from hybrid.models import units
-from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.config import Config
 from hybrid.training.setup import Method, factorised_cuts, make_block
 from solvers import Backprop, Batch, Setup, Solver, Window, registry
 from solvers.base import Shape
@@ -134,18 +135,15 @@ class OwnContender:
         blocks: Blocks,
         links: RankLinks,
         gaps: list[Gaps],
-        settings: OptimiserSettings,
-        batch_size: int,
-        device: torch.device,
-        image: Shape,
+        settings: Config,
+        device: torch.device = CPU,
     ) -> None:
-        self.name = recipe.name
         self.recipe, self.links = recipe, links
         model = deepcopy(blocks.model)
         self.blocks = replace(blocks, model=model, units=units(model))
-        self.block = make_block(self.blocks, links.rank, settings, device)
-        shapes = self.blocks.cut_shapes(torch.zeros(1, *image))
-        method = recipe.method(self.blocks, shapes, batch_size, gaps)
+        self.block = make_block(self.blocks, links.rank, settings.optimiser, device)
+        shapes = self.blocks.cut_shapes(default_sample(model, None))
+        method = recipe.method(self.blocks, shapes, settings.train.batch_size, gaps)
         self.rounds = method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:

@@ -44,12 +44,13 @@ def speed_table(speeds: Sequence[Speed], epoch_images: int) -> str:
     for speed in speeds:
         rate = median(speed.images_per_second)
         middle, low, high = speed.speed_up(base)
-        idle = [median(rank) for rank in zip(*speed.idle_share, strict=True)]
+        shares = [median(rank) for rank in zip(*speed.idle_share, strict=True)]
+        idle = " / ".join(f"{share:.0%}" for share in shares)
         peaks = [p for p in speed.working_bytes if p is not None]
         memory = f"{max(peaks) / 1e6:.0f} MB" if peaks else "-"
         lines.append(
             f"| {speed.name} | {rate:.1f} | {epoch_images / rate:.1f} s "
-            f"| {middle:.2f} ({low:.2f}, {high:.2f}) | {_shares(idle)} "
+            f"| {middle:.2f} ({low:.2f}, {high:.2f}) | {idle} "
             f"| {speed.bytes_per_image / 1e3:.1f} | {memory} |"
         )
     return "\n".join(lines)
@@ -129,10 +130,6 @@ def plot(
         if target is not None:
             axes[1].axhline(100 * target, color="#888888", linewidth=0.8)
     figure.savefig(file, dpi=120)
-
-
-def _shares(idle: Sequence[float]) -> str:
-    return " / ".join(f"{share:.0%}" for share in idle)
 
 
 def _sentence(facts: dict[str, Any]) -> str:

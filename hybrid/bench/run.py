@@ -18,21 +18,19 @@ from hybrid.bench import report
 from hybrid.bench.accuracy import Runs, to_accuracy
 from hybrid.bench.contender import Contender
 from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.measure import throughput
+from hybrid.bench.measure import still_batches, throughput
 from hybrid.bench.pipelines import STAGES_A_RANK, Pipeline
 from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import OwnContender, Recipe, recipes
 from hybrid.cuts.partition import Blocks, split
-from hybrid.data import Dataset
 from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
 from hybrid.ranks import launch
-from hybrid.rounds.windows import EpochSource
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from solvers import Batch, registry
+from solvers import registry
 from solvers.kernels import choose
 from solvers.passes.pipeline import fit
 
@@ -70,8 +68,7 @@ class Bench:
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         choose(settings.train.kernels, self.device.type == "cuda")
-        wanted = settings.data
-        self.train, self.test = build.data_sets(wanted)
+        self.train, self.test = build.data_sets(settings.data)
         if settings.train.batch_size > len(self.train):
             raise ValueError(
                 f"the batch size is {settings.train.batch_size} but there are {len(self.train)} "
@@ -95,49 +92,46 @@ class Bench:
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return blocks
 
-    def contenders(self, seed: int) -> list[Contender]:
+    def contenders(self, seed: int) -> dict[str, Contender]:
         """The base case, torch's own ways, ours; those whose names contain a word of `only`."""
         model = self.model(seed)
         blocks = self.blocks(model)
-        sgd, batch_size = self.settings.optimiser, self.settings.train.batch_size
-        cores, device = self.comm.bcast(len(host_cores())), self.device
+        sgd, device = self.settings.optimiser, self.device
+        cores = self.comm.bcast(len(host_cores()))
         makers: dict[str, Callable[[], Contender]] = {
-            BASE: lambda: PlainLoop(model, sgd, self.threads, device=device),
-            f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device=device),
+            BASE: lambda: PlainLoop(model, sgd, self.threads, device),
+            f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device),
             "torch DistributedDataParallel": lambda: DataParallel(model, sgd, device),
         }
         for kind, m in product(STAGES_A_RANK, self.micro_batches):
             makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
         mine = methods.solver(self.settings)
         solvers = [mine if mine.name == n else registry.solver_class(n)() for n in registry.names()]
-        own: dict[str, Recipe] = {
-            r.name: r
-            for r in recipes(self.micro_batches, methods.correction(self.settings), solvers)
-        }
+        exact = methods.correction(self.settings)
+        own = {r.name: r for r in recipes(self.micro_batches, exact, solvers)}
         chosen = [n for n in [*makers, *own] if self._wanted(n)]
         if self.only and chosen == [BASE]:
             raise AgreedError(
                 f"--rows {','.join(self.only)} names no row; there are: "
                 + "; ".join([*makers, *own])
             )
-        made: list[Contender] = []
+        made: dict[str, Contender] = {}
         for name in chosen:
             if name in own:
-                m = own[name].serial.micro_batches
-                gaps = fit(replace(blocks, costs=[]).block_costs(), batch_size, m)
-                links = MpiLinks(self.comm.Dup(), self.device)
-                common = (sgd, batch_size, device, model.input_shape)
-                made.append(OwnContender(own[name], blocks, links, gaps, *common))
-            else:
-                try:
-                    row = makers[name]()
-                except ValueError as error:
-                    # the same on every rank: what a schedule cannot do follows from K and m
-                    self.left_out[name] = str(error)
-                    continue
-                row.name = name
-                made.append(row)
+                made[name] = self._own(own[name], blocks)
+                continue
+            try:
+                made[name] = makers[name]()
+            except ValueError as error:
+                # the same on every rank: what a schedule cannot do follows from K and m
+                self.left_out[name] = str(error)
         return made
+
+    def _own(self, recipe: Recipe, blocks: Blocks) -> OwnContender:
+        costs = replace(blocks, costs=[]).block_costs()
+        gaps = fit(costs, self.settings.train.batch_size, recipe.serial.micro_batches)
+        links = MpiLinks(self.comm.Dup(), self.device)
+        return OwnContender(recipe, blocks, links, gaps, self.settings, self.device)
 
     def run(
         self,
@@ -155,19 +149,16 @@ class Bench:
                 print(text, flush=True)
 
         settings = self.settings
-        source = EpochSource(self.train, 0, 0, settings.data.augment, self.device)
         size = settings.train.batch_size
-        ids = torch.arange(steps * size).remainder(len(self.train)).split(size)
-        # a learning rate of almost nothing: rows must not diverge while they are timed
-        batches = [Batch(i, 1e-6, source) for i in ids]
+        batches = still_batches(self.train, size, steps, self.device)
         rows = self.contenders(settings.train.seed)
         speeds = throughput(self.comm, rows, batches, turns, say)
-        for row in rows:
+        for row in rows.values():
             row.close()
         del rows
         runs: list[Runs] = []
         if target is not None:
-            data: tuple[Dataset, Dataset] = (self.train, self.test)
+            data = self.train, self.test
             runs = to_accuracy(
                 self.comm, self.contenders, self.model, settings, data, target, lengths, seeds, say
             )

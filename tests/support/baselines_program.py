@@ -121,7 +121,7 @@ def plain(comm):
     row = PlainLoop(network(), SETTINGS)
     row.train(batches())
     alone = Noted()
-    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()), "plain loop, all cores")
+    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()))
     bound = {min(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, bound)
     before = [len(bound), torch.get_num_threads()]
@@ -134,7 +134,6 @@ def plain(comm):
         "sent": row.bytes_sent(),
         "cores": {"before": before, "during": alone.cores, "after": after},
         "host": len(host_cores()),
-        "names": [row.name, all_cores.name],
     }
 
 
@@ -147,7 +146,6 @@ def trained(row, source, norms=False):
         "sent": row.bytes_sent(),
         "made": [source.images_made, source.labels_made],
         "waited": row.waiting_seconds(),
-        "name": row.name,
     }
     row.close()
     return found
