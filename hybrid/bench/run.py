@@ -61,6 +61,11 @@ class Bench:
         self.out = out
         self.comm, self.settings = comm, settings
         self.micro_batches, self.only = list(micro_batches), list(only)
+        mine = methods.solver(settings)
+        classes = map(registry.solver_class, registry.names())
+        solvers = [mine if kind is type(mine) else kind() for kind in classes]
+        made = recipes(micro_batches, methods.correction(settings), solvers)
+        self.own: dict[str, Recipe] = {recipe.name: recipe for recipe in made}
         self.threads = settings.train.threads or 1
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
@@ -76,7 +81,19 @@ class Bench:
             )
 
     def connect(self) -> None:
-        """Let the ranks reach each other through torch, too. All must call it."""
+        """Settle the rows, and let the ranks reach each other through torch, too.
+
+        All must call it; AgreedError if `only` names no row.
+        """
+        self.cores = self.comm.bcast(len(host_cores()))
+        there = [*self._theirs(self.model(0)), *self.own]
+        words = [word.casefold() for word in self.only]
+        chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
+        if not chosen:
+            raise AgreedError(
+                f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
+            )
+        self.chosen = list(dict.fromkeys([BASE, *chosen]))
         process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
@@ -93,11 +110,24 @@ class Bench:
         return blocks
 
     def contenders(self, seed: int) -> dict[str, Contender]:
-        """The base case, torch's own ways, ours; those whose names contain a word of `only`."""
+        """The base case, torch's own ways, ours, as far as they are chosen and can be."""
         model = self.model(seed)
-        blocks = self.blocks(model)
-        sgd, device = self.settings.optimiser, self.device
-        cores = self.comm.bcast(len(host_cores()))
+        blocks, theirs = self.blocks(model), self._theirs(model)
+        made: dict[str, Contender] = {}
+        for name in self.chosen:
+            if name in self.own:
+                made[name] = self._own(self.own[name], blocks)
+                continue
+            try:
+                made[name] = theirs[name]()
+            except ValueError as error:
+                # the same on every rank: what a schedule cannot do follows from K and m
+                self.left_out[name] = str(error)
+        return made
+
+    def _theirs(self, model: Chain) -> dict[str, Callable[[], Contender]]:
+        """What makes the base case and torch's own ways."""
+        sgd, device, cores = self.settings.optimiser, self.device, self.cores
         makers: dict[str, Callable[[], Contender]] = {
             BASE: lambda: PlainLoop(model, sgd, self.threads, device),
             f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device),
@@ -105,27 +135,7 @@ class Bench:
         }
         for kind, m in product(STAGES_A_RANK, self.micro_batches):
             makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
-        mine = methods.solver(self.settings)
-        solvers = [mine if mine.name == n else registry.solver_class(n)() for n in registry.names()]
-        exact = methods.correction(self.settings)
-        own = {r.name: r for r in recipes(self.micro_batches, exact, solvers)}
-        chosen = [n for n in [*makers, *own] if self._wanted(n)]
-        if self.only and chosen == [BASE]:
-            raise AgreedError(
-                f"--rows {','.join(self.only)} names no row; there are: "
-                + "; ".join([*makers, *own])
-            )
-        made: dict[str, Contender] = {}
-        for name in chosen:
-            if name in own:
-                made[name] = self._own(own[name], blocks)
-                continue
-            try:
-                made[name] = makers[name]()
-            except ValueError as error:
-                # the same on every rank: what a schedule cannot do follows from K and m
-                self.left_out[name] = str(error)
-        return made
+        return makers
 
     def _own(self, recipe: Recipe, blocks: Blocks) -> OwnContender:
         costs = replace(blocks, costs=[]).block_costs()
@@ -185,10 +195,3 @@ class Bench:
         }
         title = f"{settings.model.name} on {settings.data.name}, {self.comm.size} ranks"
         return report.write(self.out, title, facts, speeds, runs, target)
-
-    def _wanted(self, name: str) -> bool:
-        return (
-            name == BASE
-            or not self.only
-            or any(word.casefold() in name.casefold() for word in self.only)
-        )
