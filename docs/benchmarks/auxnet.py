@@ -23,8 +23,8 @@ from hybrid.data.generated import synthetic
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings
-from hybrid.training.assemble import make_block
-from solvers import AuxNet, Backprop, Batch, Window
+from hybrid.training.setup import make_block
+from solvers import AuxNet, Backprop, Batch, Setup, Solver, Window
 from solvers.auxnet import auxiliary_network
 from solvers.kernels import couple
 
@@ -92,19 +92,19 @@ def cut_costs(shape: tuple[int, ...], images: torch.Tensor) -> float:
 def measured(model: models.Chain, count: int, batches: list[Batch]) -> float:
     """Seconds of a sweep over the mini-batches; with one block, of the plain loop."""
     blocks = split(model, count, balance="operations") if count > 1 else split(model, 1)
+    shapes = blocks.cut_shapes(batches[0].images())
 
     def program(links: RankLinks) -> float:
         cpu = torch.device("cpu")
         block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
-        solver = AuxNet()
-        solver.prepare(block, 0, False)
-        window = Window(batches, 1, solver.recorder)
-        Backprop().propagate(block, links, window)
+        solver: Solver = AuxNet() if count > 1 else Backprop()
+        trained = solver.start(block, links, Setup(tuple(shapes), len(batches[0]), len(batches)))
+        trained.train(Window(batches))
         found = []
         for _ in range(3):
             links.all_gather(None)
             start = links.now()
-            (solver if count > 1 else Backprop()).train(block, links, Window(batches))
+            trained.train(Window(batches))
             links.all_gather(None)
             found.append(links.now() - start)
         return min(found)

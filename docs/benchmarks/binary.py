@@ -57,9 +57,7 @@ def run(name: str, seed: int, epochs: int) -> dict[str, Any]:
     if name == "hybrid":
         solver = BlockADMM(rho=0.1)
         return Trainer(blocks, solver, window=4, sweeps=2, **common).fit(*digits(), epochs=epochs)
-    solver = BlockADMM(
-        rho=RHO, lam_step=1.0, kappa_step=KAPPA, optimiser="adam", local_lr=1.0, return_ratio=1e9
-    )
+    solver = BlockADMM(rho=RHO, lam_step=1.0, kappa_step=KAPPA, optimiser="adam", local_lr=1.0)
     return Trainer(
         blocks,
         solver,

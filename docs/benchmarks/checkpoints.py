@@ -29,8 +29,8 @@ from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings
-from hybrid.training.assemble import make_block
-from solvers import Backprop, Batch, Window
+from hybrid.training.setup import make_block
+from solvers import Backprop, Batch, Setup, Window
 
 
 def main() -> None:
@@ -52,13 +52,14 @@ def main() -> None:
     block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
     source = EpochSource(train, 0, 0, True, cpu)
     batch = Batch(torch.arange(options.batch_size), 0.01, source)
+    program = Backprop().start(block, links, Setup(batch_size=options.batch_size))
     writer = Writer(options.folder, links, keep_last=2)
     units = blocks.of(links.rank)
 
     def step() -> float:
         links.all_gather(None)
         start = perf_counter()
-        Backprop().train(block, links, Window([batch]))
+        program.train(Window([batch]))
         return perf_counter() - start
 
     step()
@@ -72,7 +73,7 @@ def main() -> None:
         beside = []
         shares = links.all_gather(writer.share)
         while any(share.state != "idle" for share in shares):
-            writer.settle(shares)
+            writer.hear(shares)
             beside.append(step())
             shares = links.all_gather(writer.share)
         whole = perf_counter() - begun

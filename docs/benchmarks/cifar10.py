@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 FIXED = (
-    "--model resnet20 --data cifar10 --batch-size 128 --window 4 --set data.limit=20000"
+    "--model resnet20 --data cifar10 --batch-size 128 --set data.limit=20000"
     " --set train.threads=1 --set train.evaluate_every=100 --set checkpoint.every=100"
 )
 
@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def train(out: Path, blocks: int, epochs: int, seed: int, data_dir: str) -> None:
-    solver = "backprop" if blocks == 1 else "augmented-lagrangian"
+    solver = "--solver backprop" if blocks == 1 else "--solver augmented-lagrangian --window 4"
     command = [Path(sys.executable).with_name("hybrid"), "train", *FIXED.split()]
-    command += ["--solver", solver, "--blocks", blocks, "--epochs", epochs, "--seed", seed]
+    command += [*solver.split(), "--blocks", blocks, "--epochs", epochs, "--seed", seed]
     command += ["--data-dir", data_dir, "--out", out]
     subprocess.run([str(part) for part in command], check=True)
 

@@ -52,7 +52,7 @@ def train_settings(seed: int) -> TrainSettings:
 def admm(seed: int, epochs: int, blocks: int, order: str) -> dict[str, Any]:
     solver = BlockADMM(
         rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, optimiser="adam", order=order,
-        local_lr=1.0, return_ratio=1e9,
+        local_lr=1.0,
     )  # fmt: skip
     trainer = Trainer(
         split(network(seed), cuts=cuts(blocks)),

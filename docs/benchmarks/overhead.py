@@ -22,10 +22,11 @@ from hybrid.cuts.partition import split
 from hybrid.links import run_threads
 from hybrid.ranks import launch
 from hybrid.rounds.optimisers import make
-from hybrid.rounds.rounds import Rounds
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings
-from solvers import Backprop, Batch, Block, Window
+from hybrid.training.setup import Method, make_block
+from solvers import Backprop, Batch, Setup, Window
+from solvers.passes.exact import PassSettings
 
 
 def main() -> None:
@@ -55,14 +56,13 @@ def main() -> None:
             loss.item()
 
     blocks = split(ours, 1)
-    module = blocks.module(0).train()
-    exact = make(module, OptimiserSettings())
+    method = Method(Backprop(), PassSettings(), Setup(batch_size=options.batch_size))
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 
     def session(links):
-        block = Block(module, 0, 1, {"exact": exact, "local": exact})
-        rounds = Rounds(block, links, Backprop(), None)
+        block = make_block(blocks, 0, OptimiserSettings(), torch.device("cpu"))
+        rounds = method.start(block, links)
 
         def ours_loop() -> None:
             rounds.run([(window, window)], 0, 0)

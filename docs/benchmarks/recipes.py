@@ -24,7 +24,7 @@ FIXED = (
     " --set checkpoint.every=100 --set links.kind=virtual"
 )
 SERIAL = "--solver backprop --set solver.micro_batches=4"
-FILL = "--sweeps 0 --set correction.micro_batches=4 --set rounds.fill=true"
+FILL = "--set correction.micro_batches=4 --set rounds.fill=true"
 K2 = "--solver backprop --set solver.micro_batches=8"
 SWEEP = "--set correction.micro_batches=4 --set rounds.fill=false"
 BIG = "--model resnet20 --set data.limit=20000"

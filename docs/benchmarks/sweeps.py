@@ -24,7 +24,9 @@ from hybrid.ranks import launch
 from hybrid.rounds.optimisers import make
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings
-from solvers import AugmentedLagrangian, Backprop, Batch, Block, Window
+from hybrid.training.setup import make_block
+from solvers import AugmentedLagrangian, Batch, Setup, Window
+from solvers.passes.exact import ExactPass, PassSettings
 
 
 def main() -> None:
@@ -52,20 +54,19 @@ def main() -> None:
     else:
         blocks = split(model, comm.size, balance=options.balance)
     blocks.starts = comm.bcast(blocks.starts)
-    module = blocks.module(comm.rank).train()
-    sgd = make(module, OptimiserSettings())
-    block = Block(module, comm.rank, comm.size, {"exact": sgd, "local": sgd})
-    solver = AugmentedLagrangian()
-    solver.prepare(block, options.window * options.batch_size, 1)
-    window = Window(batches, 1, solver.recorder)
-    Backprop().train(block, links, window)
+    block = make_block(blocks, comm.rank, OptimiserSettings(), torch.device("cpu"))
+    shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
+    setup = Setup(tuple(shapes), options.batch_size, options.window)
+    program = AugmentedLagrangian().start(block, links, setup)
+    window = Window(batches)
+    ExactPass(PassSettings(), block, links, setup).train(window, program)
     sent = links.traffic.total_bytes
 
     plain = models.build(options.model, 10, 3, 32).to(memory_format=torch.channels_last).train()
     plain_sgd = make(plain, OptimiserSettings())
 
     def sweep() -> None:
-        solver.train(block, links, window)
+        program.train(window)
 
     def copy() -> None:
         for batch in batches:
