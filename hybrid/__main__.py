@@ -1,7 +1,5 @@
 """The `hybrid` command, listening to signals before the imports that take seconds."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """Errors in words."""
 
-from __future__ import annotations
-
 import tempfile
 import traceback
 

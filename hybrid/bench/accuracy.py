@@ -1,7 +1,5 @@
 """Time to a stated test accuracy: every row trains from the same seeds, epoch by epoch in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev

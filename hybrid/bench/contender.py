@@ -1,7 +1,5 @@
 """What a bench compares: ways to train one network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

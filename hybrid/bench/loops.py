@@ -1,7 +1,5 @@
 """What a PyTorch user would use otherwise: the plain loop, and DistributedDataParallel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Times the rows of a bench in turn, so that a drifting machine is the same for all."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import re
@@ -33,7 +31,7 @@ class Speed:
     working_bytes: list[int | None] = field(default_factory=list)
     """Of every rank: growth of resident (on a GPU: allocated) memory while training."""
 
-    def speed_up(self, base: Speed) -> tuple[float, float, float]:
+    def speed_up(self, base: "Speed") -> tuple[float, float, float]:
         """Median and quartiles over the turns of the ratio of rates."""
         pairs = zip(self.images_per_second, base.images_per_second, strict=True)
         ratios = sorted(mine / theirs for mine, theirs in pairs)

@@ -1,7 +1,5 @@
 """torch.distributed.pipelining over this project's cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -134,7 +132,7 @@ class Pipeline(TorchContender):
             self._schedules[batch_size] = made
         return self._schedules[batch_size]
 
-    def _stage(self, index: int, module: BlockModule, samples: int) -> ChannelsLastStage:
+    def _stage(self, index: int, module: BlockModule, samples: int) -> "ChannelsLastStage":
         """Stage `index` for micro-batches of `samples`.
 
         With both shapes given torch takes them as they are. Without, it finds them by a training

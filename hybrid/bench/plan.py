@@ -1,7 +1,5 @@
 """What a cluster would do: every recipe at every number of blocks, timed on virtual links."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod

@@ -1,7 +1,5 @@
 """The processes of a benchmark: torch.distributed over MPI's ranks, and the cores of a host."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -1,7 +1,5 @@
 """The settings that `bench` and `plan` compare, one recipe a row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace

@@ -1,7 +1,5 @@
 """What a bench found: raw JSON, a Markdown table and a plot."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

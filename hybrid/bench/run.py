@@ -1,7 +1,5 @@
 """The bench: every way to train the same network on these ranks, interleaved in one run."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What a unit costs: counted work, the same on every machine, or measured seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter, thread_time

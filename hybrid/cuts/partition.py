@@ -1,7 +1,5 @@
 """Units into blocks: evenly, by counted operations, by measured time, or by the user's cuts."""
 
-from __future__ import annotations
-
 import difflib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

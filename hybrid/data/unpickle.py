@@ -1,7 +1,5 @@
 """A reader of pickled CIFAR batches that builds plain values and calls nothing a file names."""
 
-from __future__ import annotations
-
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class PickledArray:
     fortran: object = False
     raw: object = b""
 
-    def fill(self, shape: Any, dtype: Any, fortran: object, raw: object) -> PickledArray:
+    def fill(self, shape: Any, dtype: Any, fortran: object, raw: object) -> "PickledArray":
         """Take over the parts."""
         plain = isinstance(shape, tuple) and len(shape) <= 32
         if not (plain and all(type(n) is int and n.bit_length() < 64 for n in shape)):

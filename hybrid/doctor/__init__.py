@@ -1,7 +1,5 @@
 """What `hybrid doctor` looks at, and what to do about each finding."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

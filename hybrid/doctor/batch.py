@@ -1,7 +1,5 @@
 """Slurm: what this cluster allows, and what the job around this process has asked for."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

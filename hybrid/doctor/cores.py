@@ -1,7 +1,5 @@
 """The cores and GPUs that a rank may use, and those it shares."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A line of the doctor's report, and how to ask programs and file systems that may not answer."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable

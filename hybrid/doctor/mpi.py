@@ -1,7 +1,5 @@
 """The MPI library, what starts its ranks, and whether they find each other."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

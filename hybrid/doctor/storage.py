@@ -1,7 +1,5 @@
 """The file systems that a training reads and writes: what they are, how fast, and who sees them."""
 
-from __future__ import annotations
-
 import os
 import site
 import sys

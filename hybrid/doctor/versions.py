@@ -1,7 +1,5 @@
 """What is installed, and whether all ranks have the same."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version

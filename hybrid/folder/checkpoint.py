@@ -1,7 +1,5 @@
 """Checkpoints: one safetensors file a unit, and a JSON manifest with their checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Files that are whole or not there, and where they say they are."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a checkpoint's manifest must hold before any of it is believed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -85,7 +83,7 @@ class Progress(_Part):
     totals: list[dict[str, float]]
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Progress:
+    def _fits_together(self) -> "Progress":
         done = self.step - self.epoch * self.steps_per_epoch
         if not 0 <= done < self.steps_per_epoch:
             raise ValueError(

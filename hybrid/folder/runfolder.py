@@ -1,7 +1,5 @@
 """The run folder: what a run leaves behind. Only rank 0 writes here, checkpoints apart."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

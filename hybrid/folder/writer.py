@@ -1,7 +1,5 @@
 """Checkpoints are written beside the training: copied at once, on the disk a little later."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

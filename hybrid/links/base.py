@@ -1,7 +1,5 @@
 """What threads and MPI links share: counters, agreement, failure."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

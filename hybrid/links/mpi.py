@@ -1,7 +1,5 @@
 """Links between MPI ranks, through mpi4py's buffer interface: no tensor is pickled."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from math import prod

@@ -3,8 +3,6 @@
 python -m hybrid.links.probe
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """How a tensor gets into the memory that MPI reads, and out of the memory that it writes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

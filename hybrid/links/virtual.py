@@ -1,7 +1,5 @@
 """Links with a logical clock a rank: K blocks in turn on one core, timed as if on K machines."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

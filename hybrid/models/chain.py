@@ -1,7 +1,5 @@
 """A model as a chain of named units, the pieces that are never cut."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager

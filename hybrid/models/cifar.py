@@ -1,7 +1,5 @@
 """Residual networks for small images: three stages of width 16, 32, 64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import nn

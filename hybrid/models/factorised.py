@@ -1,7 +1,5 @@
 """A factorisation layer put into a network, before one of its units."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Residual networks for large images: four stages of width 64 to 512, torchvision's names."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from hybrid.models.chain import Chain

@@ -1,7 +1,5 @@
 """Models by name, as the command line and the run configuration give them."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """Reversible residual networks: two streams of channels, inputs recomputed from outputs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -13,8 +13,6 @@ host, a rank ends at once. A rank that has ended may belong to a job that the la
 for a reason given elsewhere: the others leave it `GRACE_SECONDS` for that.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

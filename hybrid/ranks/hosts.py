@@ -1,7 +1,5 @@
 """Connections between the hosts of a job, beside MPI, that fail when a host no longer answers."""
 
-from __future__ import annotations
-
 import fcntl
 import hmac
 import secrets

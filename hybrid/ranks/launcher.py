@@ -1,7 +1,5 @@
 """The process that started this rank: mpirun, its daemon on another host, or Slurm's."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -1,7 +1,5 @@
 """A training as a Slurm batch script, which goes on in a later job where its time ends."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What each factor of a factorisation layer responds to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

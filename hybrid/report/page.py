@@ -1,7 +1,5 @@
 """An HTML page that stands alone: no script, nothing fetched, every text escaped."""
 
-from __future__ import annotations
-
 import base64
 import html
 from collections.abc import Iterable, Sequence

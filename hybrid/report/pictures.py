@@ -1,7 +1,5 @@
 """Pictures of factors: a heat map of their classes and the images they respond to."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import torch

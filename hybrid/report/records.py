@@ -1,7 +1,5 @@
 """What a run folder tells of its run, checked as it is read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

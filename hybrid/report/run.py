@@ -1,7 +1,5 @@
 """A run folder into a page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The facts of a run as tables."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from hybrid.report.page import Html, table

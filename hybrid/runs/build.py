@@ -1,7 +1,5 @@
 """Settings into things: data, model, blocks, solver, trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

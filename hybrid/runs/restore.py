@@ -1,7 +1,5 @@
 """Run folders read again: the network of a run's newest checkpoint."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a sampler is: the same choice on every rank, without talking."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Every sample once an epoch, in random order."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Which implementation computes: torch on any device, or the fused kernels on a GPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Literal

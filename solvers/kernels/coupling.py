@@ -1,7 +1,5 @@
 """The coupling of a block's output to the auxiliary variable of its cut."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

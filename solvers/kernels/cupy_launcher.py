@@ -1,7 +1,5 @@
 """The fused kernels by CuPy: compiled by NVRTC at the first use, run on torch's current stream."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The multiplicative updates of a non-negative factorisation (Lee and Seung, NIPS 2000)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from solvers.kernels import fused

@@ -1,7 +1,5 @@
 """The downsampling filter S of a cut, and its adjoint, in torch on any device."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

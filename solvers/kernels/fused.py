@@ -1,7 +1,5 @@
 """The host's side of source.cu: shapes, layouts and grids of its kernels, for any launcher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Activations and adjoints in fewer bytes, for messages and stores."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

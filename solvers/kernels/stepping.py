@@ -1,7 +1,5 @@
 """The step of an auxiliary variable and of its multiplier."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch

@@ -1,7 +1,5 @@
 """A non-negative factorisation layer (DeepFacto: Khorram et al., arXiv 2105.00339)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

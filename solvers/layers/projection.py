@@ -1,7 +1,5 @@
 """What an auxiliary variable may be held to: sets to project onto, as constraints and layers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Units whose input follows from their output (Gomez et al., arXiv 1707.04585)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

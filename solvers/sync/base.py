@@ -1,7 +1,5 @@
 """What a strategy for replicas is: called where a block's weights move."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import nn

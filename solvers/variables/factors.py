@@ -1,7 +1,5 @@
 """DeepFacto: a factorisation layer trained as an ADMM constraint (arXiv 2105.00339, section 4)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Per-sample storage of a window's auxiliary variables on one rank."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

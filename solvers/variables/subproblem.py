@@ -1,7 +1,5 @@
 """One mini-batch's sub-problem: forward, coupling, backward; static, and without communication."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from solvers.blocks.block import Block
