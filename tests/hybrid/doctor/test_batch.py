@@ -10,12 +10,12 @@ import pytest
 
 from hybrid.doctor import batch, finding
 from hybrid.doctor.finding import Finding
+from hybrid.ranks.slurm import Request, script
 
 CONFIG = """echo 'JobRequeue              = 1
 PreemptParameters       =
 PreemptMode             = REQUEUE
 PreemptType             = preempt/none'"""
-SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n"
 Commands = Callable[..., None]
 
 
@@ -68,64 +68,53 @@ def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands
 
 
 @pytest.mark.parametrize(
-    ("settings", "warned"),
+    ("kind", "mode", "parameters", "warned"),
     [
-        ({}, False),
-        ({"PreemptType": "preempt/qos", "PreemptMode": "OFF"}, False),
-        ({"PreemptType": "preempt/qos", "PreemptMode": "REQUEUE"}, True),
-        (
-            {
-                "PreemptType": "preempt/partition_prio",
-                "PreemptMode": "REQUEUE",
-                "SlurmctldParameters": "idle_on_node_suspend,preempt_send_user_signal",
-            },
-            False,
-        ),
+        (None, None, None, False),
+        ("preempt/qos", "OFF", None, False),
+        ("preempt/qos", "REQUEUE", None, True),
+        ("preempt/qos", "REQUEUE", "idle_on_node_suspend,preempt_send_user_signal", False),
     ],
 )
-def test_preemption_that_mpirun_does_not_survive_is_pointed_out(settings, warned) -> None:
+def test_preemption_that_mpirun_does_not_survive_is_pointed_out(
+    kind, mode, parameters, warned
+) -> None:
+    given = {"PreemptType": kind, "PreemptMode": mode, "SlurmctldParameters": parameters}
+    settings = {name: value for name, value in given.items() if value}
     assert bool(batch.preemption(settings).remedy) == warned
 
 
-def in_a_job(commands: Commands, script: str, shown: str = "Requeue=1") -> dict[str, Finding]:
+@pytest.mark.parametrize(
+    ("line", "shown", "subject", "value", "remedy"),
+    [
+        ("#SBATCH --signal=B:USR1@120\n", "Requeue=1", "time left", "3:20:00 of job 17", ""),
+        ("#SBATCH --signal=B:USR1@120\n", "Requeue=1", "signal", "USR1", ""),
+        ("#SBATCH --signal SIGUSR2@60\n", "Requeue=1", "signal", "USR2", ""),
+        ("#SBATCH --signal=B:KILL@120\n", "Requeue=1", "signal", "", "USR1@120"),
+        ("# no signal\n", "Requeue=1", "signal", "", "USR1@120"),
+        (None, "Requeue=1", "signal", "by hand", ""),
+        ("", "Requeue=0", "requeue", "", "#SBATCH --requeue in the job script"),
+    ],
+)
+def test_inside_a_job_its_time_signal_and_requeueing_are_told(
+    commands, line, shown, subject, value, remedy
+) -> None:
+    script = "" if line is None else f"#!/bin/bash\n#SBATCH --nodes=2\n{line}"
     words = (
         f"case $2 in config) {CONFIG};; batch_script) echo '{script}';; job) echo {shown};; esac"
     )
     commands(sbatch="echo slurm 22.05.8", srun="echo pmix", squeue="echo 3:20:00", scontrol=words)
-    return look(SLURM_JOB_ID="17")
-
-
-@pytest.mark.parametrize(
-    ("line", "warned"),
-    [
-        ("#SBATCH --signal=B:USR1@120", False),
-        ("#SBATCH --signal SIGUSR2@60", False),
-        ("#SBATCH --signal=B:KILL@120", True),
-        ("# no signal", True),
-    ],
-)
-def test_inside_a_job_its_signal_and_time_are_told(commands, line, warned) -> None:
-    found = in_a_job(commands, f"{SCRIPT}{line}\n")
-    assert found["time left"].value == "3:20:00 of job 17"
-    assert ("USR1@120" in found["signal"].remedy) == warned
-
-
-def test_a_job_that_may_not_be_requeued_is_told_the_line_to_add(commands) -> None:
-    found = in_a_job(commands, SCRIPT, "Requeue=0")
-    assert found["requeue"].remedy == "#SBATCH --requeue in the job script"
-
-
-def test_a_job_by_hand_has_no_script_to_look_at(commands) -> None:
-    assert "by hand" in in_a_job(commands, "")["signal"].value
+    found = look(SLURM_JOB_ID="17")[subject]
+    assert value in found.value
+    assert remedy in found.remedy
+    assert bool(remedy) == bool(found.remedy)
 
 
 def test_the_scripts_of_hybrid_submit_pass(tmp_path) -> None:
-    from hybrid.ranks.slurm import Request, script
-
-    text = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
-    assert not batch.signal(text).remedy
-    for job in (Path(__file__).parents[3] / "jobs").glob("*.sbatch"):
-        assert not batch.signal(job.read_text()).remedy
+    jobs = (Path(__file__).parents[3] / "jobs").glob("*.sbatch")
+    ours = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
+    for text in (ours, *(job.read_text() for job in jobs)):
+        assert not batch.signal(text).remedy
 
 
 def test_programs_that_are_not_there_or_cannot_start_say_nothing(tmp_path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,16 +12,17 @@ from hybrid.doctor import cores, mpi, versions
 from hybrid.doctor.cores import Place
 
 
-def place(host: str = "n1", cpus: str = "0", threads: int = 1, gpus: int = 0, **more: str) -> Place:
-    return Place(
-        host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, more.get("visible")
-    )
+def place(
+    host: str = "n1", cpus: str = "0", threads: int = 1, gpus: int = 0, visible: str | None = None
+) -> Place:
+    return Place(host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible)
 
 
-def test_ranks_that_do_not_find_each_other_are_told_the_remedy() -> None:
-    assert "srun --mpi=pmix" in mpi.ranks_found(4, 1).remedy
-    assert not mpi.ranks_found(4, 4).remedy
-    assert not mpi.ranks_found(0, 1).remedy
+@pytest.mark.parametrize(
+    ("started", "found", "warned"), [(4, 1, True), (4, 4, False), (0, 1, False)]
+)
+def test_ranks_that_do_not_find_each_other_are_told_the_remedy(started, found, warned) -> None:
+    assert ("srun --mpi=pmix" in mpi.ranks_found(started, found).remedy) == warned
 
 
 @pytest.mark.parametrize(
@@ -41,8 +40,8 @@ def test_a_launcher_of_another_mpi_is_pointed_out(launcher, warned) -> None:
 
 
 def test_gpu_aware_mpi_is_named_where_the_environment_asks_for_it() -> None:
-    (found,) = mpi.gpu_aware({"MPICH_GPU_SUPPORT_ENABLED": "1"})
-    assert "MPICH_GPU_SUPPORT_ENABLED=1" in found.value
+    asked = {"MPICH_GPU_SUPPORT_ENABLED": "1"}
+    assert "MPICH_GPU_SUPPORT_ENABLED=1" in mpi.gpu_aware(asked)[0].value
     assert "not asked for" in mpi.gpu_aware({})[0].value
 
 
@@ -138,15 +137,12 @@ def test_clocks_apart_are_pointed_out() -> None:
     assert (found.value, "NTP" in found.remedy) == ("n2 is 89.0 s ahead of n1", True)
 
 
-def test_a_check_that_fails_is_a_line_and_not_the_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_check_that_fails_is_a_line_and_not_the_end(monkeypatch, tmp_path) -> None:
     def broken() -> None:
         raise RuntimeError("broken\nbadly")
 
     monkeypatch.setattr(mpi, "mpirun", broken)
     lines: list[str] = []
-    say: Callable[[str], None] = lines.append
-    doctor.report(say, tmp_path)
+    doctor.report(lines.append, tmp_path)
     assert any("cannot look: RuntimeError: broken badly" in line for line in lines)
     assert any("GPUs" in line for line in lines)

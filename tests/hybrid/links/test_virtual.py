@@ -40,88 +40,35 @@ def message(size: int) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8)
 
 
-def test_a_message_arrives_after_its_bytes_and_the_latency() -> None:
+# what each rank does: works so many seconds, sends bytes to the next (>) or the previous (<),
+# or receives from it (n, p); and when it is done
+TIMINGS = {
+    "a message arrives after its bytes and the latency": ([[1.0, ">50"], "p"], [1.0, 1.75]),
+    "a message that has arrived costs nothing": ([[">50"], [5.0, "p"]], [0.0, 5.0]),
+    "one message goes at a time": ([[">100", 0.1, ">50", 0.1, ">10"], "ppp"], [0.2, 1.85]),
+    "an idle link starts when the sender does": ([[">10", 3.0, ">10"], "pp"], [3.0, 3.35]),
+    "directions and sides share no link": (
+        [[">100", "n"], [">100", "<100", "p", "n"], ["<100", "p"]],
+        [1.25, 1.25, 1.25],
+    ),
+    "sending goes on beside the work": ([[">200", 1.0], "p"], [1.0, 2.25]),
+}
+
+
+@pytest.mark.parametrize(("scripts", "clocks"), TIMINGS.values(), ids=TIMINGS.keys())
+def test_a_clock_follows_work_bytes_and_latency(scripts: Any, clocks: list[float]) -> None:
     def program(links: VirtualLinks, work: Work) -> float:
-        if links.rank == 0:
-            work(1.0)
-            links.to_next(message(50))
-        else:
-            links.from_previous()
+        for step in scripts[links.rank]:
+            if isinstance(step, float):
+                work(step)
+            elif step in "np":
+                (links.from_next if step == "n" else links.from_previous)()
+            else:
+                send = links.to_next if step[0] == ">" else links.to_previous
+                send(message(int(step[1:])))
         return links.now()
 
-    assert by_hand(2, program) == pytest.approx([1.0, 1.0 + 0.5 + 0.25])
-
-
-def test_a_message_that_has_arrived_costs_the_receiver_nothing() -> None:
-    def program(links: VirtualLinks, work: Work) -> tuple[float, float]:
-        if links.rank == 0:
-            links.to_next(message(50))
-        else:
-            work(5.0)
-            links.from_previous()
-        return links.now(), links.traffic.total_waiting
-
-    assert by_hand(2, program)[1] == pytest.approx((5.0, 0.0))
-
-
-def test_a_direction_carries_one_message_at_a_time() -> None:
-    def program(links: VirtualLinks, work: Work) -> list[float]:
-        arrivals = []
-        if links.rank == 0:
-            for size in (100, 50, 10):
-                links.to_next(message(size))
-                work(0.1)
-        else:
-            for _ in range(3):
-                links.from_previous()
-                arrivals.append(links.now())
-        return arrivals
-
-    assert by_hand(2, program)[1] == pytest.approx([1.25, 1.75, 1.85])
-
-
-def test_a_link_that_has_been_idle_starts_when_the_sender_does() -> None:
-    def program(links: VirtualLinks, work: Work) -> float:
-        if links.rank == 0:
-            links.to_next(message(10))
-            work(3.0)
-            links.to_next(message(10))
-        else:
-            links.from_previous()
-            links.from_previous()
-        return links.now()
-
-    assert by_hand(2, program)[1] == pytest.approx(3.0 + 0.1 + 0.25)
-
-
-def test_the_two_directions_and_the_two_sides_do_not_share_a_link() -> None:
-    def program(links: VirtualLinks, work: Work) -> float:
-        if links.rank == 1:
-            links.to_next(message(100))
-            links.to_previous(message(100))
-            links.from_previous()
-            links.from_next()
-        elif links.rank == 0:
-            links.to_next(message(100))
-            links.from_next()
-        else:
-            links.to_previous(message(100))
-            links.from_previous()
-        return links.now()
-
-    assert by_hand(3, program) == pytest.approx([1.25] * 3)
-
-
-def test_sending_goes_on_beside_the_work() -> None:
-    def program(links: VirtualLinks, work: Work) -> float:
-        if links.rank == 0:
-            links.to_next(message(200))
-            work(1.0)
-        else:
-            links.from_previous()
-        return links.now()
-
-    assert by_hand(2, program) == pytest.approx([1.0, 2.25])
+    assert by_hand(len(scripts), program) == pytest.approx(clocks)
 
 
 def test_waiting_is_recorded_on_its_side_and_shown_to_the_watcher() -> None:
@@ -184,22 +131,18 @@ def test_stages_that_overlap_end_before_the_sum_of_their_work() -> None:
                 links.to_next(sent)
         return links.now()
 
-    fast = Network(1e9, 0.0)
-    assert max(by_hand(stages, program, fast)) == pytest.approx(items + stages - 1)
+    ends = by_hand(stages, program, Network(1e9, 0.0))
+    assert max(ends) == pytest.approx(items + stages - 1)
 
 
 def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do() -> None:
-    def busy(seconds: float) -> None:
-        end = thread_time() + seconds
+    def program(links: RankLinks) -> float:
+        end = thread_time() + 0.1
         while thread_time() < end:
             pass
-
-    def program(links: RankLinks) -> float:
         if links.rank == 0:
-            busy(0.1)
             links.to_next(message(1))
         else:
-            busy(0.1)
             links.from_previous()
         return links.now()
 
