@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hybrid.bench import report
 from hybrid.bench.accuracy import Runs, to_accuracy
@@ -170,6 +171,7 @@ class Bench:
             runs = to_accuracy(
                 self.comm, self.contenders, self.model, settings, data, target, lengths, seeds, say
             )
+        dist.destroy_process_group()
         hosts = len(set(self.comm.allgather(socket.gethostname())))
         cuts = self.blocks(self.model(settings.train.seed)).cuts
         if not first:
