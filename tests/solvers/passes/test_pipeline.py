@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from solvers.passes.pipeline import (
@@ -104,10 +104,7 @@ class Simulated:
 
 
 @given(BLOCKS, MICRO_BATCHES, GAPS)
-@settings(max_examples=40, deadline=None)
-def test_every_block_takes_every_micro_batch_forward_once_and_backward_once(
-    K: int, m: int, gaps: Gaps | None
-) -> None:
+def test_every_block_takes_every_micro_batch_forward_once_and_backward_once(K, m, gaps) -> None:
     for k in range(K):
         ops = order(k, K, m, gaps)
         assert ops.count(Op.FORWARD) == ops.count(Op.BACKWARD) == m
@@ -118,7 +115,6 @@ def test_every_block_takes_every_micro_batch_forward_once_and_backward_once(
 
 
 @given(BLOCKS, MICRO_BATCHES, GAPS)
-@settings(max_examples=40, deadline=None)
 def test_no_rank_waits_for_ever(K: int, m: int, gaps: Gaps | None) -> None:
     work = [deque(order(k, K, m, gaps) * 2) for k in range(K)]
     up, down = [0] * K, [0] * K
@@ -141,7 +137,6 @@ def test_no_rank_waits_for_ever(K: int, m: int, gaps: Gaps | None) -> None:
 
 
 @given(BLOCKS, MICRO_BATCHES)
-@settings(max_examples=40, deadline=None)
 def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K: int, m: int) -> None:  # noqa: N802
     for k in range(K):
         held, most = 0, 0
@@ -165,7 +160,6 @@ def test_the_orders_are_those_drawn(k: int, without_gaps: str, with_gaps: str) -
 
 
 @given(BLOCKS, MICRO_BATCHES, st.integers(1, 9), st.integers(1, 9))
-@settings(max_examples=40, deadline=None)
 def test_equal_blocks_have_gaps_of_whole_slots(K: int, m: int, forward: int, backward: int) -> None:
     times = timetable([Cost(forward, backward)] * K, 10 * m, m)
     slot = 10 * (forward + backward)
@@ -175,10 +169,7 @@ def test_equal_blocks_have_gaps_of_whole_slots(K: int, m: int, forward: int, bac
 
 
 @given(pipelines())
-@settings(max_examples=40, deadline=None)
-def test_the_timetable_has_the_period_of_a_simulated_pass(
-    pipeline: tuple[list[Cost], int, list[float]],
-) -> None:
+def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline) -> None:
     costs, m, transfers = pipeline
     simulated = Simulated(costs, 12, m, transfers, [Gaps()] * len(costs))
     period = timetable(costs, 12, m, transfers).period
@@ -186,10 +177,7 @@ def test_the_timetable_has_the_period_of_a_simulated_pass(
 
 
 @given(pipelines(), st.integers(1, 16))
-@settings(max_examples=40, deadline=None)
-def test_work_that_fits_the_gaps_does_not_lengthen_the_period(
-    pipeline: tuple[list[Cost], int, list[float]], grain: int
-) -> None:
+def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain) -> None:
     costs, m, transfers = pipeline
     samples = 96
     gaps = fit(costs, samples, m, transfers, grain)
@@ -200,10 +188,7 @@ def test_work_that_fits_the_gaps_does_not_lengthen_the_period(
 
 
 @given(pipelines())
-@settings(max_examples=40, deadline=None)
-def test_the_gaps_are_filled_but_for_less_than_a_grain(
-    pipeline: tuple[list[Cost], int, list[float]],
-) -> None:
+def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline) -> None:
     costs, m, transfers = pipeline
     samples, grain, rounding = 960, 2, 0.05
     times = timetable(costs, samples, m, transfers)
@@ -217,7 +202,6 @@ def test_the_gaps_are_filled_but_for_less_than_a_grain(
 
 @given(pipelines(), st.integers(1, 40), st.integers(1, 200))
 @example(([Cost(0.1, 0.1), Cost(5.0, 10.0)], 1, []), 16, 5)
-@settings(max_examples=40, deadline=None)
 def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(
     pipeline: tuple[list[Cost], int, list[float]], grain: int, samples: int
 ) -> None:
@@ -252,7 +236,6 @@ def test_a_block_without_cost_is_given_no_more_than_two_mini_batches() -> None:
 
 
 @given(st.lists(st.builds(Gaps, st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None)
 def test_records_are_needed_for_the_most_local_work_of_a_block(gaps: list[Gaps]) -> None:
     needed = records_needed(gaps, 16)
     most = max(middle + turn for middle, turn in gaps)
