@@ -206,11 +206,6 @@ def test_codes_go_on_from_a_start_where_they_left_off() -> None:
     assert torch.equal(layer.codes(z, halfway, iterations=5), layer.codes(z, iterations=12))
 
 
-def test_codes_of_what_has_no_positive_part_are_zero() -> None:
-    layer = factorisation(0, 6, 3)
-    assert not layer.codes(-torch.rand(4, 6, dtype=torch.float64)).any()
-
-
 def low_rank(rank: int = 4) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     M = torch.rand(60, rank, generator=generator, dtype=torch.float64)
@@ -239,15 +234,6 @@ def test_alternating_updates_are_those_of_scikit_learn(iterations: int) -> None:
     )
 
 
-def test_a_long_alternation_comes_within_a_tenth_of_coordinate_descent() -> None:
-    z, layer = low_rank(), factorisation(1, 12, 4)
-    theirs = NMF(4, solver="cd", init="nndsvda", max_iter=5000, tol=1e-8, random_state=0)
-    W = theirs.fit_transform(z.numpy())
-    best = float((z - torch.from_numpy(W @ theirs.components_)).square().sum())
-    found = alternated(layer, z, layer.codes(z), 3000)
-    assert found <= 1.1 * best
-
-
 def test_averaged_statistics_update_as_the_whole_set_does() -> None:
     z, whole = low_rank(), factorisation(1, 12, 4)
     codes = whole.codes(z)
@@ -256,18 +242,6 @@ def test_averaged_statistics_update_as_the_whole_set_does() -> None:
     parts.update(*((a + b) / 2 for a, b in zip(*halves, strict=True)), iterations=3)
     whole.update(*whole.statistics(z, codes), iterations=3)
     torch.testing.assert_close(parts.dictionary, whole.dictionary)
-
-
-def test_images_and_their_pixels_have_the_same_statistics() -> None:
-    layer = factorisation(0, 6, 3)
-    z = torch.randn(2, 6, 3, 4, dtype=torch.float64)
-    pixels = z.permute(0, 2, 3, 1).reshape(-1, 6)
-    for a, b in zip(
-        layer.statistics(z, layer.codes(z)),
-        layer.statistics(pixels, layer.codes(pixels)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
 
 
 def test_a_rank_below_one_is_refused() -> None:

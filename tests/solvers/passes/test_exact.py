@@ -14,7 +14,6 @@ from torch import nn
 from hybrid.links import RankLinks
 from solvers import Backprop, Block, PhaseStats, Record
 from solvers.kernels import pool, upsample
-from solvers.passes.exact import _Pass
 from solvers.passes.wire import Wire
 from solvers.state import Tensors
 
@@ -98,20 +97,6 @@ def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm: f
     found = trained(split, clip_norm=max_norm)
     for name, parameter in model.named_parameters():
         assert torch.equal(found[name], parameter), name
-
-
-def test_block_k_holds_at_most_K_minus_k_graphs(monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: N802
-    problem = make_problem(seed=1, units=4, cuts=[1, 2, 3], batch=8)
-    most = [0] * 4
-    forward = _Pass.forward
-
-    def watched(run: _Pass, stats: PhaseStats) -> None:
-        forward(run, stats)
-        most[run.block.index] = max(most[run.block.index], len(run.graphs))
-
-    monkeypatch.setattr(_Pass, "forward", watched)
-    exact_gradients(problem, micro_batches=8)
-    assert most == [4, 3, 2, 1]
 
 
 def test_observing_records_without_moving_weights_or_statistics() -> None:

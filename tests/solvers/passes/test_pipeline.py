@@ -23,7 +23,6 @@ from solvers.passes.pipeline import (
 )
 
 BLOCKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 12)
-GAPS = st.sampled_from([None, Gaps(3, 2)])
 
 
 @st.composite
@@ -101,39 +100,6 @@ class Simulated:
     @property
     def periods(self) -> list[float]:
         return [later - earlier for earlier, later in pairwise(self.starts[0])]
-
-
-@given(BLOCKS, MICRO_BATCHES, GAPS)
-def test_every_block_takes_every_micro_batch_forward_once_and_backward_once(K, m, gaps) -> None:
-    for k in range(K):
-        ops = order(k, K, m, gaps)
-        assert ops.count(Op.FORWARD) == ops.count(Op.BACKWARD) == m
-        forwards = 0
-        for op in ops:
-            forwards += (op is Op.FORWARD) - (op is Op.BACKWARD)
-            assert forwards >= 0
-
-
-@given(BLOCKS, MICRO_BATCHES, GAPS)
-def test_no_rank_waits_for_ever(K: int, m: int, gaps: Gaps | None) -> None:
-    work = [deque(order(k, K, m, gaps) * 2) for k in range(K)]
-    up, down = [0] * K, [0] * K
-    for _ in range(sum(len(ops) for ops in work)):
-        for k in range(K):
-            op = work[k][0] if work[k] else None
-            if op is Op.FORWARD and (k == 0 or up[k]):
-                up[k] -= k > 0
-                if k < K - 1:
-                    up[k + 1] += 1
-            elif op is Op.BACKWARD and (k == K - 1 or down[k]):
-                down[k] -= k < K - 1
-                if k > 0:
-                    down[k - 1] += 1
-            elif op is None or op in (Op.FORWARD, Op.BACKWARD):
-                continue
-            work[k].popleft()
-    assert not any(work)
-    assert up == down == [0] * K
 
 
 @given(BLOCKS, MICRO_BATCHES)
@@ -220,19 +186,6 @@ def test_a_gap_is_measured_in_the_samples_of_its_own_block() -> None:
     assert timetable(costs, 32, 1) == Timetable(288.0, [192.0, 0.0], [0.0, 96.0])
     # a local step on a sample takes a quarter more than its two passes
     assert fit(costs, 32, 1) == [Gaps(48, 0), Gaps(0, 8)]
-
-
-def test_a_slow_wire_widens_the_gaps_by_its_way_there_and_back() -> None:
-    costs = [Cost(1.0, 2.0)] * 2
-    without, slow = timetable(costs, 32, 1), timetable(costs, 32, 1, [0.5])
-    assert slow.period == without.period + 2 * 16
-    assert slow.middle[0] == without.middle[0] + 2 * 16
-    assert slow.turn[1] == without.turn[1] + 2 * 16
-
-
-def test_a_block_without_cost_is_given_no_more_than_two_mini_batches() -> None:
-    free, busy = Cost(0.0, 0.0), Cost(1.0, 2.0)
-    assert fit([free, busy], 64, 2) == [Gaps(2 * 64, 0), Gaps(0, 0)]
 
 
 @given(st.lists(st.builds(Gaps, st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=5))

@@ -63,12 +63,6 @@ def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: fl
     assert error.any()
 
 
-def test_int8_keeps_the_largest_value_of_every_sample_and_channel() -> None:
-    x = values(3)
-    received = across(Wire("int8"), x)
-    torch.testing.assert_close(received.abs().amax((2, 3)), x.abs().amax((2, 3)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("number_format", FORMATS)
 def test_zeros_arrive_as_zeros(number_format: WireFormat, dtype: torch.dtype) -> None:
