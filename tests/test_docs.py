@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -36,6 +37,14 @@ def test_every_method_has_a_page(name: str) -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("docs/benchmarks/*.py")), ids=str)
+def test_what_a_benchmark_imports_is_there(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and re.match("hybrid|solvers", node.module or ""):
+            for name in node.names:
+                exec(f"from {node.module} import {name.name}", {})
 
 
 def test_the_job_script_is_valid_shell() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import Problem, copied, exact_pass, make_problem, started
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from solvers import AugmentedLagrangian, Block, BlockADMM, Penalty, PhaseStats
 from solvers.state import State, Tensors
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
-CASES = settings(max_examples=25, deadline=None)
 SOLVERS = [
     Penalty(beta=0.1, lam_start="feasible"),
     AugmentedLagrangian(beta=0.1),
@@ -76,7 +75,6 @@ def stored(ranks: list[Any], name: str, rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
-@CASES
 @given(before=CUTS, after=CUTS, seed=st.integers(0, 999))
 def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
     solver: Penalty, before: list[int], after: list[int], seed: int
@@ -105,11 +103,8 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
 
 
 @pytest.mark.parametrize("solver", SOLVERS[:2], ids=lambda solver: solver.name)
-@CASES
 @given(before=CUTS, more=CUTS, seed=st.integers(0, 999))
-def test_more_cuts_leave_the_lagrangian_as_it_was(
-    solver: Penalty, before: list[int], more: list[int], seed: int
-) -> None:
+def test_more_cuts_leave_the_lagrangian_as_it_was(solver, before, more, seed) -> None:
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
     kept = swept(problem, solver)
     norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -134,19 +134,6 @@ def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape) -> None:
     assert not store.get("factor_dual", rows).any()
 
 
-def test_a_second_record_leaves_the_dictionary_alone() -> None:
-    cut, store = cut_of(normal(8, 5) + 0.5)
-    before, averages = cut.layer.dictionary.clone(), cut.state()["factors.gram"].clone()
-    cut.update_factors(slice(0, 8), normal(8, 5, seed=2))
-    cut.step(slice(0, 8), normal(8, 5), normal(8, 5), RHO, RHO_M)
-    moved = cut.layer.dictionary.clone()
-    assert not torch.equal(before, moved)
-    assert not torch.equal(averages, cut.state()["factors.gram"])
-    cut.record(slice(0, 8), normal(8, 5, seed=3))
-    assert torch.equal(cut.layer.dictionary, moved)
-    assert not store.get("factor_dual", slice(0, 8)).any()
-
-
 def factored(
     units: int = 2, cut: int = 1, batches: int = 2, extra: tuple[str, ...] = ()
 ) -> Problem:

@@ -219,8 +219,6 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     ("solver", "name", "value"),
     [(solver, *setting) for solver, wrong in IMPOSSIBLE for setting in wrong.items()],
 )
-def test_impossible_settings_name_the_value_in_one_line(
-    solver: type[Solver], name: str, value: object
-) -> None:
+def test_impossible_settings_name_the_value_in_one_line(solver, name, value) -> None:
     with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):
         solver(**{name: value})

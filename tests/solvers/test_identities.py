@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import Problem, gradients, make_problem, problems, recorded
 from torch import Tensor
@@ -68,20 +68,14 @@ def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, An
 
 
 @given(problems(), BETA)
-@settings(max_examples=25, deadline=None)
-def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(
-    problem: Problem, beta: float
-) -> None:
+def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(problem, beta) -> None:
     local = local_gradients(problem, AugmentedLagrangian(beta=beta))
     for name, exact in problem.plain_gradients(problem.batches[0]).items():
         torch.testing.assert_close(local[name], exact, **CLOSE)
 
 
 @given(problems(), BETA)
-@settings(max_examples=10, deadline=None)
-def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(
-    problem: Problem, beta: float
-) -> None:
+def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(problem, beta) -> None:
     solver = AugmentedLagrangian(beta=beta, multiplier_start="zero")
     local = local_gradients(problem, solver)
     last = {
@@ -95,10 +89,7 @@ def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(
 
 
 @given(problems(), BETA)
-@settings(max_examples=15, deadline=None)
-def test_identity_2_the_exact_signal_climbs_one_block_a_sweep(
-    problem: Problem, beta: float
-) -> None:
+def test_identity_2_the_exact_signal_climbs_one_block_a_sweep(problem, beta) -> None:
     exact = problem.plain_gradients(problem.batches[0])
     blocks = len(problem.blocks)
     solver = Penalty(beta=beta, lam_step=1.0, lam_start="feasible")
@@ -112,7 +103,6 @@ def test_identity_2_the_exact_signal_climbs_one_block_a_sweep(
 
 
 @given(problems(), BETA, st.floats(0.05, 0.9))
-@settings(max_examples=10, deadline=None)
 def test_a_smaller_lam_step_damps_the_signal_by_its_size_at_every_hop(
     problem: Problem, beta: float, lam_step: float
 ) -> None:
@@ -127,7 +117,6 @@ def test_a_smaller_lam_step_damps_the_signal_by_its_size_at_every_hop(
 
 
 @given(st.integers(0, 10_000), BETA)
-@settings(max_examples=10, deadline=None)
 def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_once(
     seed: int, beta: float
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import Fixed, Problem, exact_pass
 from torch import Tensor, nn
@@ -60,7 +60,6 @@ def trained(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), width=st.integers(1, 5), bottleneck=st.booleans())
 def test_the_inverse_is_the_input_to_rounding(dtype, seed, width, bottleneck) -> None:
     torch.manual_seed(seed)

@@ -66,9 +66,7 @@ def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm: flo
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(
-    momentum: float, nesterov: bool
-) -> None:
+def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(momentum, nesterov) -> None:
     made = block(torch.float32, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
     made.own_optimiser(momentum)
     own, exact = made.optimisers["local"], made.optimisers["exact"]
@@ -102,9 +100,7 @@ def test_other_formats_have_no_scale() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1e-8])
-def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(
-    clip_norm: float,
-) -> None:
+def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(clip_norm) -> None:
     made, plain = block(), block(torch.float32)
     x = torch.randn(3, 4)
     # too small for float16 without a scale: its least positive number is 6e-8

@@ -34,15 +34,6 @@ def test_the_adjoint_is_the_derivative_of_the_loss(seed: int, factor: int, beta:
     torch.testing.assert_close(found.loss, loss.detach())
 
 
-def test_the_adjoint_passes_finite_differences() -> None:
-    x, lam, kappa = tensors(0, 2)
-    p = couple(x, lam, kappa, 0.3, 2).p_out
-    step = 1e-6 * torch.randn_like(x)
-    ahead = couple(x + step, lam, kappa, 0.3, 2).loss
-    behind = couple(x - step, lam, kappa, 0.3, 2).loss
-    torch.testing.assert_close((ahead - behind) / 2, (p * step).sum(), rtol=1e-6, atol=1e-15)
-
-
 @given(st.integers(0, 10_000), FACTOR)
 def test_squares_are_of_the_filtered_residual_and_output(seed: int, factor: int) -> None:
     x, lam, _ = tensors(seed, factor)

@@ -159,9 +159,7 @@ def assert_close(found: Tensors, expected: Tensors) -> None:
 @pytest.mark.parametrize("cuts", [[], [1, 2]])
 @pytest.mark.parametrize("m", [1, 3])
 @KINDS
-def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(
-    kind: FillStep, m: int, cuts: list[int]
-) -> None:
+def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cuts) -> None:
     expected = filled(small(cuts), None, m)
     found = filled(small(cuts), [Gaps()] * (len(cuts) + 1), m, kind)
     assert_same(found, expected)
@@ -182,9 +180,7 @@ def test_one_block_has_no_gaps_to_fill(m: int) -> None:
 )
 @settings(max_examples=8, deadline=None)
 @KINDS
-def test_filled_passes_equal_those_of_one_process(
-    kind: FillStep, seed: int, m: int, cuts: list[int], shares: list[int]
-) -> None:
+def test_filled_passes_equal_those_of_one_process(kind, seed, m, cuts, shares) -> None:
     gaps = [Gaps(shares[0], shares[1]), Gaps(shares[2], shares[3]), Gaps(0, shares[4])]
     gaps = gaps[-1 - len(cuts) :]
     found = filled(small(cuts, seed, batch_norm=False), gaps, m, kind)

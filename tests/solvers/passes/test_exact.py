@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from problems import Problem, assert_same, exact_pass, gradients, make_problem, problems
 from torch import nn
@@ -14,7 +14,6 @@ from torch import nn
 from hybrid.links import RankLinks
 from solvers import Backprop, Block, PhaseStats, Record
 from solvers.kernels import pool, upsample
-from solvers.passes.exact import _Pass
 from solvers.passes.wire import Wire
 from solvers.state import Tensors
 
@@ -67,17 +66,13 @@ def without_batch_norm(problem: Problem) -> Problem:
 
 
 @given(problems(min_blocks=1))
-@settings(max_examples=20, deadline=None)
 def test_one_micro_batch_gives_the_plain_gradients_bit_for_bit(problem: Problem) -> None:
     plain = problem.plain_gradients(problem.batches[0])
     assert_same(exact_gradients(problem), plain)
 
 
 @given(problems(min_blocks=1), st.integers(1, 9))
-@settings(max_examples=20, deadline=None)
-def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(
-    problem: Problem, m: int
-) -> None:
+def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(problem, m) -> None:
     problem = without_batch_norm(problem)
     plain = problem.plain_gradients(problem.batches[0])
     found = exact_gradients(problem, micro_batches=m)
@@ -102,20 +97,6 @@ def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm: f
     found = trained(split, clip_norm=max_norm)
     for name, parameter in model.named_parameters():
         assert torch.equal(found[name], parameter), name
-
-
-def test_block_k_holds_at_most_K_minus_k_graphs(monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: N802
-    problem = make_problem(seed=1, units=4, cuts=[1, 2, 3], batch=8)
-    most = [0] * 4
-    forward = _Pass.forward
-
-    def watched(run: _Pass, stats: PhaseStats) -> None:
-        forward(run, stats)
-        most[run.block.index] = max(most[run.block.index], len(run.graphs))
-
-    monkeypatch.setattr(_Pass, "forward", watched)
-    exact_gradients(problem, micro_batches=8)
-    assert most == [4, 3, 2, 1]
 
 
 def test_observing_records_without_moving_weights_or_statistics() -> None:
@@ -172,9 +153,7 @@ def distance(found: Tensors, exact: Tensors) -> float:
 
 @pytest.mark.parametrize("cuts", [[], [1, 3]])
 @pytest.mark.parametrize("m", [1, 3])
-def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(
-    cuts: list[int], m: int
-) -> None:
+def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(cuts, m) -> None:
     kept, again = (make_problem(seed=8, units=3, cuts=cuts, batch=6, batches=3) for _ in range(2))
     expected = trained(kept, micro_batches=m)
     assert any("running" in name for name in expected)
@@ -197,9 +176,7 @@ def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on(
 @pytest.mark.parametrize(
     ("messages", "tolerance"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.03)]
 )
-def test_rounded_messages_give_a_gradient_near_the_exact_one(
-    messages: str, tolerance: float, m: int
-) -> None:
+def test_rounded_messages_give_a_gradient_near_the_exact_one(messages, tolerance, m) -> None:
     problem = make_problem(seed=9, units=4, cuts=[1, 2, 4], batch=12, width=6)
     exact = exact_gradients(problem, micro_batches=m)
     rounded = exact_gradients(problem, micro_batches=m, messages=messages)
@@ -237,9 +214,7 @@ def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_
 
 
 @pytest.mark.parametrize(("messages", "factor"), [("float32", 1), ("float16", 2), ("int8", 2)])
-def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(
-    messages: str, factor: int
-) -> None:
+def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, factor) -> None:
     problem = make_problem(seed=3, units=2, cuts=[1, 2], batch=6).single_precision()
 
     def program(block: Block, links: RankLinks) -> dict[str, int]:

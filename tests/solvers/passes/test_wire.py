@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -43,11 +43,8 @@ def test_float32_passes_a_tensor_of_any_precision_unchanged(dtype: torch.dtype) 
 
 
 @given(SEEDS, st.sampled_from([1e-3, 1.0, 1e3]))
-@settings(max_examples=15, deadline=None)
 @pytest.mark.parametrize(("number_format", "bits"), [("bfloat16", 8), ("float16", 11)])
-def test_a_short_float_errs_by_half_of_its_last_bit(
-    number_format: WireFormat, bits: int, seed: int, scale: float
-) -> None:
+def test_a_short_float_errs_by_half_of_its_last_bit(number_format, bits, seed, scale) -> None:
     x = values(seed, scale)
     error = (across(Wire(number_format), x) - x).abs()
     smallest = 2.0**-25 if number_format == "float16" else 0.0
@@ -56,7 +53,6 @@ def test_a_short_float_errs_by_half_of_its_last_bit(
 
 
 @given(SEEDS, st.sampled_from([1e-20, 1.0, 1e20]))
-@settings(max_examples=15, deadline=None)
 def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: float) -> None:
     x = values(seed, scale)
     x[0, 0] *= 1e6
@@ -65,12 +61,6 @@ def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: fl
     error = (across(Wire("int8"), x) - x).abs()
     assert (error <= 0.5 * step * (1 + 1e-9)).all()
     assert error.any()
-
-
-def test_int8_keeps_the_largest_value_of_every_sample_and_channel() -> None:
-    x = values(3)
-    received = across(Wire("int8"), x)
-    torch.testing.assert_close(received.abs().amax((2, 3)), x.abs().amax((2, 3)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -88,9 +78,7 @@ def test_zeros_arrive_as_zeros(number_format: WireFormat, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_a_tensor_arrives_in_the_precision_the_receiver_works_in(
-    number_format: WireFormat,
-) -> None:
+def test_a_tensor_arrives_in_the_precision_the_receiver_works_in(number_format) -> None:
     x = values(1, dtype=torch.float32)
     assert across(Wire(number_format), x, torch.float32).dtype == torch.float32
     if number_format != "float32":
@@ -116,7 +104,6 @@ def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor: int) -> 
 
 
 @given(SEEDS, st.sampled_from([1, 2]))
-@settings(max_examples=15, deadline=None)
 def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed: int, factor: int) -> None:
     wire, x, y = Wire("float32", factor), values(seed), values(seed + 1)
     torch.testing.assert_close((y * across(wire, x)).sum(), (across(wire, y) * x).sum())
@@ -128,9 +115,7 @@ def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed: int, factor
     ("shape", "factor"), [*product(SHAPES, (1, 2)), ((4,), 1), ((1,), 1), ((5, 3), 1)]
 )
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_the_bytes_of_a_sample_are_those_really_sent(
-    number_format: WireFormat, shape: tuple[int, ...], factor: int
-) -> None:
+def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, factor) -> None:
     x = torch.randn(7, *shape)
     sent: list[Tensor] = []
     wire = Wire(number_format, factor)
