@@ -10,22 +10,11 @@ from hybrid.data import Augmentation, Dataset
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def make(n=20, augmentation=None, **changes):
+def make(**changes):
     generator = torch.Generator().manual_seed(0)
-    parts = {
-        "images": torch.randint(0, 256, (n, 3, 7, 5), dtype=torch.uint8, generator=generator),
-        "labels": torch.arange(n) % 4,
-        "classes": 4,
-        "mean": MEAN,
-        "std": STD,
-        "augmentation": augmentation or Augmentation(),
-    }
-    return Dataset(**(parts | changes))
-
-
-def test_length_and_shape_are_those_of_the_images():
-    assert len(make()) == 20
-    assert make().shape == (3, 7, 5)
+    images = torch.randint(0, 256, (20, 3, 7, 5), dtype=torch.uint8, generator=generator)
+    parts = {"labels": torch.arange(20) % 4, "classes": 4, "mean": MEAN, "std": STD}
+    return Dataset(**({"images": images} | parts | changes))
 
 
 @pytest.mark.parametrize(
@@ -78,10 +67,11 @@ def test_targets_are_the_labels_of_the_ids():
     assert make().targets(torch.tensor([1, 4, 6])).tolist() == [1, 0, 2]
 
 
-def test_take_keeps_the_first_samples():
-    data = make()
-    assert torch.equal(data.take(5).images, data.images[:5])
-    assert len(data.take(20)) == 20
+@pytest.mark.parametrize("limit", [1, 5, 20])
+def test_take_keeps_the_first_samples(limit):
+    taken = make().take(limit)
+    assert torch.equal(taken.images, make().images[:limit])
+    assert (len(taken), taken.shape) == (limit, (3, 7, 5))
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 21])
