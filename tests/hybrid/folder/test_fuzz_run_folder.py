@@ -111,8 +111,9 @@ def hidden() -> set[str]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No training after the set-up, and no pictures."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
     monkeypatch.setattr("hybrid.training.run.Run.fit", lambda _: {})
     monkeypatch.setattr("hybrid.report.run.curves", lambda _: {})
 

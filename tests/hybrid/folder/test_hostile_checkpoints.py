@@ -186,11 +186,10 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         ({"totals": []}, "2 blocks have"),
         ({"totals": [{}, {"images": None}]}, "totals.1.images is None"),
         ({"rollbacks": {}}, "rollbacks is {}"),
-        ({"rounds": {}}, "rounds.probe"),
-        ({"rounds": None}, "rounds is None"),
+        ({"shared": None}, "shared is None"),
         ({"units": []}, "units is []"),
         ({"units": {"stem": None}}, "units.stem is None"),
-        ({"kept": None}, "kept is None"),
+        ({"states": None}, "states is None"),
         ({"cuts": "layer2.0"}, "cuts is 'layer2.0'"),
         ({"test_accuracy": "\x1b[2J"}, "test_accuracy is '\\x1b[2J'"),
         ({"model": 5}, "model is 5"),
@@ -206,7 +205,7 @@ def test_a_manifest_of_impossible_values_is_named_and_nothing_is_written(run, ed
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("key", ["step", "units", "kept", "rounds", "totals", "gaps", "format"])
+@pytest.mark.parametrize("key", ["step", "units", "states", "shared", "totals", "gaps", "format"])
 def test_a_manifest_that_lacks_something_is_named(run, key) -> None:
     change(newest(run), lambda body: body.pop(key))
     assert "manifest.json" in fault(go_on, run, 2)

@@ -55,7 +55,7 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
         with torch.no_grad():
             for tensor in cut.module(links.rank).state_dict().values():
                 tensor.add_(1)
-        writer.settle(links.all_gather(writer.share))
+        writer.hear(links.all_gather(writer.share))
         unfinished = checkpoint.complete(tmp_path) == []
         links.all_gather(None)
         slow.set()
@@ -95,7 +95,7 @@ def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
         writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
         copying = writer.blocked_seconds
         sleep(0.5)
-        writer.settle(links.all_gather(writer.share))
+        writer.hear(links.all_gather(writer.share))
         going_on = writer.blocked_seconds
         threading.Timer(0.5, slow.set).start()
         writer.finish()
@@ -115,13 +115,13 @@ def test_the_ranks_reports_alone_make_a_checkpoint_whole(tmp_path) -> None:
         limit = perf_counter() + 20
         while not all(links.all_gather(bool(checkpoint.complete(tmp_path)))):
             assert perf_counter() < limit
-            writer.settle(links.all_gather(writer.share))
+            writer.hear(links.all_gather(writer.share))
             sleep(0.01)
 
     run_threads(3, program)
 
 
-@pytest.mark.parametrize("told", ["settle", "finish"])
+@pytest.mark.parametrize("told", ["hear", "finish"])
 @pytest.mark.parametrize("failing", ["head.safetensors", "manifest.json"])
 def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
     tmp_path, monkeypatch, failing: str, told: str
@@ -143,9 +143,9 @@ def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
         writer = Writer(tmp_path, links, 0)
         writer.begin(7, units_of(links.rank, cut, optimisers), {}, MANIFEST)
         try:
-            for _ in range(2000 if told == "settle" else 0):
+            for _ in range(2000 if told == "hear" else 0):
                 sleep(0.01)
-                writer.settle(links.all_gather(writer.share))
+                writer.hear(links.all_gather(writer.share))
             writer.finish()
         except AgreedError as error:
             assert writer.share == Share()
@@ -191,9 +191,9 @@ def test_what_is_kept_beside_the_units_stands_in_the_manifest(tmp_path) -> None:
 
     run_threads(2, program)
     manifest = checkpoint.read_manifest(tmp_path / "00000007")
-    assert list(manifest["kept"]) == ["cut before x/y"]
-    assert checkpoint.load_kept(tmp_path / "00000007", manifest, "nothing") == {}
-    (lam,) = checkpoint.load_kept(tmp_path / "00000007", manifest, "cut before x/y").values()
+    assert list(manifest["states"]) == ["cut before x/y"]
+    assert checkpoint.load_state(tmp_path / "00000007", manifest, "nothing") == {}
+    (lam,) = checkpoint.load_state(tmp_path / "00000007", manifest, "cut before x/y").values()
     assert torch.equal(lam, torch.ones(3))
 
 

@@ -108,7 +108,7 @@ def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run
     assert hybrid("report", run_folder)[0] == 0
     page = Page(run_folder / "report" / "index.html")
     assert "has not ended" in page.text
-    assert f"step {json.loads(lines[1])['step']}, after 0 of 1 epochs" in page.text
+    assert f"step {json.loads(lines[1])['step']}, after 0 of 2 epochs" in page.text
     assert page.rows["model"] == ["resnet8"]
     assert "test accuracy" not in page.rows
     assert page.rows["1"][1] == f"{json.loads(lines[1])['residual'][0]:.3g}"

@@ -42,6 +42,7 @@ def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("empty"))
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
         patch.setenv("HYBRID_DATA", str(tmp_path_factory.mktemp("data")))
         patch.setattr(pooch, "retrieve", offline)
         patch.setattr(data, "load", quick_load)

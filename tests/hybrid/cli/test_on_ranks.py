@@ -1,0 +1,62 @@
+"""The command on several ranks: what goes wrong is said once, and ends all of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+
+def test_under_mpirun_wrong_use_is_answered_once(mpirun, hybrid_cli) -> None:
+    done = mpirun(2, hybrid_cli, "train", "--modle", "x")
+    assert done.returncode != 0
+    assert done.stderr.count("hybrid: error:") == 1
+    assert done.stderr.count("--modle") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_printed_once(world) -> None:
+    status, out, err = world.hybrid(2, "train", "--help")
+    assert (status, out.count("Usage:"), err) == (0, 1, "")
+
+
+def test_blocks_that_are_not_as_many_as_the_ranks_are_refused_once(world, tmp_path) -> None:
+    status, _, err = world.hybrid(2, "train", "--blocks", 3, "--out", tmp_path / "run")
+    assert status == 1
+    assert err.count("3 blocks asked of 2 MPI ranks") == err.count("hybrid: error:") == 1
+
+
+def test_data_missing_on_one_rank_only_stops_all(world, tmp_path) -> None:
+    words = ["train", "--sweeps", "1", "--out", str(tmp_path / "run")]
+    statuses, _, err = zip(*world.run(2, "mpi_program:without_images", words), strict=True)
+    assert statuses == (1, 1)
+    assert err == ("hybrid: error: no images on this host\n", "")
+
+
+def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_seconds(
+    mpirun, tmp_path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from hybrid.cli.app import main\n"
+        "from hybrid.rounds.base import Rounds\n"
+        "run = Rounds.run\n"
+        "def fails(self, *arguments):\n"
+        "    if self.links.rank == 1:\n"
+        "        print(time.time(), flush=True, file=sys.__stdout__)\n"
+        "        raise RuntimeError('out of luck')\n"
+        "    return run(self, *arguments)\n"
+        "Rounds.run = fails\n"
+        f"sys.argv = ['hybrid', 'train', '--sweeps', '1', '--out', '{tmp_path / 'run'}']\n"
+        "main()\n"
+    )
+    done = mpirun(2, sys.executable, script)
+    failed = float(done.stdout.splitlines()[-1])
+    assert time.time() - failed < 10
+    assert done.returncode != 0
+    assert done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck") == 1
+    log = Path(done.stderr.split("details in ")[1].split(")")[0])
+    assert "Traceback" not in done.stderr
+    assert "in fails" in log.read_text()
+    log.unlink()
