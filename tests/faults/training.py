@@ -75,8 +75,8 @@ def whole(out: Path) -> dict[str, dict[str, Any]]:
             manifest = checkpoint.read_manifest(folder)
             for name in manifest["units"]:
                 checkpoint.load_unit(folder, manifest, name)
-            for name in manifest["kept"]:
-                checkpoint.load_kept(folder, manifest, name)
+            for name in manifest["states"]:
+                checkpoint.load_state(folder, manifest, name)
         except (ValueError, OSError):
             continue
         found[folder.name] = manifest
