@@ -21,22 +21,6 @@ def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
     return torch.argsort(_hash(seed, epoch, torch.arange(n), ORDER_STREAM), stable=True)
 
 
-def batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Cut `order` into batches of `batch_size` ids; an incomplete last batch is dropped.
-
-    Raises ValueError if not even one batch is complete.
-    """
-    n = len(order)
-    if batch_size < 1:
-        raise ValueError(f"the batch size is {batch_size}: it must be at least 1")
-    if batch_size > n:
-        raise ValueError(
-            f"the batch size is {batch_size} but there are {n} samples: "
-            f"choose a batch size of at most {n}, or more samples"
-        )
-    return list(order[: n - n % batch_size].view(-1, batch_size))
-
-
 def uniform(seed: int, epoch: int, ids: Tensor, stream: int) -> Tensor:
     """Uniform float64 numbers in [0, 1), one for each of `ids`, int64 of any shape.
 

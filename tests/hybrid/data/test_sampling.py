@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data.sampling import batches, epoch_order, uniform
+from hybrid.data.sampling import epoch_order, uniform
 
 seeds = st.integers(-(2**70), 2**70)
 epochs = st.integers(0, 1000)
@@ -26,26 +26,9 @@ def test_orders_differ_between_epochs_and_between_seeds():
     assert len(orders) == 16
 
 
-@given(st.integers(1, 60), st.data())
-def test_batches_cut_the_order_and_drop_the_incomplete_rest(n, data):
-    order, size = epoch_order(0, 0, n), data.draw(st.integers(1, n))
-    cut = batches(order, size)
-    assert [len(ids) for ids in cut] == [size] * (n // size)
-    assert torch.equal(torch.cat(cut), order[: n // size * size])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: epoch_order(0, 0, 0), "at least 1 sample, got 0"),
-        (lambda: batches(torch.arange(5), 0), "batch size is 0"),
-        (lambda: batches(torch.arange(5), -1), "batch size is -1"),
-        (lambda: batches(torch.arange(5), 6), "batch size is 6 but there are 5 samples"),
-    ],
-)
-def test_no_samples_and_an_impossible_batch_size_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_an_epoch_of_no_samples_is_refused():
+    with pytest.raises(ValueError, match="at least 1 sample, got 0"):
+        epoch_order(0, 0, 0)
 
 
 @given(seeds, epochs, st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 9))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hybrid import data
 from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.windows import Windows
+from hybrid.samplers import Uniform
 from hybrid.settings.config import ScheduleSettings
 
 
@@ -19,7 +20,8 @@ def windows(n: int, batch: int, length: int, whole: bool = False, pad: int = 0) 
     train = data.Dataset(images, labels, 2, (0.5,), (0.5,), augmentation)
     schedule = Schedule(ScheduleSettings(), 0.1, max(1, n // batch), 3)
     length = n // batch if whole else length
-    return Windows(train, batch, length, whole, 2, 0, schedule, torch.device("cpu"), None)
+    sampler, cpu = Uniform(n, 0), torch.device("cpu")
+    return Windows(train, batch, length, whole, 2, 0, schedule, sampler, cpu)
 
 
 def ids(made: Windows, epoch: int) -> list[list[int]]:
