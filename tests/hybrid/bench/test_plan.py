@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,10 +61,16 @@ def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle() -> None:
     assert min(late.idle_share) > min(quick.idle_share)
 
 
+def fastest(predict: Callable[[Any], plan.Prediction], kinds: Sequence[Any]) -> list[float]:
+    """Images a second of each kind, the best of three in turn: a neighbour only slows."""
+    turns = [[predict(kind).images_per_second for kind in kinds] for _ in range(3)]
+    return [max(rates) for rates in zip(*turns, strict=True)]
+
+
 def test_pipelining_is_faster_than_passing_whole_mini_batches() -> None:
     made = planner(**{"data.name": "synthetic", "data.limit": 256})
     blocks = split(made.model, cuts=["layer2.0"])
-    rates = [made.predict(blocks, piped(m), steps=4).images_per_second for m in (1, 4)]
+    rates = fastest(lambda m: made.predict(blocks, piped(m), steps=4), (1, 4))
     assert rates[1] > 1.05 * rates[0]
 
 
@@ -95,12 +103,11 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
 
 def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower() -> None:
     recipe = Recipe("fdg", FDG(), sweeps=1)
-    rates = []
-    for every in (1, 64):
-        made = planner(**{"solver.name": "fdg", "train.report_every": every})
-        found = made.predict(made.blocks(3), recipe)
-        rates.append(found.images_per_second)
-        assert found.local_share == 0, "no sweep over what a serial pass has recorded"
+    asked = {"solver.name": "fdg"}
+    often, rarely = (planner(**asked, **{"train.report_every": n}) for n in (1, 64))
+    blocks = often.blocks(3)
+    assert often.predict(blocks, recipe).local_share == 0, "no sweep over what was recorded"
+    rates = fastest(lambda made: made.predict(blocks, recipe), (often, rarely))
     # of 3 mini-batches between reports two more ticks fill the pipeline, of 192 as well
     assert rates[1] > 1.1 * rates[0]
 
