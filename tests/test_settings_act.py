@@ -269,11 +269,12 @@ def train(asked: Values, keeps: bool = False) -> Result:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Tiny images, an augmentation, a second sampler, no compiler, and no time in the costs."""
+    """Tiny images, a second sampler; no compiler, no GPU, and no time in the costs."""
     with (
         patch.object(data, "load", _load),
         patch.dict(SAMPLERS, {"backwards": Backwards}),
         patch.object(torch.nn.Module, "compile"),
+        patch.object(torch.cuda, "is_available", return_value=False),
         patch.object(partition, "operations", _operations),
         patch.object(partition, "seconds", lambda *_: (1.0, 2.0)),
     ):
