@@ -188,6 +188,11 @@ class Solver(ABC):
     def check(self, setup: Setup) -> None:  # noqa: B027
         """ValueError, with the remedy, for settings that cannot work or act in this run."""
 
+    @property
+    def own_momentum(self) -> bool:
+        """Whether its steps leave the exact steps' momentum alone."""
+        return getattr(self, "momentum", None) is not None
+
     def delay(self, index: int, count: int) -> int:
         """Ticks by which the gradients of block `index` of `count` are late."""
         return 0
@@ -217,11 +222,8 @@ class Solver(ABC):
         """ValueError if one of the settings, of all without names, was changed but cannot act."""
         for setting in fields(self):  # type: ignore[arg-type]
             value = getattr(self, setting.name)
-            if (
-                setting.init
-                and setting.name in (names or (setting.name,))
-                and value != setting.default
-            ):
+            meant = setting.name in names if names else setting.init
+            if meant and value != setting.default:
                 raise ValueError(
                     f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
                     "leave it out"

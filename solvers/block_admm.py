@@ -91,8 +91,17 @@ class BlockADMM(AugmentedLagrangian):
             self.refuse_inert(why, "z_steps", "order", "balance_ratio", "dual_limit")
         if not setup.factorised or not setup.exchanges:
             self.refuse_inert("no factorisation's Z moves", "factor_rho")
+        if setup.factorised and self.filter > 1:
+            raise ValueError(
+                f"solver.filter is {self.filter}, but a factorisation has every pixel: leave it out"
+            )
         if setup.factorised and len(setup.factorised) == setup.blocks - 1:
-            self.refuse_inert("every cut has a factorisation, whose Z has a closed form", "z_steps")
+            why = "every cut has a factorisation, whose Z has a closed form"
+            self.refuse_inert(why, "z_steps", "lam_step", "constraint")
+
+    @property
+    def own_momentum(self) -> bool:
+        return self.optimiser != "shared"
 
 
 @program_of(BlockADMM)

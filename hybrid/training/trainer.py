@@ -228,8 +228,8 @@ class Trainer(Options):
         if self.solver.alternates and uncorrected:
             why = "rounds.correct_every is 0, and a forward pass alone has no use for it"
             self._refuse_correction(why, "micro_batches", "clip_norm", "recompute")
-            if getattr(self.solver, "momentum", None) is not None:
-                why = "all steps are local ones with solver.momentum"
+            if self.solver.own_momentum:
+                why = f"all steps are local ones, and {name!r} has a momentum of its own"
                 self.optimiser.refuse("optimiser", why, "momentum")
         if setup.fills and train.precision == "float16":
             raise ValueError(

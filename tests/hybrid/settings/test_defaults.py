@@ -1,0 +1,115 @@
+"""One truth for defaults: the command, its help, the written file, the library and README agree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hybrid import Trainer, models, split
+from hybrid.cli import options
+from hybrid.cli.app import app
+from hybrid.settings import methods
+from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
+from hybrid.settings.resolve import load, resolve
+from hybrid.settings.text import to_toml, tomllib
+from solvers import registry
+from solvers.passes.exact import PassSettings
+
+ROOT = Path(__file__).parents[3]
+ROUNDS: list[dict[str, Any]] = [
+    {},
+    {"window": 4},
+    {"sweeps": 2},
+    {"window": "all", "correct_every": 0},
+    {"correct_every": 2},
+    {"fill": True, "window": 2},
+]
+
+
+def flags() -> dict[str, str]:
+    """Every "section.key" that is a flag of `hybrid train`, and the help it prints."""
+    command = typer.main.get_command(app).get_command(None, "train")
+    return {options._KEYS[p.name]: p.help for p in command.params if p.name in options._KEYS}
+
+
+def test_the_library_has_the_defaults_of_the_declarations() -> None:
+    trainer = {f.name: f for f in fields(Trainer)}
+    for name, declared in RoundSettings.model_fields.items():
+        default = trainer[name].default
+        assert (list(default) if name == "gaps" else default) == declared.default, name
+    for section in ("train", "optimiser", "schedule", "links", "checkpoint"):
+        factory = trainer[section].default_factory
+        assert factory is not MISSING
+        assert factory() == getattr(Config(), section)
+
+
+def commanded(solver: str, asked: dict[str, Any]) -> tuple[RoundSettings, PassSettings]:
+    config = load(None, {"solver.name": solver, **{f"rounds.{k}": v for k, v in asked.items()}})
+    return config.rounds, methods.correction(config)
+
+
+def programmed(solver: str, asked: dict[str, Any]) -> tuple[RoundSettings, PassSettings]:
+    blocks = split(models.build("resnet8", 4, 1, 4), blocks=2, balance="even")
+    trainer = Trainer(blocks, registry.solver_class(solver)(), **asked)
+    assert trainer.correction is not None
+    return trainer.rounds, trainer.correction
+
+
+@pytest.mark.parametrize("solver", registry.OWN)
+@pytest.mark.parametrize("asked", ROUNDS, ids=str)
+def test_rounds_mean_the_same_in_the_command_and_in_the_library(solver: str, asked) -> None:
+    found = []
+    for way in (commanded, programmed):
+        try:
+            rounds, correction = way(solver, asked)
+            passes = {f.name: getattr(correction, f.name) for f in fields(PassSettings)}
+            found.append((rounds, passes))
+        except ValueError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+def test_help_shows_the_defaults_and_what_unset_means() -> None:
+    known, defaults = declared_settings(), Config().model_dump()
+    assert len(flags()) > 10
+    for dotted, text in flags().items():
+        section, _, key = dotted.partition(".")
+        default = defaults[section][key]
+        assert text.startswith(known[dotted])
+        assert not default or f"[default: {default}]" in text
+        assert default is not None or "unset: " in text
+
+
+def test_the_written_file_has_the_defaults_of_the_declarations() -> None:
+    written, declared = tomllib.loads(to_toml(resolve({}))), Config()
+    for section in ("model", "data", "train", "optimiser", "schedule", "split", "links"):
+        assert written[section] == getattr(declared, section).model_dump()
+
+
+def test_two_equal_calls_of_split_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(*arguments: object) -> None:
+        raise AssertionError("a time differs from call to call")
+
+    monkeypatch.setattr("hybrid.cuts.partition.seconds", timed)
+    model = models.build("resnet20", 10, 1, 8)
+    assert split(model, blocks=4).starts == split(model, blocks=4).starts
+    assert split.__kwdefaults__["balance"] == SplitSettings().balance
+
+
+def test_readme_gives_settings_and_arguments_that_there_are() -> None:
+    text = (ROOT / "README.md").read_text()
+    given = {f"--{name.replace('_', '-')}" for name in options._KEYS}
+    lines = [line for line in text.splitlines() if "hybrid train" in line]
+    used = {flag for line in lines for flag in re.findall(r"--[a-z-]+", line)}
+    assert used <= given | {"--out", "--resume", "--set", "--bind-to"}
+    code = text[text.index("```python") :].removeprefix("```python")
+    compile(code[: code.index("```")], "README.md", "exec")
+    call = re.search(r"Trainer\((.*?)\)\.fit", code, re.DOTALL)
+    assert call is not None
+    arguments = set(re.findall(r"(\w+)=", re.sub(r"\([^()]*\)", "", call[1])))
+    assert arguments <= {f.name for f in fields(Trainer)}
