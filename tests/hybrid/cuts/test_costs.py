@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hybrid.cuts.costs import OPERATIONS_A_BYTE, operations, seconds, unit_costs
+from hybrid.cuts.costs import operations, seconds, unit_costs
 from hybrid.models import units
 from solvers.passes.pipeline import Cost
 
@@ -33,24 +33,10 @@ def counted(samples: int = 8) -> list[Cost]:
 
 def test_a_linear_layer_costs_its_operations_and_four_for_every_byte_it_moves() -> None:
     layer, x = nn.Linear(7, 5, bias=False), torch.randn(3, 7)
-    forward, _ = operations(layer, x, False)
-    assert forward == 2 * 3 * 7 * 5 + OPERATIONS_A_BYTE * 4 * (3 * 7 + 7 * 5 + 3 * 5)
-    assert OPERATIONS_A_BYTE == 4
-
-
-def test_the_gradient_of_the_input_costs_at_least_another_product() -> None:
-    layer, x = nn.Linear(7, 5, bias=False), torch.randn(3, 7)
-    (_, without), (_, with_input) = (operations(layer, x, wanted) for wanted in (False, True))
-    product = 2 * 3 * 7 * 5 + OPERATIONS_A_BYTE * 4 * (3 * 7 + 7 * 5 + 3 * 5)
+    product = 2 * 3 * 7 * 5 + 4 * 4 * (3 * 7 + 7 * 5 + 3 * 5)
+    (forward, without), (_, with_input) = (operations(layer, x, needed) for needed in (False, True))
+    assert forward == product
     assert product <= with_input - without < 3 * product
-
-
-def test_a_view_costs_nothing_forward() -> None:
-    assert operations(nn.Flatten(), torch.randn(3, 2, 5, 5), True)[0] == 0
-
-
-def test_counting_gives_the_same_every_time() -> None:
-    assert counted() == counted()
 
 
 def test_costs_are_of_one_sample() -> None:
@@ -62,13 +48,9 @@ def test_costs_are_of_one_sample() -> None:
 @MEASURES
 def test_every_unit_with_work_costs_something_forward_and_backward(measure) -> None:
     model = network()
-    for unit, cost in zip(
-        units(model),
-        unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure),
-        strict=True,
-    ):
-        assert cost.backward > 0, unit.name
-        assert cost.forward > 0 or unit.name == "3"
+    costs = unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure)
+    assert all(cost.backward > 0 for cost in costs)
+    assert all(cost.forward > 0 for number, cost in enumerate(costs) if number != 3)
 
 
 @MEASURES

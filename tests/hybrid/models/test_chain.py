@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hybrid.models import Chain, Unit, build, units
+from hybrid.models import Chain, build, units
 
 SMALL = ["resnet8", "preact-resnet8", "wrn-10-2", "resnet18", "resnet50"]
-
-
-def run(unit: Unit, x: Tensor) -> Tensor:
-    for module in unit.parts.values():
-        x = module(x)
-    return x
 
 
 def names_from_units(model: nn.Sequential) -> list[str]:
@@ -57,40 +51,29 @@ def test_the_units_of_any_model_reproduce_its_state_dict_names_in_order(
     assert model.classes == classes
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_running_the_units_in_order_equals_the_model_bit_for_bit(name):
-    torch.manual_seed(0)
-    model = build(name, classes=5, channels=1, image_size=32)
-    x = torch.randn(2, *model.input_shape)
-    out = x
-    for unit in units(model):
-        out = run(unit, out)
-    assert torch.equal(out, model(x))
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", SMALL)
-def test_no_unit_changes_its_input_in_place(name, training):
+def test_the_units_in_order_equal_the_model_bit_for_bit_and_leave_their_inputs(name, training):
     torch.manual_seed(0)
     model = build(name, classes=5, channels=1, image_size=32).train(training)
-    x = torch.randn(2, *model.input_shape)
+    first = x = torch.randn(2, *model.input_shape)
     for unit in units(model):
         leaf = x.detach().clone().requires_grad_()
-        out = run(unit, leaf)
+        out = leaf
+        for module in unit.parts.values():
+            out = module(out)
         out.sum().backward()
         assert torch.equal(leaf, x), unit.name
         assert leaf.grad is not None
         x = out.detach()
+    assert torch.equal(x, model(first))
 
 
 def test_a_resnet_has_stem_blocks_and_head_as_units():
-    names = [unit.name for unit in units(build("resnet8", 10, 3, 32))]
-    assert names == ["stem", "layer1.0", "layer2.0", "layer3.0", "head"]
-
-
-def test_the_stem_keeps_its_parts_under_their_global_names():
-    stem = units(build("resnet18", 10, 3, 32))[0]
-    assert list(stem.parts) == ["conv1", "bn1", "relu", "maxpool"]
+    found = units(build("resnet18", 10, 3, 32))
+    blocks = [f"layer{layer}.{block}" for layer in range(1, 5) for block in range(2)]
+    assert [unit.name for unit in found] == ["stem", *blocks, "head"]
+    assert list(found[0].parts) == ["conv1", "bn1", "relu", "maxpool"]
 
 
 def test_a_plain_sequential_has_its_leaves_as_units():
@@ -115,44 +98,33 @@ def test_a_unit_of_several_children_stays_whole_even_around_a_sequential():
     assert [u.name for u in units(Chain(body, {"all": ("a", "b")}, (1, 4, 4), 16))] == ["all"]
 
 
-def test_a_slice_of_a_chain_is_a_plain_sequential_with_the_same_modules():
-    model = build("resnet8", 10, 3, 32)
-    part = model[:3]
-    assert type(part) is nn.Sequential
-    assert list(part.state_dict()) == list(model.state_dict())[:6]
-
-
-def test_a_plain_sequential_loads_a_chains_state_dict():
+def test_a_slice_of_a_chain_is_a_plain_sequential_with_the_same_modules_and_names():
     model = build("resnet8", 10, 1, 8).eval()
-    twin = build("resnet8", 10, 1, 8)
-    plain = nn.Sequential(OrderedDict(twin.named_children())).eval()
-    plain.load_state_dict(model.state_dict())
-    x = torch.randn(2, 1, 8, 8)
-    assert torch.equal(plain(x), model(x))
+    part, x = model[:], torch.randn(2, 1, 8, 8)
+    assert type(part) is nn.Sequential
+    assert list(part.state_dict()) == list(model.state_dict())
+    assert torch.equal(part(x), model(x))
 
 
-def test_a_model_that_is_no_sequential_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"^a Linear is not an nn.Sequential .*: wrap its stages"):
-        units(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("model", [nn.Sequential(), nn.Sequential(nn.Sequential())])
-def test_an_empty_model_is_refused(model):
-    with pytest.raises(ValueError, match=r"^the model has 0 units, .*: add modules"):
-        units(model)
-
-
-def test_a_module_in_two_units_is_refused_by_name():
-    shared = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"^units '0' and '2' share the tensor 'weight'.*own copy"):
-        units(nn.Sequential(shared, nn.ReLU(), shared))
-
-
-def test_a_weight_tied_across_units_is_refused():
+def tied() -> nn.Sequential:
     first, last = nn.Linear(2, 2), nn.Linear(2, 2)
     last.weight = first.weight
-    with pytest.raises(ValueError, match="share the tensor 'weight'"):
-        units(nn.Sequential(first, last))
+    return nn.Sequential(first, last)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(2, 2), r"^a Linear is not an nn.Sequential .*: wrap its stages"),
+        (nn.Sequential(), r"^the model has 0 units, .*: add modules"),
+        (nn.Sequential(nn.Sequential()), r"^the model has 0 units, .*: add modules"),
+        (nn.Sequential(*[nn.Linear(2, 2)] * 2), r"^units '0' and '1' share .*'weight'.*own copy"),
+        (tied(), "share the tensor 'weight'"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(model, message):
+    with pytest.raises(ValueError, match=message):
+        units(model)
 
 
 def test_a_module_without_tensors_may_stand_in_two_places():

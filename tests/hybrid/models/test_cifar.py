@@ -4,36 +4,27 @@ import pytest
 import torch
 from torch import nn
 
-from hybrid.models import preact_resnet, resnet, units, wide_resnet
-
-
-def millions(model: nn.Module, digits: int) -> float:
-    return round(sum(p.numel() for p in model.parameters()) / 1e6, digits)
+from hybrid.models import imagenet_resnet, preact_resnet, resnet, units, wide_resnet
 
 
 @pytest.mark.parametrize(
-    ("depth", "published"),
-    [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7), (1202, 19.4)],
+    ("make", "arguments", "published"),
+    [
+        # He et al., table 6
+        *((resnet, [d], m) for d, m in {20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85}.items()),
+        *((resnet, [depth], millions) for depth, millions in {110: 1.7, 1202: 19.4}.items()),
+        (preact_resnet, [110], 1.7),
+        # Zagoruyko and Komodakis
+        (wide_resnet, [40, 4], 8.9),
+        (wide_resnet, [16, 8], 11.0),
+        (wide_resnet, [22, 8], 17.2),
+        (wide_resnet, [28, 10], 36.5),
+    ],
 )
-def test_a_resnet_has_the_parameters_of_he_et_al_table_6(depth, published):
+def test_a_model_has_the_millions_of_parameters_of_its_paper(make, arguments, published):
     with torch.device("meta"):
-        model = resnet(depth)
-    assert millions(model, 1 if depth >= 110 else 2) == published
-
-
-@pytest.mark.parametrize(
-    ("depth", "width", "published"),
-    [(40, 4, 8.9), (16, 8, 11.0), (22, 8, 17.2), (28, 10, 36.5)],
-)
-def test_a_wide_resnet_has_the_parameters_of_zagoruyko_and_komodakis(depth, width, published):
-    with torch.device("meta"):
-        model = wide_resnet(depth, width)
-    assert millions(model, 1) == published
-
-
-def test_a_preactivation_resnet_110_has_1_7_million_parameters():
-    with torch.device("meta"):
-        assert millions(preact_resnet(110), 1) == 1.7
+        parameters = sum(p.numel() for p in make(*arguments).parameters())
+    assert round(parameters / 1e6, 2 if published < 1 else 1) == published
 
 
 @pytest.mark.parametrize("make", [resnet, preact_resnet])
@@ -93,47 +84,38 @@ def test_convolutions_start_kaiming_normal_with_fan_out_and_batch_norm_at_one_an
     assert torch.equal(model.get_parameter("bn.bias"), torch.zeros(256))
 
 
-def test_the_same_seed_gives_the_same_model():
-    torch.manual_seed(3)
-    first = resnet(8).state_dict()
-    torch.manual_seed(3)
-    second = resnet(8).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.parametrize("make", [resnet, preact_resnet, wide_resnet])
+@pytest.mark.parametrize(
+    ("make", "depth"), [(resnet, 8), (preact_resnet, 8), (wide_resnet, 10), (imagenet_resnet, 18)]
+)
 @pytest.mark.parametrize("image_size", [4, 8])
-def test_a_small_image_of_one_channel_trains(make, image_size):
-    model = make(depth=10 if make is wide_resnet else 8, channels=1, image_size=image_size)
+def test_a_small_image_of_one_channel_trains(make, depth, image_size):
+    model = make(depth=depth, channels=1, image_size=image_size)
     model(torch.randn(2, 1, image_size, image_size)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
+BAD = [
+    ({"depth": 21}, r"resnet has no depth 21, only 6n \+ 2 with n >= 1: try 20 or 26"),
+    ({"depth": 3}, r"resnet has no depth 3, only 6n \+ 2 with n >= 1: try 8"),
+    ({"depth": -4}, r"resnet has no depth -4, .*: try 8"),
+    ({"classes": 1}, "classes is 1, the least is 2: set classes >= 2"),
+    ({"channels": 0}, "channels is 0, the least is 1: set channels >= 1"),
+    ({"image_size": 3}, "image_size is 3, the least is 4: set image_size >= 4"),
+    ({"shortcut": "A"}, "unknown shortcut 'A': choose identity or projection"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "arguments", "message"),
     [
-        ({"depth": 21}, r"resnet has no depth 21, only 6n \+ 2 with n >= 1: try 20 or 26"),
-        ({"depth": 3}, r"resnet has no depth 3, only 6n \+ 2 with n >= 1: try 8"),
-        ({"depth": -4}, r"resnet has no depth -4, .*: try 8"),
-        ({"classes": 1}, "classes is 1, the least is 2: set classes >= 2"),
-        ({"channels": 0}, "channels is 0, the least is 1: set channels >= 1"),
-        ({"image_size": 3}, "image_size is 3, the least is 4: set image_size >= 4"),
-        ({"shortcut": "A"}, "unknown shortcut 'A': choose identity or projection"),
+        *((make, *case) for make in (resnet, preact_resnet) for case in BAD),
+        (wide_resnet, {"depth": 20}, r"wide_resnet has no depth 20, .*: try 16 or 22"),
+        (wide_resnet, {"width": 0}, "width is 0, the least is 1: set width >= 1"),
+        (imagenet_resnet, {"depth": 20}, "no depth 20, only 18, 34, 50, 101, 152: try 18"),
+        (imagenet_resnet, {"classes": 0}, "classes is 0, the least is 2: set classes >= 2"),
+        (imagenet_resnet, {"image_size": 0}, "image_size is 0, .* 4: set image_size >= 4"),
     ],
 )
-@pytest.mark.parametrize("make", [resnet, preact_resnet])
 def test_a_bad_argument_is_named_with_its_limit_and_remedy(make, arguments, message):
     with pytest.raises(ValueError, match=message + "$"):
         make(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"depth": 20}, r"wide_resnet has no depth 20, .*: try 16 or 22"),
-        ({"width": 0}, "width is 0, the least is 1: set width >= 1"),
-    ],
-)
-def test_a_bad_wide_resnet_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message + "$"):
-        wide_resnet(**arguments)
