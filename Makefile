@@ -4,6 +4,8 @@
 PYTHON ?= python3
 RANKS ?= 2
 WORKERS ?= 2
+# which few of the kinds of faults `make test` strikes with; all of them are in test-slow
+FAULTS ?= 0
 BIN := .venv/bin
 # mpirun refuses root and more ranks than cores unless told otherwise
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -18,8 +20,8 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone"
-	$(BIN)/pytest -m "alone and not slow and not gpu"
+	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
+	$(BIN)/pytest -m alone tests/hybrid/bench
 	$(BIN)/python .ci/audit.py
 
 # and the property tests with many random cases in place of a few that are always the same

@@ -30,6 +30,11 @@ settings.register_profile(
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=CHECKS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-seed", type=int, default=0, help="which kinds of faults strike")
+
+
 GROUPS = {
     "slurm": r"tests/slurm/",
     "two hosts": r"tests/hybrid/ranks/test_two_hosts",

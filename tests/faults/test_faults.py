@@ -1,4 +1,7 @@
-"""Twenty seeded faults, one of each kind, and a harness that notices what it is there to notice."""
+"""Seeded faults, and a harness that notices what it is there to notice.
+
+`make test` strikes with a few kinds, `--faults-seed N` with the N-th few, `-m slow` with the rest.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,21 @@ ON_RANKS = (kinds.StopSignal, kinds.Terminate, storage.DiskFull, storage.Damage)
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+ALWAYS = (kinds.KillRank, kinds.Terminate, storage.Damage)
+OTHERS = [kind for kind in KINDS if kind not in ALWAYS]
+AT_ONCE = 3
+"""Of the others, in one run of the tests."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--faults-seed") * AT_ONCE
+        chosen = {OTHERS[(first + n) % len(OTHERS)] for n in range(AT_ONCE)} | set(ALWAYS)
+        late = {kind: () if kind in chosen else pytest.mark.slow for kind in KINDS}
+        params = [pytest.param(kind, id=kind.name, marks=late[kind]) for kind in KINDS]
+        metafunc.parametrize("kind", params)
+
+
 def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
     kind: type[Fault], references, tmp_path
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from slurm_cluster import Slurm
 
 
+@pytest.mark.slow
 def test_two_clusters_live_beside_each_other_and_leave_no_process(slurm: Slurm, tmp_path) -> None:
     other = Slurm(tmp_path / "other", nodes=1)
     try:

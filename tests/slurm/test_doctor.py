@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from slurm_cluster import Slurm
+
+WAITING = Path(__file__).parents[1] / "support" / "waiting_program.py"
 
 
 def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm) -> None:
@@ -17,7 +22,8 @@ def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm
     assert said.count("thread(s)") == 2
 
 
-def test_processes_that_do_not_find_each_other_say_so_once(slurm: Slurm) -> None:
+def test_processes_that_do_not_find_each_other_say_so_once(slurm: Slurm, tmp_path) -> None:
+    words = (sys.executable, WAITING, tmp_path)
     with pytest.raises(RuntimeError) as failure:
-        slurm("srun", "--mpi=none", "--nodes=2", "hybrid", "doctor", seconds=120)
+        slurm("srun", "--mpi=none", "--nodes=2", *words, seconds=120)
     assert str(failure.value).count("started 2 ranks but MPI sees 1: use srun --mpi=pmix") == 1

@@ -95,9 +95,11 @@ def test_every_seed_of_an_array_is_requeued_by_itself(
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_cancelled_job_stays_cancelled(slurm: Slurm, begin, tmp_path, launcher) -> None:
-    job = begin(2, launcher=launcher)
-    wait_for_ranks(tmp_path / "run", 2)
+def test_every_rank_sees_the_gpus_of_its_node_and_a_cancelled_job_stays_cancelled(
+    slurm: Slurm, begin, tmp_path, launcher
+) -> None:
+    job = begin(2, launcher=launcher, ranks_per_node=2, gpus_per_rank=1)
+    assert wait_for_ranks(tmp_path / "run", 4) == ["0,1"] * 4
     slurm("scancel", job)
     slurm.wait_for(job, "CANCELLED")
     slurm.wait_until_idle()
@@ -125,16 +127,6 @@ def test_a_lost_node_daemon_of_mpirun_is_no_end(slurm: Slurm, begin, stand_in, t
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
     assert "before the training" in (tmp_path / f"run-{job}.out").read_text()
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_rank_sees_all_gpus_that_the_job_has_on_its_node(
-    slurm: Slurm, begin, stand_in, tmp_path, launcher
-) -> None:
-    job = begin(2, launcher=launcher, ranks_per_node=2, gpus_per_rank=1)
-    assert wait_for_ranks(tmp_path / "run", 4) == ["0,1"] * 4
-    stand_in.with_name("end").touch()
-    slurm.wait_for(job, "COMPLETED")
 
 
 def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(

@@ -66,7 +66,16 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
     slurm: Slurm, submit, config, tmp_path
 ) -> None:
     run = tmp_path / "run"
-    short = ("--launcher", "srun", "--set", "train.epochs=1", "--out", run)
+    short = (
+        "--launcher",
+        "srun",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "data.limit=64",
+        "--out",
+        run,
+    )
     slurm.wait_for(submit(config, 2, *short), "COMPLETED")
     assert json.loads((run / "summary.json").read_text())["blocks"] == 2
 

@@ -53,6 +53,7 @@ def test_bytes_are_those_of_the_cuts() -> None:
     assert made.predict(blocks, piped(messages="bfloat16")).bytes_per_image == 2 * 2 * values
 
 
+@pytest.mark.alone
 def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle() -> None:
     fast, slow = planner(), planner(Network(bytes_per_second=1e6))
     blocks = split(fast.model, cuts=["layer2.0"])
@@ -67,6 +68,7 @@ def fastest(predict: Callable[[Any], plan.Prediction], kinds: Sequence[Any]) -> 
     return [max(rates) for rates in zip(*turns, strict=True)]
 
 
+@pytest.mark.alone
 def test_pipelining_is_faster_than_passing_whole_mini_batches() -> None:
     made = planner(**{"data.name": "synthetic", "data.limit": 256})
     blocks = split(made.model, cuts=["layer2.0"])
@@ -101,6 +103,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
         lam = module(lam).detach().requires_grad_()
 
 
+@pytest.mark.alone
 def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower() -> None:
     recipe = Recipe("fdg", FDG(), sweeps=1)
     asked = {"solver.name": "fdg"}
