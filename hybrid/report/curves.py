@@ -19,26 +19,29 @@ _NAMED = 8
 """With more cuts than this only the first and the last are named; the colours go from one to the
 other."""
 
-Panel = Callable[["Axes", Sequence[Line]], bool]
-
 
 def curves(lines: Sequence[Line]) -> dict[str, bytes]:
     """PNG pictures by title, of what the lines tell something of."""
     from matplotlib.figure import Figure
 
-    panels: dict[str, Panel] = {
-        "Loss of each phase, on training images": _losses,
-        "Test accuracy": _accuracy,
-        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": _residual,
-        "Primal and dual residual norms at each cut": _norms,
+    panels: dict[str, tuple[Callable[[Axes, Sequence[Line]], None], str]] = {
+        "Loss of each phase, on training images": (_losses, "loss"),
+        "Test accuracy": (_accuracy, "test accuracy, %"),
+        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": (_residual, "relative residual"),
+        "Primal and dual residual norms at each cut": (_norms, "norm"),
     }
     made: dict[str, bytes] = {}
-    for title, draw in panels.items():
+    for title, (draw, quantity) in panels.items():
         figure = Figure(figsize=(5.6, 3.3), layout="constrained")
         axes = figure.subplots()
-        if draw(axes, lines):
+        axes.set_xlabel("step")
+        axes.set_ylabel(quantity)
+        draw(axes, lines)
+        if axes.has_data():
             axes.grid(color="#e4e4e4", linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
+            if axes.get_legend_handles_labels()[0]:
+                _legend(axes)
             made[title] = png(figure)
     return made
 
@@ -50,55 +53,35 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _losses(axes: Axes, lines: Sequence[Line]) -> bool:
-    drawn = False
+def _losses(axes: Axes, lines: Sequence[Line]) -> None:
     for phase, colour in _PHASES.items():
         own = [(line.step, line.loss) for line in lines if line.phase == phase]
         points = [(step, loss) for step, loss in own if loss is not None and isfinite(loss)]
         if points:
-            drawn = True
             steps, losses = zip(*points, strict=True)
             axes.plot(steps, losses, color=colour, label=phase, marker=_marker(points))
-    if drawn:
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
-        _legend(axes)
-    return drawn
 
 
-def _accuracy(axes: Axes, lines: Sequence[Line]) -> bool:
+def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    points = [
-        (line.epoch, 100 * line.accuracy)
-        for line in lines
-        if line.phase == "test" and line.accuracy is not None
-    ]
-    if not points:
-        return False
-    epochs, values = zip(*points, strict=True)
-    axes.plot(epochs, values, color=_PHASES["serial"], marker=_marker(points))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("test accuracy, %")
-    return True
+    tested = [line for line in lines if line.phase == "test" and line.accuracy is not None]
+    if tested:
+        epochs, values = [x.epoch for x in tested], [100 * (x.accuracy or 0) for x in tested]
+        axes.plot(epochs, values, color=_PHASES["serial"], marker=_marker(tested))
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _residual(axes: Axes, lines: Sequence[Line]) -> bool:
-    drawn = _cuts(axes, lines, lambda line: line.residual, "-", named=True)
-    if drawn:
-        _logarithmic(axes, "relative residual")
-    return drawn
+def _residual(axes: Axes, lines: Sequence[Line]) -> None:
+    _cuts(axes, lines, lambda line: line.residual, "-", named=True)
 
 
-def _norms(axes: Axes, lines: Sequence[Line]) -> bool:
+def _norms(axes: Axes, lines: Sequence[Line]) -> None:
     primal = _cuts(axes, lines, lambda line: line.primal, "-", named=True)
     dual = _cuts(axes, lines, lambda line: line.dual, "--", named=not primal)
     for style, name in [("-", "primal")] * primal + [("--", "dual")] * dual:
         axes.plot([], [], color=_GREY, linestyle=style, label=name)
-    if primal or dual:
-        _logarithmic(axes, "norm")
-    return primal or dual
 
 
 def _cuts(
@@ -121,6 +104,7 @@ def _cuts(
         if not any(isfinite(value) for value in shown):
             continue
         drawn = True
+        axes.set_yscale("log")
         name = named and (number <= _NAMED or cut in (0, number - 1))
         axes.plot(
             steps,
@@ -131,13 +115,6 @@ def _cuts(
             label=f"cut {cut + 1}" if name else "_",
         )
     return drawn
-
-
-def _logarithmic(axes: Axes, quantity: str) -> None:
-    axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel(quantity)
-    _legend(axes)
 
 
 def _legend(axes: Axes) -> None:

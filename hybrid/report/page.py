@@ -3,25 +3,13 @@
 import base64
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NewType
 
 Html = NewType("Html", str)
 """Markup. A plain string is text and gets escaped on its way here."""
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
-       padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-h3 { font-size: 0.95rem; font-weight: 600; margin: 0 0 0.3rem; }
-table { border-collapse: collapse; margin: 0 0 1rem; }
-caption { text-align: left; font-weight: 600; padding-bottom: 0.3rem; }
-th, td { text-align: right; padding: 0.2rem 0.8rem; border-bottom: 1px solid #ddd;
-         overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; } th[scope=row] { text-align: left; font-weight: 400; color: #555; }
-img { max-width: 100%; height: auto; display: block; }
-figure { margin: 0; } .row { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start; }
-.note { background: #fff4d6; border-left: 4px solid #d9a520; padding: 0.5rem 0.8rem; }
-"""
+_STYLE = Path(__file__).with_name("page.css")
 
 
 def text(value: object) -> Html:
@@ -81,7 +69,7 @@ def page(title: str, parts: Iterable[Html]) -> bytes:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{_STYLE}</style></head>\n"
+        f"<title>{text(title)}</title>\n<style>\n{_STYLE.read_text()}</style></head>\n"
         f"<body>\n{heading(1, title)}\n{body}</body></html>\n"
     )
     # a JSON file may hold half a surrogate pair, which no UTF-8 can

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from hybrid.folder.manifest import Rollback
 from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
 
@@ -24,15 +25,6 @@ class Line(BaseModel):
     residual: list[float] = []
     primal: list[float] = []
     dual: list[float] = []
-
-
-class Rollback(BaseModel):
-    """A return to a checkpoint, after a divergence."""
-
-    step: int
-    reason: str
-    to: int
-    rates: dict[str, float]
 
 
 class Summary(BaseModel):
