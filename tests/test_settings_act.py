@@ -209,6 +209,8 @@ def _listed(setting: str, value: Any, mode: Mode, result: Result, base: Result) 
         return "the cuts come out the same"
     if mode.solver == "backprop" and setting in EXACT:
         return "exact gradients do not depend on the cuts"
+    if mode.name == "chunked" and setting in (*EXACT, "rounds.correct_every"):
+        return "one chunk of all blocks is back-propagation"
     if mode.name == "no gaps" and setting == "split.blocks":
         return "no gaps either"
     if mode.name == "all" and mode.solver in STORING and setting == "data.augment":
