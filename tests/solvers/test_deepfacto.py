@@ -248,28 +248,6 @@ def test_the_sub_problem_behind_the_cut_sees_the_composed_codes(order: str) -> N
     assert problem.on_every_block(program) == [True, True]
 
 
-@ORDERS
-def test_codes_and_dictionary_stay_non_negative(order: str) -> None:
-    problem = factored(batches=3)
-    layer = problem.blocks.module(1)[0]
-
-    def program(block: Block, links: RankLinks) -> list[Tensor]:
-        solver = admm(order=order, rho=1.0, lam_step=0.5)
-        mine = recorded(problem, solver, block, links, carried=True)
-        found = []
-        for _ in range(20):
-            mine.train(problem.window())
-            if block.last:
-                codes = mine._store.get("codes", slice(0, problem.samples))
-                found += [codes.clone(), layer.dictionary.clone()]
-        return found
-
-    _, found = problem.on_every_block(program)
-    assert all(bool((t >= 0).all()) and bool(t.isfinite().all()) for t in found)
-    assert not torch.equal(found[0], found[-2])
-    assert not torch.equal(found[1], found[-1])
-
-
 def test_the_dictionary_is_no_parameter_moves_in_sub_problems_only_and_its_averages_are_kept() -> (
     None
 ):
