@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from solvers import Batch
+
+CPU = torch.device("cpu")
 
 
 class Contender(Protocol):

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from hybrid.bench.contender import CPU
 from hybrid.bench.processes import compute_threads
 from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings
 from solvers import Batch
 
 Model = TypeVar("Model", bound=nn.Module)
-CPU = torch.device("cpu")
 
 
 class TorchContender:
     """What torch's own ways share: a network of their own, its optimiser and a clock."""
+
+    _model: Any
+    """What this rank holds of the network; None where that is nothing."""
 
     def __init__(
         self, module: nn.Module, settings: OptimiserSettings, device: torch.device
@@ -35,6 +38,7 @@ class TorchContender:
         return self._waited
 
     def close(self) -> None:
+        self._model = None
         self._optimiser.state.clear()
         self._optimiser.param_groups.clear()
 
@@ -87,10 +91,6 @@ class PlainLoop(TorchContender):
     def bytes_sent(self) -> float:
         return 0.0
 
-    def close(self) -> None:
-        self._model = None
-        super().close()
-
 
 class DataParallel(TorchContender):
     """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
@@ -103,15 +103,15 @@ class DataParallel(TorchContender):
     def __init__(
         self, model: nn.Module, optimiser: OptimiserSettings, device: torch.device = CPU
     ) -> None:
-        self._model: DistributedDataParallel | None = DistributedDataParallel(
+        self._model = DistributedDataParallel(
             prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
         )
         super().__init__(self._model, optimiser, device)
-        self._parameter_bytes = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        self._gradient_bytes = sum(parameter.nbytes for parameter in trained)
         self._steps = 0
 
     def train(self, batches: Sequence[Batch]) -> None:
-        assert self._model is not None
         size = dist.get_world_size()
         for batch in batches:
             check_divides(size, "ranks", batch)
@@ -124,7 +124,6 @@ class DataParallel(TorchContender):
                 self._steps += 1
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        assert self._model is not None
         return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
 
     def bytes_sent(self) -> float:
@@ -133,11 +132,7 @@ class DataParallel(TorchContender):
         That is a ring all-reduce; rank 0's copies of the running statistics are not counted.
         """
         size = dist.get_world_size()
-        return 2 * (size - 1) / size * self._parameter_bytes * self._steps
-
-    def close(self) -> None:
-        self._model = None
-        super().close()
+        return float(2 * (size - 1) / size * self._gradient_bytes * self._steps)
 
 
 def prepared(model: Model) -> Model:

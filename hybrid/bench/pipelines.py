@@ -15,7 +15,8 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.functional import cross_entropy
 
-from hybrid.bench.loops import CPU, TorchContender, check_divides, on_cpu, prepared
+from hybrid.bench.contender import CPU
+from hybrid.bench.loops import TorchContender, check_divides, on_cpu, prepared
 from hybrid.cuts.partition import BlockModule, split
 from hybrid.models import Chain
 from hybrid.settings.config import OptimiserSettings

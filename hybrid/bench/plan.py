@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hybrid.bench.loops import CPU
+from hybrid.bench.contender import CPU
 from hybrid.bench.measure import still_batches
 from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
 from hybrid.cuts.costs import seconds, unit_costs

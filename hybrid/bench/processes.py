@@ -1,9 +1,7 @@
 """The processes of a benchmark: torch.distributed over MPI's ranks, and the cores of a host."""
 
-import fcntl
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-CPU = torch.device("cpu")
+from hybrid.bench.contender import CPU
+from hybrid.ranks.hosts import interfaces
 
 
 def process_group(comm: Any, device: torch.device = CPU) -> None:
@@ -28,16 +27,13 @@ def process_group(comm: Any, device: torch.device = CPU) -> None:
     alone = bool(comm.allreduce(host.size == comm.size, op=MPI.LAND))
     host.Free()
     # rank 0 keeps the port it is given, so nobody can take it before the others connect
-    store = None
+    store = place = None
     if comm.rank == 0:
-        address = os.environ.get("MASTER_ADDR") or (
-            "127.0.0.1" if alone else MPI.Get_processor_name()
-        )
+        name = "127.0.0.1" if alone else MPI.Get_processor_name()
+        address = os.environ.get("MASTER_ADDR") or name
         port = int(os.environ.get("MASTER_PORT") or 0)
         store = TCPStore(address, port, comm.size, is_master=True, wait_for_workers=False)
         place = (address, store.port)
-    else:
-        place = None
     address, port = comm.bcast(place)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_to(address))
     if store is None:
@@ -51,14 +47,7 @@ def _interface_to(address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         mine = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with suppress(OSError):
-                # SIOCGIFADDR
-                found = fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24]
-                if socket.inet_ntoa(found) == mine:
-                    return name
-    return "lo"
+    return next((name for name, there in interfaces().items() if there == mine), "lo")
 
 
 def host_cores() -> set[int]:

@@ -134,21 +134,20 @@ def restore(
                 }
                 if slots:
                     _check_slots(folder, name, optimiser, slots, parameter)
-                    on_device = {
-                        slot: value if value.ndim == 0 else _like(value, parameter)
+                    optimiser.state[parameter] = {
+                        slot: torch.empty_like(parameter).detach().copy_(value)
+                        if value.ndim
+                        else value
                         for slot, value in slots.items()
                     }
-                    optimiser.state[parameter] = on_device
 
 
 def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
     if found is None or found.shape != tensor.shape or found.dtype != tensor.dtype:
-        what = "nothing" if found is None else f"{tuple(found.shape)}"
-        if found is not None and found.dtype != tensor.dtype:
-            what = f"{what} of {found.dtype}"
+        what = "nothing" if found is None else f"{tuple(found.shape)} of {found.dtype}"
         raise ValueError(
-            f"{folder} holds {what} where the model has {name} of shape "
-            f"{tuple(tensor.shape)}: it is of another model"
+            f"{folder} holds {what} where the model has {name}, {tuple(tensor.shape)} of "
+            f"{tensor.dtype}: it is of another model"
         )
 
 
@@ -207,11 +206,6 @@ def _distinct(optimisers: Optimisers) -> dict[str, torch.optim.Optimizer]:
     for kind, optimiser in optimisers.items():
         first.setdefault(id(optimiser), kind)
     return {kind: optimisers[kind] for kind in first.values()}
-
-
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    made = torch.empty_like(parameter, requires_grad=False)
-    return made.copy_(value)
 
 
 def digest(body: Mapping[str, Any]) -> str:

@@ -42,14 +42,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """What summary.json tells of a run that has ended; None without one."""
-        path = self.path / "summary.json"
-        if not path.is_file():
-            return None
-        try:
-            found = json.loads(read_whole(path, _MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+        return self._read("summary.json")
 
     def confirm(self) -> None:
         """Let who waits for the end see a summary that is told again: its file's time changes."""
@@ -132,11 +125,16 @@ class RunFolder:
 
     def _earlier_spans(self) -> list[Any]:
         """Of the run before it was resumed; none if a trace is no longer readable."""
-        try:
-            found = json.loads(read_whole(self.path / "trace.json", _MOST_BYTES))["traceEvents"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return []
+        found = (self._read("trace.json") or {}).get("traceEvents")
         return found if isinstance(found, list) and len(found) < _MOST_SPANS else []
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """The object in a file; None where it cannot be read."""
+        try:
+            found = json.loads(read_whole(self.path / name, _MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
     def _lines(self) -> list[str]:
         path = self.path / "metrics.jsonl"

@@ -48,15 +48,19 @@ def _listen() -> socket.socket | None:
     return None
 
 
-def _addresses() -> list[str]:
-    """The IPv4 address of every interface but the loopback."""
-    found = []
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of every network interface that has one, by the interface's name."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without one
+            with suppress(OSError):
                 answer = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _addresses() -> list[str]:
+    return [address for address in interfaces().values() if not address.startswith("127.")]
 
 
 def _accept(listener: socket.socket, secret: bytes, leads: set[int]) -> Connections:

@@ -229,7 +229,7 @@ MOMENTUM = "conv1.weight:exact.momentum_buffer"
         (
             "conv1.weight",
             torch.zeros(16, 1, 3),
-            "holds (16, 1, 3) where the model has conv1.weight",
+            "holds (16, 1, 3) of torch.float32 where the model has conv1.weight",
         ),
         ("conv1.weight", torch.zeros(16, 1, 3, 3, dtype=torch.complex64), "of torch.complex64"),
         ("conv1.weight", torch.zeros(16, 1, 3, 3, dtype=torch.int64), "of torch.int64"),
