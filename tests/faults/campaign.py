@@ -7,7 +7,8 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -19,28 +20,7 @@ from tests.faults.training import WAYS, References, Training, result, whole
 
 LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
-KINDS: tuple[type[Fault], ...] = (
-    kinds.KillRank,
-    kinds.KillLauncher,
-    kinds.KillAll,
-    kinds.StopSignal,
-    kinds.Terminate,
-    kinds.TerminateTwice,
-    kinds.Interrupt,
-    kinds.SlowRank,
-    kinds.LateRank,
-    kinds.ClockJump,
-    kinds.Poison,
-    kinds.AbsurdRate,
-    storage.DiskFull,
-    storage.FileLimit,
-    storage.ReadOnly,
-    storage.ReadOnlyResume,
-    storage.FileForFolder,
-    storage.Damage,
-    storage.Foreign,
-    storage.CutMetrics,
-)
+KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
@@ -83,7 +63,7 @@ def outcomes(
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
-        yield one(number, chosen[number % len(chosen)](), folder, references, launchers)
+        yield one(number, chosen[number % len(chosen)], folder, references, launchers)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -98,48 +78,46 @@ def one(
     outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
-    try:
+    with scene.clean:
         _struck(fault, scene, outcome, folder / "struck.err")
-        for problem in _resumed(fault, scene, outcome, folder):
-            outcome.problems.append(problem)
-    finally:
-        fault.clean(scene)
+        outcome.problems += _resumed(fault, scene, outcome, folder)
     return outcome
 
 
 def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     """The run that the fault hits: how it ends, and what it leaves."""
-    armed = fault.prepare(scene)
-    words = scene.training.words(scene.out)
+    acts = fault.acts(scene)
+    armed, words = next(acts), scene.training.words(scene.out)
     if fault.resumes:
         words = ["train", "--resume", "--out", str(scene.out), *scene.resumed_with]
     fresh = scene.random.random() < 0.25
     before = whole(scene.out)
     job = Job(words, log, scene.training.ranks, scene.training.launcher, armed, fresh)
-    fault.strike(scene, job)
+    with suppress(StopIteration):
+        acts.send(job)
     before |= whole(scene.out)
     outcome.load = round(load(), 2)
     ended = job.wait(PATIENCE * max(1.0, outcome.load))
-    if not (fault.survived or fault.waits):
-        outcome.seconds = round(monotonic() - scene.struck, 2)
+    waited = monotonic() - scene.struck
+    if fault.timed:
+        outcome.seconds = round(waited, 2)
         if outcome.seconds > LIMIT:
             outcome.problems.append(f"late: {outcome.seconds} s, at {outcome.load} times the cores")
     outcome.detail, outcome.status = scene.detail, job.status()
     if outcome.status is None:
         where = f"after {kinds.lines_of(scene.out)} lines of metrics"
-        waited = monotonic() - scene.struck
         outcome.problems.append(f"hang: {waited:.0f} s after the fault not ended, {where}")
     elif not ended:
         outcome.problems.append("orphan: ranks outlive their launcher")
     job.kill()
     job.wait(LIMIT)
-    fault.mend(scene)
+    next(acts, None)
     text = job.output()
     outcome.said = reasons(text)
     if not (scene.missed and outcome.status == 0):
         outcome.problems += _words(fault, text, outcome)
     after = whole(scene.out)
-    lost = [s for s in before if after.get(s) != before[s] and s not in fault.damaged(scene)]
+    lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
     if lost:
         outcome.problems.append(f"lost: checkpoint {', '.join(lost)}")
 
@@ -152,28 +130,24 @@ def load() -> float:
 def reasons(text: str) -> list[str]:
     """The lines with which the command says why it ended; a first word on SIGTERM counts alone."""
     lines = [line for line in text.splitlines() if line.startswith("hybrid: ")]
-    final = [line for line in lines if not line.startswith(_NOTICE)]
-    return final or lines
+    return [line for line in lines if not line.startswith(_NOTICE)] or lines
 
 
-def _words(fault: Fault, text: str, outcome: Outcome) -> list[str]:
-    found: list[str] = []
-    early = isinstance(fault, kinds.StopSignal) and "(start)" in outcome.detail
-    if early and fault.before_python_listens(outcome.status):
-        return []
+def _words(fault: Fault, text: str, outcome: Outcome) -> Iterator[str]:
+    status = outcome.status
+    ended_by = {-status, status - 128} if status is not None else set()
+    if "(start)" in outcome.detail and ended_by & set(fault.requests):
+        return
     if "Traceback" in text or re.search(r"^\S*Error: ", text, re.MULTILINE):
-        found.append(f"traceback: {text.strip().splitlines()[-1][:200]}")
-    launcher = len(_LAUNCHER_SAYS.findall(text))
-    ended_well = outcome.status == 0
+        yield f"traceback: {text.strip().splitlines()[-1][:200]}"
     if len(outcome.said) > 1:
-        found.append(f"reason: said {len(outcome.said)} times")
-    if not ended_well and not fault.silent and not outcome.said and not launcher:
-        found.append(f"reason: none, with status {outcome.status}")
-    if outcome.status in CRASHES:
-        found.append(f"status: {outcome.status}, a crash of its own")
-    if outcome.status is not None and not fault.statuses(outcome.status):
-        found.append(f"status: {outcome.status}: {text.strip()[-200:]}")
-    return found
+        yield f"reason: said {len(outcome.said)} times"
+    if status != 0 and not (fault.silent or outcome.said or _LAUNCHER_SAYS.search(text)):
+        yield f"reason: none, with status {status}"
+    if status in CRASHES:
+        yield f"status: {status}, a crash of its own"
+    if status is not None and status not in fault.statuses:
+        yield f"status: {status}: {text.strip()[-200:]}"
 
 
 def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iterator[str]:
@@ -187,9 +161,7 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
             return
         words = ["train", "--resume", "--out", str(out), *scene.resumed_with]
         if out != scene.out:
-            words = scene.training.words(out)
-            if launcher == "threads":
-                words += ["--blocks", str(scene.training.ranks)]
+            words = replace(scene.training, launcher=launcher).words(out)
         log = folder / f"resume-{outcome.resumes}.err"
         job = Job(words, log, scene.training.ranks, launcher)
         if not job.wait(PATIENCE * max(1.0, load())):
@@ -203,32 +175,27 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
         if len(said) != 1 or "Traceback" in text:
             yield f"reason: a resume that fails says {said or text[-200:]!r}"
             return
+        kept = set(whole(scene.out)) - scene.damaged
         if remedy := _REMEDY.search(said[0]):
             shutil.rmtree(remedy.group(1))
-        elif any(words in said[0] for words in _ANEW) and not _kept(fault, scene):
+        elif any(words in said[0] for words in _ANEW) and not kept:
             out = folder / "anew"
         else:
             yield f"bits: cannot be resumed: {said[0]}"
             return
-    yield from _compared(fault, scene, out)
-
-
-def _kept(fault: Fault, scene: Scene) -> bool:
-    return bool(set(whole(scene.out)) - fault.damaged(scene))
+    if "NaN" not in fault.name or not kinds.rollbacks(out):
+        yield from _compared(fault, scene, out)
 
 
 def _compared(fault: Fault, scene: Scene, out: Path) -> Iterator[str]:
-    if "NaN" in fault.name and kinds.rollbacks(out):
-        return
     try:
         mine, wanted = result(out), scene.references.result(scene.training)
     except (OSError, ValueError, KeyError, IndexError) as error:
         yield f"bits: the result cannot be read: {error}"
         return
-    other = [name for name in wanted.units if mine.units.get(name) != wanted.units[name]]
-    if other:
-        yield f"bits: other values in {', '.join(other)}"
-    elif mine.test_accuracy != wanted.test_accuracy:
-        yield f"bits: test accuracy {mine.test_accuracy}, not {wanted.test_accuracy}"
-    elif fault.same_metrics and mine.metrics != wanted.metrics:
-        yield "bits: other lines in metrics.jsonl"
+    for what in ("units", "test accuracy", "metrics"):
+        if mine[what] != wanted[what] and (fault.same_metrics or what != "metrics"):
+            both = zip(mine[what], wanted[what], strict=False)
+            other = [f"{left} {right}" for left, right in both if left != right]
+            yield f"bits: other {what}: {', '.join(other)[:200] or 'their number'}"
+            return

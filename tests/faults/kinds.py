@@ -1,14 +1,15 @@
 """What can go wrong from outside: signals, delays, clocks. Each decides by its seed where and when.
 
-A kind prepares a run, strikes once while it goes on, and mends what must be mended before the run
-can be resumed.
+A kind acts in three turns: it prepares a run and yields what to arm inside the program; it gets the
+job and strikes while that goes on; it mends what must be mended before the run can be resumed.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,6 +21,9 @@ from tests.faults.training import LR, References, Training
 
 PATIENCE = 60.0
 """Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
+ANY = range(-64, 256)
+FAILED = tuple(status for status in ANY if status)
+MOMENTS = ("start", "train", "write")
 
 
 @dataclass
@@ -37,49 +41,45 @@ class Scene:
     """Further words of the resume."""
     missed: bool = False
     """Whether the run had ended before its moment came."""
+    damaged: set[str] = field(default_factory=set)
+    """Checkpoints that the fault itself has taken."""
+    clean: ExitStack = field(default_factory=ExitStack)
+    """What is undone once all is over."""
 
     def now(self, detail: str) -> None:
         """The fault happens at this moment."""
-        self.struck, self.detail = monotonic(), " ".join(f"{self.detail} {detail}".split())
+        self.struck, self.detail = monotonic(), " ".join(detail.split())
+
+    def stopped(self, checkpoints: int = 0) -> list[Path]:
+        """Begin with a run that has ended after so many checkpoints, or one or two."""
+        number = checkpoints or self.random.randrange(1, 3)
+        return self.references.stopped(self.training, self.out, number)
 
 
+Acts = Generator[dict[str, Any], Job, None]
+
+
+@dataclass(frozen=True)
 class Fault:
-    """The base: nothing happens."""
+    """A kind of fault, and what a run that meets it may do."""
 
-    name = "none"
+    name: str
+    acts: Callable[[Scene], Acts]
+    statuses: Collection[int] = FAILED
     launchers: tuple[str, ...] = ("threads", "mpirun")
-    statuses: Callable[[int], bool] = staticmethod(lambda status: status != 0)
-    survived = False
-    """Whether the run must go on to its end."""
-    silent = False
+    requests: tuple[signal.Signals, ...] = ()
+    """Signals that ask a run to stop; they end Python itself while it starts."""
+    timed: bool = True
+    """Whether the run must end soon after it, being struck at a known moment."""
+    silent: bool = False
     """Whether nobody is left to say a word."""
-    resumes = False
+    resumes: bool = False
     """Whether the run that is struck is itself a resumed one."""
-    waits = False
-    """Whether the fault is there from the start, and the run meets it when it gets to it."""
-
-    same_metrics = True
+    same_metrics: bool = True
     """Whether metrics.jsonl must be that of an undisturbed run in the end."""
 
-    def prepare(self, scene: Scene) -> dict[str, Any] | None:
-        """Before the start; gives a fault to arm inside the program."""
-        return None
 
-    def strike(self, scene: Scene, job: Job) -> None:
-        """Once it runs."""
-
-    def mend(self, scene: Scene) -> None:
-        """After its end, before it is resumed."""
-
-    def clean(self, scene: Scene) -> None:
-        """Once all is over."""
-
-    def damaged(self, scene: Scene) -> set[str]:
-        """Checkpoints that the fault itself has taken."""
-        return set()
-
-
-def moment(scene: Scene, job: Job, among: tuple[str, ...] = ("start", "train", "write")) -> str:
+def moment(scene: Scene, job: Job, among: tuple[str, ...] = MOMENTS) -> str:
     """Wait for a moment of the run, by the seed; gives its name."""
     which = scene.random.choice(among)
     checkpoints = scene.out / "checkpoints"
@@ -93,7 +93,7 @@ def moment(scene: Scene, job: Job, among: tuple[str, ...] = ("start", "train", "
     if which == "start":
         sleep(scene.random.uniform(0, 4 if job.launcher == "mpirun" else 2))
     elif which == "train":
-        lines = len(scene.references.result(scene.training).metrics)
+        lines = len(scene.references.result(scene.training)["metrics"])
         wanted = scene.random.randrange(1, lines - 1)
         until(lambda: lines_of(scene.out) >= wanted, 0.01)
         sleep(scene.random.uniform(0, 0.3))
@@ -114,172 +114,73 @@ def lines_of(out: Path) -> int:
         return 0
 
 
-class KillRank(Fault):
-    name = "kill -9 of a rank"
-    launchers = ("mpirun",)
+def signals(
+    *numbers: signal.Signals, to: str, among: tuple[str, ...] = MOMENTS, times: int = 1
+) -> Callable[[Scene], Acts]:
+    """One of these signals, to a rank, to the launcher, to either or to all."""
 
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        ranks = job.ranks()
-        if ranks:
-            which = scene.random.randrange(len(ranks))
-            scene.now(f"rank {which} {when}")
-            send(ranks[which], signal.SIGKILL)
+    def acts(scene: Scene) -> Acts:
+        job = yield {}
+        when, number, ranks = moment(scene, job, among), scene.random.choice(numbers), job.ranks()
+        one = scene.random.choice(ranks or [job.pid])
+        either = scene.random.choice([job.pid, one])
+        pids = {"rank": [one], "launcher": [job.pid], "either": [either]}.get(to, [*ranks, job.pid])
+        whom = f"rank {ranks.index(pids[0])}" if pids[0] in ranks else "mpirun"
+        scene.now(f"{number.name} to {'all' if to == 'all' else whom} {when}")
+        for turn in range(times):
+            if turn:
+                sleep(scene.random.uniform(0.05, 0.3))
+            for pid in pids:
+                send(pid, number)
 
-
-class KillLauncher(Fault):
-    name = "kill -9 of mpirun"
-    launchers = ("mpirun",)
-    silent = True
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        job.ranks()
-        scene.now(when)
-        send(job.pid, signal.SIGKILL)
+    return acts
 
 
-class KillAll(Fault):
-    name = "kill -9 of all"
-    silent = True
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        everyone = [*job.ranks(), job.pid]
-        scene.now(when)
-        for pid in everyone:
-            send(pid, signal.SIGKILL)
-
-
-class StopSignal(Fault):
-    """A request to stop, to the launcher or to one rank."""
-
-    name = "USR1, USR2"
-    numbers: tuple[signal.Signals, ...] = (signal.SIGUSR1, signal.SIGUSR2)
-    statuses = staticmethod(lambda status: status in (0, 75))
-
-    def before_python_listens(self, status: int | None) -> bool:
-        """Whether the signal ended the process, as it does while Python itself starts."""
-        return status is not None and {-status, status - 128} & set(self.numbers) != set()
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        number = scene.random.choice(self.numbers)
-        ranks = job.ranks()
-        if not ranks:
-            return
-        pid = scene.random.choice([job.pid, scene.random.choice(ranks)])
-        whom = "mpirun" if pid == job.pid and job.launcher == "mpirun" else "a rank"
-        scene.now(f"{number.name} to {whom} {when}")
-        send(pid, number)
+def slow_rank(scene: Scene) -> Acts:
+    job = yield {}
+    when, ranks = moment(scene, job), job.ranks()
+    if not ranks:
+        return
+    which, seconds = scene.random.randrange(len(ranks)), scene.random.uniform(0.3, 4)
+    send(ranks[which], signal.SIGSTOP)
+    sleep(seconds)
+    send(ranks[which], signal.SIGCONT)
+    scene.now(f"rank {which} for {seconds:.1f} s {when}")
 
 
-class Terminate(StopSignal):
-    """To mpirun it ends the ranks half a second later; to a rank, or alone, it is a request."""
-
-    name = "TERM"
-    numbers = (signal.SIGTERM,)
-    statuses = staticmethod(lambda status: True)
-
-
-class TerminateTwice(Fault):
-    name = "TERM twice"
-    launchers = ("threads",)
-    statuses = staticmethod(lambda status: status in (0, 75, -signal.SIGTERM))
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        scene.now(when)
-        send(job.pid, signal.SIGTERM)
-        sleep(scene.random.uniform(0.05, 0.3))
-        send(job.pid, signal.SIGTERM)
+def late_rank(scene: Scene) -> Acts:
+    rank = scene.random.randrange(scene.training.ranks)
+    seconds = scene.random.uniform(0.5, 5)
+    scene.now(f"rank {rank} by {seconds:.1f} s")
+    yield {"kind": "late", "rank": rank, "seconds": seconds}
 
 
-class Interrupt(Fault):
-    name = "Ctrl-C"
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        # while Python itself starts, Ctrl-C is Python's to answer
-        when = moment(scene, job, ("train", "write"))
-        scene.now(when)
-        send(job.pid, signal.SIGINT)
-
-
-class SlowRank(Fault):
-    name = "a rank stands still"
-    launchers = ("mpirun",)
-    statuses = staticmethod(lambda status: status == 0)
-    survived = True
-
-    def strike(self, scene: Scene, job: Job) -> None:
-        when = moment(scene, job)
-        ranks = job.ranks()
-        if not ranks:
-            return
-        which, seconds = scene.random.randrange(len(ranks)), scene.random.uniform(0.3, 4)
-        send(ranks[which], signal.SIGSTOP)
-        sleep(seconds)
-        send(ranks[which], signal.SIGCONT)
-        scene.now(f"rank {which} for {seconds:.1f} s {when}")
+def clock_jump(scene: Scene) -> Acts:
+    ranks = scene.training.ranks if scene.training.launcher == "mpirun" else 1
+    rank = scene.random.choice([None, *range(ranks)])
+    by = scene.random.choice([-1, 1]) * 10 ** scene.random.uniform(0, 8)
+    after = scene.random.uniform(0, 8 if ranks > 1 else 3)
+    scene.now(f"by {by:.0f} s")
+    yield {"kind": "clock", "rank": rank, "after": after, "by": by}
 
 
-class LateRank(Fault):
-    name = "a rank starts late"
-    launchers = ("mpirun",)
-    statuses = staticmethod(lambda status: status == 0)
-    survived = True
-
-    def prepare(self, scene: Scene) -> dict[str, Any]:
-        rank = scene.random.randrange(scene.training.ranks)
-        seconds = scene.random.uniform(0.5, 5)
-        scene.now(f"rank {rank} by {seconds:.1f} s")
-        return {"kind": "late", "rank": rank, "seconds": seconds}
-
-
-class ClockJump(Fault):
-    name = "the clock jumps"
-    statuses = staticmethod(lambda status: status == 0)
-    survived = True
-
-    def prepare(self, scene: Scene) -> dict[str, Any]:
-        ranks = scene.training.ranks if scene.training.launcher == "mpirun" else 1
-        rank = scene.random.choice([None, *range(ranks)])
-        by = scene.random.choice([-1, 1]) * 10 ** scene.random.uniform(0, 8)
-        after = scene.random.uniform(0, 8 if ranks > 1 else 3)
-        scene.now(f"by {by:.0f} s")
-        return {"kind": "clock", "rank": rank, "after": after, "by": by}
-
-
-class Poison(Fault):
+def poison(scene: Scene) -> Acts:
     """Weights that are no numbers: fails with a word, or rolls back and ends well."""
-
-    name = "NaN in the weights"
-    waits = True
-    statuses = staticmethod(lambda status: True)
-
-    def prepare(self, scene: Scene) -> dict[str, Any]:
-        rank, call = scene.random.randrange(scene.training.ranks), scene.random.randrange(1, 5)
-        if scene.training.way == "kept windows":
-            call = min(call, 3)
-        scene.now(f"of block {rank}, call {call}")
-        return {"kind": "poison", "rank": rank, "call": call}
+    rank, call = scene.random.randrange(scene.training.ranks), scene.random.randrange(1, 5)
+    if scene.training.way == "kept windows":
+        call = min(call, 3)
+    scene.now(f"of block {rank}, call {call}")
+    yield {"kind": "poison", "rank": rank, "call": call}
 
 
-class AbsurdRate(Fault):
+def absurd_rate(scene: Scene) -> Acts:
     """A run is resumed with a learning rate that makes the loss infinite."""
-
-    name = "NaN by the learning rate"
-    waits = True
-    statuses = staticmethod(lambda status: True)
-    resumes = True
-
-    def prepare(self, scene: Scene) -> None:
-        scene.references.stopped(scene.training, scene.out, scene.random.randrange(1, 3))
-        scene.resumed_with = ["--lr", f"{10 ** scene.random.uniform(9, 15):.3g}"]
-        scene.now(" ".join(scene.resumed_with))
-
-    def mend(self, scene: Scene) -> None:
-        scene.resumed_with = ["--lr", LR]
+    scene.stopped()
+    scene.resumed_with = ["--lr", f"{10 ** scene.random.uniform(9, 15):.3g}"]
+    scene.now(" ".join(scene.resumed_with))
+    yield {}
+    yield {}
+    scene.resumed_with = ["--lr", LR]
 
 
 def rollbacks(out: Path) -> int:
@@ -288,3 +189,24 @@ def rollbacks(out: Path) -> int:
         return len(json.loads((out / "summary.json").read_text())["rollbacks"])
     except (OSError, ValueError):
         return 0
+
+
+_KILL, _TERM = signal.SIGKILL, signal.SIGTERM
+_USER = (signal.SIGUSR1, signal.SIGUSR2)
+_THREADS, _MPIRUN = ("threads",), ("mpirun",)
+KINDS = (
+    Fault("kill -9 of a rank", signals(_KILL, to="rank"), launchers=_MPIRUN),
+    Fault("kill -9 of mpirun", signals(_KILL, to="launcher"), launchers=_MPIRUN, silent=True),
+    Fault("kill -9 of all", signals(_KILL, to="all"), silent=True),
+    Fault("USR1, USR2", signals(*_USER, to="either"), (0, 75), requests=_USER),
+    # to mpirun it ends the ranks half a second later; to a rank, or alone, it is a request
+    Fault("TERM", signals(_TERM, to="either"), ANY, requests=(_TERM,)),
+    Fault("TERM twice", signals(_TERM, to="launcher", times=2), (0, 75, -_TERM), _THREADS),
+    # while Python itself starts, Ctrl-C is Python's to answer
+    Fault("Ctrl-C", signals(signal.SIGINT, to="launcher", among=("train", "write"))),
+    Fault("a rank stands still", slow_rank, (0,), _MPIRUN, timed=False),
+    Fault("a rank starts late", late_rank, (0,), _MPIRUN, timed=False),
+    Fault("the clock jumps", clock_jump, (0,), timed=False),
+    Fault("NaN in the weights", poison, ANY, timed=False),
+    Fault("NaN by the learning rate", absurd_rate, ANY, timed=False, resumes=True),
+)

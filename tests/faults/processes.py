@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -19,15 +20,8 @@ ENVIRONMENT = ALLOWED | {"CI": "1"}
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "sklearn.datasets",
-        "hybrid.runs.build",
-        "hybrid.cli.app",
-        "torch.utils.tensorboard",
-    ]
-)
+_SLOW = "torch._dynamo sklearn.datasets hybrid.runs.build hybrid.cli.app torch.utils.tensorboard"
+_FORKING.set_forkserver_preload(_SLOW.split())
 
 
 class Job:
@@ -47,7 +41,7 @@ class Job:
         fresh: bool = False,
     ) -> None:
         self.launcher, self._out, self._err = launcher, log.with_suffix(".out"), log
-        self.started = monotonic()
+        self._size = ranks
         self._seen: dict[int, str] = {}
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path}
@@ -68,7 +62,6 @@ class Job:
                     command, env=os.environ | environment, stdout=out, stderr=err
                 )
             self.pid = self._process.pid
-        self._size = ranks
 
     def status(self) -> int | None:
         """The exit status; None while it runs, minus the signal's number if one ended it."""
@@ -86,31 +79,25 @@ class Job:
                 self._seen.setdefault(pid, _born(pid))
         return [pid for pid, born in self._seen.items() if born and _born(pid) == born]
 
-    def await_ranks(self, limit: float) -> list[int]:
-        """All ranks, once they are there."""
-        end = monotonic() + limit
-        while len(self.ranks()) < (self._size if self.launcher == "mpirun" else 1):
-            if monotonic() > end or self.status() is not None:
-                break
+    def await_ranks(self, limit: float) -> None:
+        """Wait until all ranks are there, or the job has ended."""
+        end, size = monotonic() + limit, self._size if self.launcher == "mpirun" else 1
+        while len(self.ranks()) < size and monotonic() < end and self.status() is None:
             sleep(0.01)
-        return self.ranks()
 
     def wait(self, limit: float) -> bool:
         """Wait for the end of launcher and ranks; False if some still run after `limit` seconds."""
         end = monotonic() + limit
         while monotonic() < end:
-            alive = self.ranks()
-            if self.status() is not None and not alive:
+            if not self.ranks() and self.status() is not None:
                 return True
             sleep(0.01)
         return False
 
-    def kill(self) -> list[int]:
-        """End what is left of the job; gives the ranks that had outlived their launcher."""
-        orphans = self.ranks() if self.status() is not None else []
-        for pid in [*self.ranks(), *([] if self.status() is not None else [self.pid])]:
+    def kill(self) -> None:
+        """End what is left of the job."""
+        for pid in [*self.ranks(), *([self.pid] if self.status() is None else [])]:
             send(pid, signal.SIGKILL)
-        return orphans
 
     def output(self) -> str:
         """Its stderr."""
@@ -119,10 +106,8 @@ class Job:
 
 def send(pid: int, number: int) -> None:
     """Signal a process that may have ended."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return
 
 
 def _main(words: list[str], out: str, err: str, environment: dict[str, str]) -> None:

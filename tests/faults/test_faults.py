@@ -10,7 +10,6 @@ from time import sleep
 
 import pytest
 
-from tests.faults import kinds, storage
 from tests.faults.campaign import KINDS, LIMIT, load, one, reasons
 from tests.faults.kinds import Fault
 from tests.faults.processes import Job, send
@@ -24,7 +23,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> References:
     return References(tmp_path_factory.mktemp("undisturbed"))
 
 
-ON_RANKS = (kinds.StopSignal, kinds.Terminate, storage.DiskFull, storage.Damage)
+ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 
@@ -44,10 +43,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
-    kind: type[Fault], references, tmp_path
+    kind: Fault, references, tmp_path
 ) -> None:
-    launcher = "mpirun" if kind in ON_RANKS else kind.launchers[0]
-    outcome = one(KINDS.index(kind), kind(), tmp_path, references, [launcher])
+    launcher = "mpirun" if kind.name in ON_RANKS else kind.launchers[0]
+    outcome = one(KINDS.index(kind), kind, tmp_path, references, [launcher])
     busy = outcome.load > 1.5  # others take the cores: ten seconds are not ten
     broken = [word for word in outcome.problems if not (busy and word.startswith("late"))]
     assert not broken, outcome
@@ -64,15 +63,9 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(references, tmp_path) -> No
     assert sorted(whole(tmp_path / "run")) == steps[:-1]
 
 
-class Nothing(Fault):
-    """A run that nothing strikes, and that is expected to be struck."""
-
-    launchers = ("threads",)
-    waits = True
-
-
 def test_an_end_of_the_wrong_kind_is_noticed(references, tmp_path) -> None:
-    outcome = one(0, Nothing(), tmp_path, references)
+    nothing = Fault("none", lambda _: (yield {}), launchers=("threads",), timed=False)
+    outcome = one(0, nothing, tmp_path, references)
     assert [problem.split(":")[0] for problem in outcome.problems] == ["status"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,24 +47,17 @@ class Training:
         return ["train", *_SIZE, *WAYS[self.way], *named, *blocks, "--out", str(out)]
 
 
-@dataclass(frozen=True)
-class Result:
-    """What must be the same, bit for bit, however often a run was disturbed."""
-
-    units: dict[str, str]
-    """SHA-256 of every unit's model and optimiser state at the end."""
-    test_accuracy: float
-    metrics: list[str]
-
-
-def result(out: Path) -> Result:
-    """The result of a run that has ended well."""
+def result(out: Path) -> dict[str, list[str]]:
+    """What must be the same, bit for bit, however often a run that ended well was disturbed."""
     newest = checkpoint.complete(out / "checkpoints")[-1]
-    manifest = checkpoint.read_manifest(newest)
-    units = {name: entry["sha256"] for name, entry in manifest["units"].items()}
+    units = checkpoint.read_manifest(newest)["units"]
     accuracy = json.loads((out / "summary.json").read_text())["test_accuracy"]
     lines = (out / "metrics.jsonl").read_text().splitlines()
-    return Result(units, accuracy, [line.split('"seconds"')[0] for line in lines])
+    return {
+        "units": sorted(f"{name} {entry['sha256']}" for name, entry in units.items()),
+        "test accuracy": [str(accuracy)],
+        "metrics": [line.split('"seconds"')[0] for line in lines],
+    }
 
 
 def whole(out: Path) -> dict[str, dict[str, Any]]:
@@ -92,14 +85,12 @@ class References:
         self.result = cache(lambda training: result(self.folder(training)))
 
     def _folder(self, training: Training) -> Path:
-        alone = Training(training.way, "threads", training.ranks, training.model, training.seed)
+        alone = replace(training, launcher="threads")
         if alone != training:
             return self.folder(alone)
-        name = f"{alone.way}-{alone.ranks}-{alone.model}-{alone.seed}".replace(" ", "-")
-        out = self.root / name
-        job = Job(alone.words(out), self.root / f"{name}.err", alone.ranks, "threads")
-        ended = job.wait(600)
-        if not ended or job.status() != 0:
+        out = self.root / f"{alone.way}-{alone.ranks}-{alone.model}-{alone.seed}".replace(" ", "-")
+        job = Job(alone.words(out), out.with_suffix(".err"), alone.ranks, "threads")
+        if not job.wait(600) or job.status() != 0:
             job.kill()
             raise RuntimeError(f"the undisturbed {alone} failed: {job.output()}")
         return out

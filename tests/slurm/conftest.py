@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -71,17 +70,3 @@ def submit(slurm: Slurm, jobs: list[str]) -> Submit:
         return jobs[-1]
 
     return run
-
-
-@pytest.fixture(scope="session")
-def digests() -> Callable[[Path], dict[str, str]]:
-    """`digests(run)`: SHA-256 of each file of the newest checkpoint, momentum included."""
-
-    def of(run: Path) -> dict[str, str]:
-        newest = sorted((run / "checkpoints").glob("[0-9]*/manifest.json"))[-1].parent
-        return {
-            str(file.relative_to(newest.parent)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in sorted(newest.rglob("*.safetensors"))
-        }
-
-    return of

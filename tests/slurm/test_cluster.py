@@ -1,4 +1,4 @@
-"""The cluster that the other tests run on."""
+"""The cluster that the other tests run on, and what the doctor says of it."""
 
 from __future__ import annotations
 
@@ -18,3 +18,20 @@ def test_two_clusters_live_beside_each_other_and_leave_no_process(slurm: Slurm, 
         other.stop()
     assert other.processes() == []
     assert slurm("srun", "--nodes=4", "true") == ""
+
+
+def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm) -> None:
+    said = slurm("srun", "--mpi=pmix", "--nodes=2", "hybrid", "doctor", seconds=120)
+    assert "2 started, 2 in MPI" in said
+    assert "pmix_v4 listed" in said
+    assert "Slurm        slurm-wlm " in said
+    assert "requeue      allowed" in said
+    assert "preempt_send_user_signal" in said
+    assert "of job" in said
+    assert said.count("thread(s)") == 2
+
+
+def test_processes_that_do_not_find_each_other_say_so_once(slurm: Slurm) -> None:
+    with pytest.raises(RuntimeError) as failure:
+        slurm("srun", "--mpi=none", "--nodes=2", "hybrid", "doctor", seconds=120)
+    assert str(failure.value).count("started 2 ranks but MPI sees 1: use srun --mpi=pmix") == 1

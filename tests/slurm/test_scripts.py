@@ -69,13 +69,12 @@ def test_a_job_is_requeued_as_often_as_it_may_and_then_ends_with_75(
     slurm: Slurm, begin, tmp_path, launcher
 ) -> None:
     job = begin(2, max_requeues=1, launcher=launcher)
-    wait_for_ranks(tmp_path / "run", 2)
-    slurm("scancel", "--signal=USR1", "--batch", job)
-    slurm.wait_for(job, "PENDING")
-    assert slurm.wait_for(job, "RUNNING")["Restarts"] == "1"
-    wait_for_ranks(tmp_path / "run", 2, restarts=1)
-    slurm("scancel", "--signal=USR1", "--batch", job)
-    assert slurm.wait_for(job, "FAILED")["ExitCode"] == f"{STOPPED}:0"
+    for restarts in range(2):
+        assert slurm.wait_for(job, "RUNNING")["Restarts"] == f"{restarts}"
+        wait_for_ranks(tmp_path / "run", 2, restarts)
+        slurm("scancel", "--signal=USR1", "--batch", job)
+        ended = slurm.wait_for(job, "FAILED" if restarts else "PENDING")
+    assert ended["ExitCode"] == f"{STOPPED}:0"
     assert "after 1 requeues" in (tmp_path / f"run-{job}.out").read_text()
 
 
@@ -106,27 +105,33 @@ def test_every_rank_sees_the_gpus_of_its_node_and_a_cancelled_job_stays_cancelle
     assert slurm.job(job)["JobState"] == "CANCELLED"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_job_that_is_preempted_goes_on_after_the_urgent_one(
-    slurm: Slurm, begin, stand_in, tmp_path, launcher
+def preempt(slurm: Slurm) -> None:
+    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null")
+    slurm("sbatch", *urgent, "--wrap=true")
+
+
+def lose_daemon(slurm: Slurm) -> None:
+    slurm.kill("prted")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "interrupt", "said"),
+    [
+        ("mpirun", preempt, ""),
+        ("srun", preempt, ""),
+        ("mpirun", lose_daemon, "before the training"),
+    ],
+)
+def test_a_job_that_is_interrupted_goes_on(
+    slurm: Slurm, begin, stand_in, tmp_path, launcher, interrupt, said
 ) -> None:
     job = begin(4, launcher=launcher)
     wait_for_ranks(tmp_path / "run", 4)
-    urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null")
-    slurm("sbatch", "--parsable", *urgent, "--wrap=true")
+    interrupt(slurm)
     slurm.wait_for(job, "PENDING")
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
-
-
-def test_a_lost_node_daemon_of_mpirun_is_no_end(slurm: Slurm, begin, stand_in, tmp_path) -> None:
-    job = begin(2)
-    wait_for_ranks(tmp_path / "run", 2)
-    slurm.kill("prted")
-    slurm.wait_for(job, "PENDING")
-    stand_in.with_name("end").touch()
-    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
-    assert "before the training" in (tmp_path / f"run-{job}.out").read_text()
+    assert said in (tmp_path / f"run-{job}.out").read_text()
 
 
 def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -27,19 +28,27 @@ balance = "operations"
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Settings of a small training with filled gaps, which keeps records across a stop."""
-    file = tmp_path / "first.toml"
-    file.write_text(SETTINGS)
-    return file
+    (tmp_path / "first.toml").write_text(SETTINGS)
+    return tmp_path / "first.toml"
 
 
 @pytest.fixture(scope="session")
-def undisturbed(slurm: Slurm, digests, tmp_path_factory) -> dict[str, str]:
+def undisturbed(slurm: Slurm, tmp_path_factory) -> dict[str, str]:
     """The last checkpoint of the same training that nothing interrupts, on threads."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "first.toml").write_text(SETTINGS)
     blocks = ("--blocks", NODES)
     slurm("hybrid", "train", folder / "first.toml", *blocks, "--out", folder / "run", seconds=170)
     return digests(folder / "run")
+
+
+def digests(run: Path) -> dict[str, str]:
+    """SHA-256 of each file of the newest checkpoint, momentum included."""
+    newest = sorted((run / "checkpoints").glob("[0-9]*/manifest.json"))[-1].parent
+    return {
+        str(file.relative_to(newest.parent)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(newest.rglob("*.safetensors"))
+    }
 
 
 def last_step(run: Path) -> int:
@@ -82,7 +91,7 @@ def test_a_training_started_by_srun_finds_its_ranks_and_ends_well(
 
 @pytest.mark.slow
 def test_four_nodes_preempted_three_times_give_the_bits_of_an_undisturbed_training(
-    slurm: Slurm, submit, config, digests, undisturbed, record_property, tmp_path
+    slurm: Slurm, submit, config, undisturbed, record_property, tmp_path
 ) -> None:
     run, seconds = tmp_path / "run", []
     job = submit(config, NODES, "--out", run)
@@ -133,7 +142,7 @@ def lose_daemon(slurm: Slurm, job: str) -> None:
     ],
 )
 def test_a_training_that_is_interrupted_goes_on_to_the_same_bits(
-    slurm: Slurm, submit, config, digests, undisturbed, tmp_path, launcher, interrupt
+    slurm: Slurm, submit, config, undisturbed, tmp_path, launcher, interrupt
 ) -> None:
     run = tmp_path / "run"
     job = submit(config, NODES, "--out", run, "--launcher", launcher)
@@ -146,9 +155,7 @@ def test_a_training_that_is_interrupted_goes_on_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_training_goes_on_after_its_time_limit(
-    slurm: Slurm, submit, config, digests, tmp_path
-) -> None:
+def test_a_training_goes_on_after_its_time_limit(slurm: Slurm, submit, config, tmp_path) -> None:
     longer = ("--set", "train.epochs=80")
     whole, run = tmp_path / "whole", tmp_path / "run"
     slurm("hybrid", "train", config, "--blocks", 2, "--out", whole, *longer, seconds=500)

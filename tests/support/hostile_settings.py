@@ -32,42 +32,21 @@ FLAGS = {
 }
 NUMBERS = [
     *(0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**63), 2**64, 10**30, 10**400, 10**4299, True, False),
-    *(
-        0.0,
-        -0.0,
-        0.5,
-        1.0,
-        1e-308,
-        5e-324,
-        1e308,
-        -1e308,
-        float("nan"),
-        float("inf"),
-        -float("inf"),
-    ),
+    *(0.0, -0.0, 0.5, 1.0, 1e-308, 5e-324, 1e308, -1e308),
+    *(float("nan"), float("inf"), -float("inf")),
 ]
 WORDS = [
     *("", " ", "auto", "all", "none", "float32", "bfloat16", "float16", "int8", "digits", "cpu"),
     *("cuda", "sgd", "adamw", "cosine", "step", "layer1.0", "layer2.0", "layer3.0", "head", "stem"),
     *("layer2.0:4", "coupling", "average", "even", "virtual", "added", "own", "identity"),
-    *(
-        "\0",
-        "\n",
-        "\x1b[2J",
-        "\u202e",
-        "é",
-        "\U0001d518" * 50,
-        "x" * 10_000,
-        "{}",
-        "%s",
-        "../../x",
-        "-1",
-    ),
+    *("\0", "\n", "\x1b[2J", "\u202e", "é", "\U0001d518" * 50),
+    *("x" * 10_000, "{}", "%s", "../../x", "-1"),
     *registry.OWN,
 ]
 
 numbers = st.sampled_from(NUMBERS) | st.integers() | st.floats()
 words = st.sampled_from(WORDS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+usable = words.filter(lambda word: not word.startswith("/"))
 values = st.recursive(
     numbers | words,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=3),
@@ -128,10 +107,7 @@ def toml_texts(draw: st.DrawFn) -> bytes:
         tree.setdefault(section, {})[key] = value
     if draw(st.integers(0, 9)) == 0:
         tree[draw(words)] = draw(values)
-    try:
-        text = bytearray(tomli_w.dumps(tree).encode())
-    except (ValueError, TypeError):
-        text = bytearray()
+    text = bytearray(_toml(tree, "").encode())
     if draw(st.integers(0, 9)) == 0:
         for place, piece in draw(st.lists(st.tuples(st.integers(0, 500), st.binary(max_size=4)))):
             text[place : place + len(piece)] = piece
@@ -145,17 +121,17 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     for flag in draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=3)):
         line += [flag, draw(st.sampled_from(FLAGS[flag]))]
         if draw(st.integers(0, 19)) == 0:
-            line[-1] = draw(words.filter(_usable))
+            line[-1] = draw(usable)
     for dotted, value in draw(settings_tables):
-        try:
-            text = tomli_w.dumps({"v": value}).partition("=")[2].strip()
-        except (ValueError, TypeError):
-            text = str(value)[:1000]
+        text = _toml({"v": value}, f"v={str(value)[:1000]}").partition("=")[2].strip()
         line += ["--set", f"{dotted}={text}"]
     if draw(st.integers(0, 9)) == 0:
-        line.append(draw(words.filter(_usable) | st.sampled_from(["--resume", "--nope", "-x"])))
+        line.append(draw(usable | st.sampled_from(["--resume", "--nope", "-x"])))
     return line
 
 
-def _usable(word: str) -> bool:
-    return not word.startswith("/")
+def _toml(tree: dict[str, Any], otherwise: str) -> str:
+    try:
+        return tomli_w.dumps(tree)
+    except (ValueError, TypeError):
+        return otherwise

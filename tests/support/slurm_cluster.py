@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "setpriv")
@@ -67,19 +67,13 @@ class Slurm:
             (folder / name).mkdir(parents=True)
         folder.chmod(0o755)  # munged trusts no folder that others may write to
         ports, host = _free_ports(nodes + 1), socket.gethostname().partition(".")[0]
-        self.configuration.write_text(
-            CONFIGURATION.format(
-                host=host,
-                folder=folder,
-                ports=ports,
-                nodes="\n".join(
-                    f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-                    f"CPUs={cpus} RealMemory=1000 Gres=gpu:{len(GPUS)}"
-                    for name, port in zip(self.names, ports[1:], strict=True)
-                ),
-            )
+        described = "\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
+            f"CPUs={cpus} RealMemory=1000 Gres=gpu:{len(GPUS)}"
+            for name, port in zip(self.names, ports[1:], strict=True)
         )
-
+        text = CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes=described)
+        self.configuration.write_text(text)
         devices = "".join(f"Name=gpu File={device}\n" for device in GPUS)
         (folder / "gres.conf").write_text(devices)
 
@@ -95,12 +89,8 @@ class Slurm:
         self._daemon("slurmctld", "-D", "-i")
         self._until("slurmctld answers", lambda: "UP" in self("scontrol", "ping", fails=True))
         for name in self.names:
-            self.start_node(name)
+            self._daemon("slurmd", "-D", "-N", name, called=name)
         self.wait_until_idle()
-
-    def start_node(self, name: str) -> None:
-        """Start the daemon of a node."""
-        self._daemon("slurmd", "-D", "-N", name, called=name)
 
     def stop(self) -> None:
         """End exactly the jobs and daemons of this cluster."""
@@ -124,18 +114,17 @@ class Slurm:
                 continue
         return [process for process in found if process != os.getpid()]
 
+    def named(self, program: str) -> list[int]:
+        """The ids of the cluster's processes of this name."""
+        return [process for process in self.processes() if _name(process) == program]
+
     def kill(self, program: str) -> None:
         """SIGKILL to the last of the cluster's processes of this name."""
-        names = {process: _name(process) for process in self.processes()}
-        os.kill(max(process for process, name in names.items() if name == program), signal.SIGKILL)
+        os.kill(max(self.named(program)), signal.SIGKILL)
 
-    def wait_until_ended(self, program: str, seconds: float = 120) -> None:
+    def wait_until_ended(self, program: str) -> None:
         """Wait until none of the cluster's processes has this name."""
-
-        def gone() -> bool:
-            return program not in {_name(process) for process in self.processes()}
-
-        self._until(f"every {program} has ended", gone, seconds)
+        self._until(f"every {program} has ended", lambda: not self.named(program), 120)
 
     def __call__(self, *command: object, fails: bool = False, seconds: float = 60) -> str:
         """Standard output of a command of Slurm's; `fails`: whatever its exit status."""
@@ -153,12 +142,10 @@ class Slurm:
 
     def wait_until_idle(self) -> None:
         """Wait until no job is left on any node."""
-        self._until("all nodes are idle", lambda: len(self.idle()) == len(self.names))
-
-    def idle(self) -> list[str]:
-        """Names of the nodes that wait for work."""
-        said = self("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %t")
-        return [line.split()[0] for line in said.splitlines() if line.split()[1] == "idle"]
+        words = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%t")
+        self._until(
+            "all nodes are idle", lambda: self(*words).split() == ["idle"] * len(self.names)
+        )
 
     def job(self, number: str) -> dict[str, str]:
         """What `scontrol show job` tells of a job, or of a task of an array."""
@@ -209,39 +196,34 @@ def why_not() -> str:
     """Why there can be no cluster here; empty where there can. Installs Slurm where it may."""
     if os.geteuid() != 0:
         return "Slurm's daemons need root"
-    if missing(DAEMONS) and shutil.which("apt-get"):
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
+    if _missing() and shutil.which("apt-get"):
+        for words in ("update", f"install --yes --no-install-recommends {PACKAGES}"):
             subprocess.run(
-                ["apt-get", "-qq", *command],
-                env=environment,
+                ["apt-get", "-qq", *words.split()],
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=150,
                 check=False,
             )
-    left = missing(DAEMONS)
+    left = _missing()
     return f"there is no {', '.join(left)}, and apt-get could not install it" if left else ""
 
 
-PACKAGES = ("slurm-wlm", "munge", "libpmix-dev")
+PACKAGES = "slurm-wlm munge libpmix-dev"
 """The last for srun --mpi=pmix: Slurm's plug-in loads the libpmix.so of the development files."""
 
 
-def missing(programs: Iterable[str]) -> list[str]:
-    """Those that are not on PATH."""
-    return [program for program in programs if shutil.which(program) is None]
+def _missing() -> list[str]:
+    return [program for program in DAEMONS if shutil.which(program) is None]
 
 
 def _free_ports(number: int) -> list[int]:
-    held = [socket.socket() for _ in range(number)]
-    try:
-        for one in held:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
             one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()
+        return [one.getsockname()[1] for one in sockets]
 
 
 def _name(process: int) -> str:

@@ -32,17 +32,8 @@ class TwoHosts:
         """Start an Open MPI job on both hosts, over TCP alone."""
         mpirun = Path(sys.executable).parent / "mpirun"
         place = ("--host", ",".join(ADDRESSES), "--map-by", f"ppr:{ranks_each}:node:oversubscribe")
-        tcp = (
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            "tcp,self,sm",
-            "--mca",
-            "btl_tcp_if_include",
-            "eth0",
-        )
+        layers = {"pml": "ob1", "btl": "tcp,self,sm", "btl_tcp_if_include": "eth0"}
+        tcp = [word for name, value in layers.items() for word in ("--mca", name, value)]
         near = ("--prtemca", "plm_ssh_agent", self._agent)
         # bound, the ranks of both hosts would share the machine's first cores
         place += ("--bind-to", "none")
@@ -108,9 +99,8 @@ def two_hosts(folder: Path) -> Iterator[TwoHosts]:
         ends = "eth0 netns {} type veth peer name eth0 netns {}".format(*names)
         _run("ip", "link", "add", *ends.split())
         for name, address in zip(names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", name, "link", "set", "eth0", "up")
+            for words in (f"addr add {address}/24 dev eth0", "link set lo up", "link set eth0 up"):
+                _run("ip", "-n", name, *words.split())
         yield hosts
     finally:
         for host, name in enumerate(names):
