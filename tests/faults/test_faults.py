@@ -27,8 +27,8 @@ ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 
-ALWAYS = (kinds.KillRank, kinds.Terminate, storage.Damage)
-OTHERS = [kind for kind in KINDS if kind not in ALWAYS]
+ALWAYS = ("kill -9 of a rank", "TERM", "a damaged checkpoint")
+OTHERS = [kind.name for kind in KINDS if kind.name not in ALWAYS]
 AT_ONCE = 3
 """Of the others, in one run of the tests."""
 
@@ -37,8 +37,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kind" in metafunc.fixturenames:
         first = metafunc.config.getoption("--faults-seed") * AT_ONCE
         chosen = {OTHERS[(first + n) % len(OTHERS)] for n in range(AT_ONCE)} | set(ALWAYS)
-        late = {kind: () if kind in chosen else pytest.mark.slow for kind in KINDS}
-        params = [pytest.param(kind, id=kind.name, marks=late[kind]) for kind in KINDS]
+        params = [
+            pytest.param(kind, id=kind.name, marks=() if kind.name in chosen else pytest.mark.slow)
+            for kind in KINDS
+        ]
         metafunc.parametrize("kind", params)
 
 
