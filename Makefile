@@ -11,6 +11,9 @@ BIN := .venv/bin
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 
+# the tests start a hundred processes: compiled once, the project's modules are kept for the next
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: train test test-slow coverage faults audit bench gpu-bench clean
 
 train: .venv/ready

@@ -36,14 +36,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 GROUPS = {
+    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)",
     "slurm": r"tests/slurm/",
-    "two hosts": r"tests/hybrid/ranks/test_two_hosts",
     "faults": r"tests/faults/",
-    "ranks": r"tests/(solvers/test_random_layers|"
-    r"hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks))",
-    "kernels": r"tests/solvers/kernels/test_fused",
+    "two hosts": r"tests/hybrid/ranks/test_two_hosts",
+    "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
 }
-"""Tests that share what is slow to start, as a cluster or a world: each group has one worker."""
+"""What one worker does, and first of all: each group shares what is slow to start, as a cluster.
+
+Further files are done by one worker, too, for the sake of their fixtures. The last are large, and
+their tests are done one by one in the end, by who is free.
+"""
+
+
+def _group(nodeid: str) -> tuple[bool, str]:
+    """Whether it comes in the end, and the name of what is done by one worker."""
+    for name, files in GROUPS.items():
+        if re.match(files, nodeid):
+            return not name, name or nodeid
+    return False, nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(GROUPS)}
+    of = {item.nodeid: _group(item.nodeid) for item in items}
+    items.sort(key=lambda item: (of[item.nodeid][0], order.get(of[item.nodeid][1], len(order))))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,8 +70,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((name for name, of in GROUPS.items() if re.match(of, nodeid)), nodeid)
+            return _group(nodeid)[1]
 
+    config.option.loadscopereorder = False
     return Groups(config, log)
 
 

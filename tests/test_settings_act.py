@@ -31,7 +31,7 @@ from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings
 from solvers import Backprop, registry
 
-SHARE = int(os.environ.get("SETTINGS_SHARE", "8"))
+SHARE = int(os.environ.get("SETTINGS_SHARE", "24"))
 """`make test` tries one triple of so many."""
 
 Values = dict[str, Any]

@@ -26,6 +26,8 @@ ALLOWED = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMP_NUM_THREADS": "1",
+    # ranks that wait leave the cores to others
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 RANKS = 3
 _HERE = Path(__file__).parent

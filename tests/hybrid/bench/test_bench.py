@@ -15,7 +15,7 @@ def report(world: World, tmp_path_factory) -> tuple[Path, str]:
     status, said, err = world.hybrid(
         *(2, "bench", "--model", "resnet8", "--data", "digits"),
         *("--micro-batches", "2", "--rows", "1F1B,backprop,Augmented", "--turns", "2"),
-        *("--steps", "1", "--batch-size", "32", "--set", "data.limit=256"),
+        *("--steps", "1", "--batch-size", "32", "--set", "data.limit=96"),
         *("--to-accuracy", "0.05", "--epochs", "2,1", "--seeds", "2", "--out", out),
     )
     assert status == 0, err

@@ -157,13 +157,13 @@ def test_the_advice_is_a_command_that_runs(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_the_prediction_is_near_what_two_ranks_do(world: World, tmp_path) -> None:
-    made = planner(**{"data.name": "synthetic", "data.limit": 1024})
+    made = planner(**{"data.name": "synthetic", "data.limit": 512})
     blocks = split(made.model, 2, balance="operations")
     predicted = made.predict(blocks, piped(), steps=4).images_per_second
     status, _, err = world.hybrid(
         *(2, "train", "--data", "synthetic", "--solver", "backprop", "--epochs", "1"),
         *("--set", "solver.micro_batches=4", "--batch-size", "64", "--set", "train.threads=1"),
-        *("--set", "data.limit=1024", "--out", tmp_path / "run"),
+        *("--set", "data.limit=512", "--out", tmp_path / "run"),
     )
     assert status == 0, err
     summary = json.loads((tmp_path / "run/summary.json").read_text())

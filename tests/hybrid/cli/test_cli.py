@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,15 @@ import pytest
 import torch
 import typer
 from safetensors.torch import load_file
+from trainings import assert_same, newest, summary, weights
 
 from hybrid import data, models
 from hybrid.cli.failure import run_command
-from hybrid.folder import checkpoint
 from hybrid.settings.resolve import load
 from solvers import Block
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
+NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
 
 
 def assert_one_line(answer: tuple[int, str, str], *parts: str, status: int = 1) -> None:
@@ -33,39 +33,34 @@ def assert_one_line(answer: tuple[int, str, str], *parts: str, status: int = 1) 
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (("--model", "resnet21"), ("resnet21", "resnet20")),
-        (("--model", "resent20"), ("resent20",)),
-        (("--data", "cifar-10"), ("cifar-10", "cifar10")),
-        (("--solver", "augmented-lagrange"), ("augmented-lagrange", "'augmented-lagrangian'")),
-        (("--set", "solver.betta=1"), ("solver.betta", "solver.beta")),
-        (("--set", "beta=1"), ("section.key=value",)),
-        (("--set", "solver.beta=-1"), ("beta is -1",)),
-        (("--set", "solver.filter=3"), ("filter is 3", "divides")),
-        (("--window", "0"), ("window is 0", "at least 1")),
-        (("--window", "most"), ("most",)),
-        (("--epochs", "0"), ("train.epochs is 0", "1")),
-        (("--blocks", "9"), ("9 blocks", "5 units", "1 to 5")),
-        (("--batch-size", "2000"), ("2000", "1437")),
-        (("--set", "split.cuts=['layer9.0']"), ("layer9.0", "5 units")),
-        (("--window", "all", "--set", "rounds.memory_gb=0.0001"), ("0.0001 GB", "memory_gb")),
-        (("--resume",), ("--resume needs --out",)),
-        (("--set", "train.device=cuda"), ("no GPU", "cpu")),
+        ("--model resnet21", ("resnet21", "resnet20")),
+        ("--model resent20", ("resent20",)),
+        ("--data cifar-10", ("cifar-10", "cifar10")),
+        ("--solver augmented-lagrange", ("augmented-lagrange", "'augmented-lagrangian'")),
+        ("--set solver.betta=1", ("solver.betta", "solver.beta")),
+        ("--set beta=1", ("section.key=value",)),
+        ("--set solver.beta=-1", ("beta is -1",)),
+        ("--set solver.filter=3", ("filter is 3", "divides")),
+        ("--window 0", ("window is 0", "at least 1")),
+        ("--window most", ("most",)),
+        ("--epochs 0", ("train.epochs is 0", "1")),
+        ("--blocks 9", ("9 blocks", "5 units", "1 to 5")),
+        ("--batch-size 2000", ("2000", "1437")),
+        ("--set split.cuts=['layer9.0']", ("layer9.0", "5 units")),
+        ("--window all --set rounds.memory_gb=0.0001", ("0.0001 GB", "memory_gb")),
+        ("--set rounds.memory_gb=1e-6", ("1e-06 GB: set solver.storage=bfloat16",)),
+        ("--set train.device=cuda", ("no GPU", "cpu")),
+        ("no.toml", ("no.toml",)),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_wrong_settings_are_one_line_with_a_remedy(hybrid, tmp_path, flags, parts) -> None:
-    out = () if "--resume" in flags else ("--out", tmp_path / "run")
-    assert_one_line(hybrid("train", *flags, *out), *parts)
+    assert_one_line(hybrid("train", *flags.split(), "--out", tmp_path / "run"), *parts)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", [("--modle", "x"), ("--epochs", "three"), ("a", "b")])
+@pytest.mark.parametrize("words", ["--modle x", "--epochs three", "a b"])
 def test_words_that_are_no_options_are_one_line(hybrid, words) -> None:
-    assert_one_line(hybrid("train", *words), status=2)
-
-
-def test_a_missing_settings_file_is_named(hybrid, tmp_path) -> None:
-    assert_one_line(hybrid("train", tmp_path / "no.toml"), "no.toml")
+    assert_one_line(hybrid("train", *words.split()), status=2)
 
 
 def test_a_settings_file_that_is_not_toml_is_named(hybrid, tmp_path) -> None:
@@ -82,29 +77,11 @@ def test_missing_data_files_are_named_with_the_flag_to_find_them(
     assert_one_line(answer, "data_batch_1.bin", str(tmp_path), "--data-dir")
 
 
-def test_a_truncated_data_file_is_named_with_its_size(hybrid, tmp_path) -> None:
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        (folder / f"{name}.bin").write_bytes(bytes(3073))
-    answer = hybrid("train", "--data", "cifar10", "--data-dir", tmp_path)
-    assert_one_line(answer, "data_batch_1.bin", "3073", "30730000")
-
-
-NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")
-
-
 def test_a_diverging_loss_names_the_step_and_what_was_tried(hybrid, tmp_path) -> None:
     answer = hybrid("train", *QUICK, "--lr", "1e9", "--out", tmp_path / "run")
     said = ("is not finite at ", "3 roll-backs did not help", "00000000", "lower --lr")
     assert_one_line(answer, *said)
     assert not (tmp_path / "run" / "summary.json").exists()
-
-
-def test_a_loss_that_diverges_later_names_the_last_good_checkpoint(hybrid, run_folder) -> None:
-    words = ("--resume", "--out", run_folder, "--epochs", "9", "--lr", "1e9")
-    answer = hybrid("train", *words, *NO_WAY_BACK)
-    assert_one_line(answer, "epoch 3", f"the last good checkpoint is {run_folder}", "00000010")
 
 
 def test_an_interrupted_command_says_so(capfd) -> None:
@@ -119,34 +96,34 @@ def test_an_interrupted_command_says_so(capfd) -> None:
     assert "hybrid: error: interrupted; go on with --resume\n" in capfd.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(hybrid, run_folder) -> None:
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("--resume --model resnet14", ("a run of resnet8", "not of resnet14")),
+        ("--resume --seed 9", ("a run with seed 0, not 9",)),
+        ("--resume --batch-size 100", ("5 steps an epoch", "14")),
+        ("--resume --epochs 9 --lr 1e9", ("epoch 3", "the last good checkpoint is", "00000010")),
+        ("", ("already holds a run", "--resume")),
+    ],
+)
+def test_a_folder_that_holds_a_run_is_gone_on_with_as_it_is_or_not_at_all(
+    hybrid, run_folder, flags, parts
+) -> None:
+    words = [*flags.split(), *(NO_WAY_BACK if "--lr" in flags else ())]
     before = (run_folder / "metrics.jsonl").read_bytes()
-    assert_one_line(hybrid("train", "--out", run_folder), "already holds a run", "--resume")
+    assert_one_line(hybrid("train", "--out", run_folder, *words), *parts)
     assert (run_folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_resuming_another_models_run_names_both(hybrid, run_folder) -> None:
-    answer = hybrid("train", "--model", "resnet14", "--resume", "--out", run_folder)
-    assert_one_line(answer, "a run of resnet8", "not of resnet14")
-
-
-def test_resuming_with_another_seed_says_so(hybrid, run_folder) -> None:
-    answer = hybrid("train", "--seed", "9", "--resume", "--out", run_folder)
-    assert_one_line(answer, "a run with seed 0, not 9")
-
-
-def test_a_file_given_on_resume_lies_over_the_runs_own_settings(hybrid, run_folder, tmp_path):
+def test_a_run_goes_on_with_a_file_and_flags_over_its_own_settings(
+    hybrid, run_folder, tmp_path
+) -> None:
     (tmp_path / "more.toml").write_text("[train]\nepochs = 3\n")
-    words = ("train", tmp_path / "more.toml", "--resume", "--out", run_folder)
-    assert hybrid(*words)[0] == 0
+    words = ("train", tmp_path / "more.toml", "--resume", "--solver", "backprop")
+    assert hybrid(*words, "--out", run_folder)[0] == 0
     resolved = load(run_folder / "config.toml", {})
     assert (resolved.train.epochs, resolved.train.batch_size) == (3, 256)
-
-
-def test_a_run_goes_on_with_another_solver(hybrid, run_folder) -> None:
-    words = ("train", "--solver", "backprop", "--epochs", "3", "--resume", "--out", run_folder)
-    assert hybrid(*words)[0] == 0
-    assert json.loads((run_folder / "summary.json").read_text())["solver"] == "backprop"
+    assert summary(run_folder)["solver"] == "backprop"
 
 
 def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monkeypatch) -> None:
@@ -161,18 +138,13 @@ def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monke
     monkeypatch.setattr("hybrid.rounds.base.check_finite", lambda *_: None)
     words = ("train", "--epochs", "3", "--resume", "--out", run_folder, *NO_WAY_BACK)
     assert_one_line(hybrid(*words), "weights are not finite after step 15", "00000010")
-    assert checkpoint.complete(run_folder / "checkpoints")[-1].name == "00000010"
-
-
-def test_resuming_with_another_batch_size_says_so(hybrid, run_folder) -> None:
-    answer = hybrid("train", "--batch-size", "100", "--resume", "--out", run_folder)
-    assert_one_line(answer, "5 steps an epoch", "14")
+    assert newest(run_folder).name == "00000010"
 
 
 def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(
     hybrid, run_folder
 ) -> None:
-    file = run_folder / "checkpoints" / "00000010" / "layer1.0.safetensors"
+    file = newest(run_folder) / "layer1.0.safetensors"
     content = bytearray(file.read_bytes())
     content[700] ^= 1
     file.write_bytes(content)
@@ -180,20 +152,18 @@ def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(
         assert_one_line(hybrid(*words), str(file), "resume from 00000005")
 
 
-def test_resuming_a_folder_without_a_checkpoint_says_so(hybrid, tmp_path) -> None:
-    answer = hybrid("train", "--resume", "--out", tmp_path)
-    assert_one_line(answer, "no checkpoint to resume from")
-
-
-@pytest.mark.parametrize("command", [("evaluate",), ("export",)])
-def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, command) -> None:
-    file = [tmp_path / "m.safetensors"] if command == ("export",) else []
-    assert_one_line(hybrid(*command, tmp_path, *file), str(tmp_path), "not a run folder")
-
-
-def test_export_into_a_missing_folder_is_named(hybrid, run_folder, tmp_path) -> None:
-    answer = hybrid("export", run_folder, tmp_path / "no" / "m.safetensors")
-    assert_one_line(answer, "No such file or directory")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --resume --out .", "no checkpoint to resume from"),
+        ("train --resume", "--resume needs --out"),
+        ("evaluate .", "not a run folder"),
+        ("export . m.safetensors", "not a run folder"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, monkeypatch, words, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_one_line(hybrid(*words.split()), said)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model", "model.safetensors.bak", ".safetensors"])
@@ -203,18 +173,17 @@ def test_export_under_a_name_that_is_no_safetensors_files_is_refused(
     answer = hybrid("export", run_folder, tmp_path / name)
     assert_one_line(answer, str(tmp_path / name), ".safetensors")
     assert not (tmp_path / name).exists()
+    answer = hybrid("export", run_folder, tmp_path / "no" / "m.safetensors")
+    assert_one_line(answer, "No such file or directory")
 
 
-def test_evaluate_gives_the_accuracy_of_the_summary(hybrid, run_folder) -> None:
-    summary = json.loads((run_folder / "summary.json").read_text())
-    status, out, _ = hybrid("evaluate", run_folder)
-    assert status == 0
-    assert out.startswith(f"test accuracy {summary['test_accuracy']:.2%}")
-
-
-def test_a_plain_model_loads_the_export_and_reproduces_the_accuracy(
+def test_evaluate_and_a_plain_model_with_the_export_give_the_accuracy_of_the_summary(
     hybrid, run_folder, tmp_path
 ) -> None:
+    accuracy = summary(run_folder)["test_accuracy"]
+    status, out, _ = hybrid("evaluate", run_folder)
+    assert status == 0
+    assert out.startswith(f"test accuracy {accuracy:.2%}")
     file = tmp_path / "model.safetensors"
     assert hybrid("export", run_folder, file)[0] == 0
     model = models.build("resnet8", 10, 1, 8).eval()
@@ -222,32 +191,13 @@ def test_a_plain_model_loads_the_export_and_reproduces_the_accuracy(
     _, test = data.load("digits")
     with torch.no_grad():
         answers = model(test.batch(torch.arange(360), 0, 0, augment=False)).argmax(1)
-    accuracy = float((answers == test.labels).double().mean())
-    summary = json.loads((run_folder / "summary.json").read_text())
-    assert accuracy == summary["test_accuracy"]
+    assert accuracy == float((answers == test.labels).double().mean())
 
 
 def test_a_runs_own_settings_repeat_it(hybrid, run_folder, tmp_path) -> None:
     again = tmp_path / "again"
     assert hybrid("train", run_folder / "config.toml", "--out", again)[0] == 0
-    states = []
-    for run in (run_folder, again):
-        folder = checkpoint.complete(run / "checkpoints")[-1]
-        states.append(checkpoint.load_model(folder, checkpoint.read_manifest(folder)))
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_resuming_a_run_that_has_ended_leaves_its_results_as_they_are(hybrid, run_folder) -> None:
-    before = json.loads((run_folder / "summary.json").read_text())
-    assert hybrid("train", "--resume", "--out", run_folder)[0] == 0
-    after = json.loads((run_folder / "summary.json").read_text())
-    measured = dict.fromkeys(("peak_memory_bytes", "checkpoint_seconds"))
-    assert after | measured == before | measured
-
-
-def test_a_budget_that_no_window_fits_does_not_advise_a_shorter_one(hybrid, tmp_path) -> None:
-    answer = hybrid("train", "--set", "rounds.memory_gb=1e-6", "--out", tmp_path / "run")
-    assert_one_line(answer, "1e-06 GB: set solver.storage=bfloat16")
+    assert_same(weights(again), weights(run_folder))
 
 
 def test_without_a_command_the_help_is_shown(hybrid) -> None:
@@ -261,10 +211,6 @@ def test_every_command_has_help_with_an_example(hybrid, command) -> None:
     status, out, _ = hybrid(command, "--help")
     assert status == 0
     assert "Example:" in out
-
-
-def test_the_version_is_shown(hybrid) -> None:
-    assert hybrid("--version")[:2] == (0, "hybrid 0.1.0\n")
 
 
 def test_what_no_user_should_see_is_one_line_and_a_file_with_the_details(capfd) -> None:

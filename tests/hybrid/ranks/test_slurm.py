@@ -72,13 +72,35 @@ def test_a_signal_during_the_setup_requeues_without_starting(cluster, request_he
     assert cluster.calls() == [["scontrol", "requeue", "17"]]
 
 
+AWAY = "the job is cancelled, or requeued by Slurm itself\n"
+ENDS: dict[str, tuple[str, dict[str, str], int, str]] = {
+    "stopped with a checkpoint": ("75", {}, 0, ""),
+    "ended by TERM before they could take it": ("143", {}, 0, ""),
+    "stopped in the last run but one": ("75", {"SLURM_RESTART_COUNT": "19"}, 0, ""),
+    "stopped in the last run": ("75", {"SLURM_RESTART_COUNT": "20"}, 75, "after 20 requeues"),
+    "stopped where a site forbids requeueing": ("75", {"SCONTROL": "1"}, 75, "sbatch again"),
+    "stopped as Slurm ends the job": ("75", {"SQUEUE": "COMPLETING"}, 75, AWAY),
+    "stopped in a cancelled job": ("75", {"SQUEUE": "CANCELLED"}, 75, AWAY),
+    "stopped in a job that is gone": ("75", {"SQUEUE": ""}, 75, AWAY),
+    "ended": ("0", {}, 0, ""),
+    "ended, then met USR1": ("0", {"LATE": "138"}, 0, ""),
+    "ended, then met TERM": ("0", {"LATE": "143"}, 0, ""),
+    "failed": ("1", {}, 1, ""),
+    "killed": ("137", {}, 137, ""),
+    "ended by a USR1 that nobody forwarded": ("138", {}, 138, ""),
+}
+"""How ranks end, in which job: its status, and what it says."""
+REQUEUED = ("stopped with", "ended by TERM", "stopped in the last run but", "stopped where")
+
+
 @needs_bash
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", ""])
-def test_a_job_that_slurm_has_ended_is_not_requeued(cluster, request_here, state) -> None:
-    status, err = cluster.run(request_here, "75", SQUEUE=state)
-    assert status == 75
-    assert err == "the job is cancelled, or requeued by Slurm itself\n"
-    assert not [call for call in cluster.calls() if call[0] == "scontrol"]
+@pytest.mark.parametrize("how", ENDS)
+def test_ranks_decide_by_their_end_whether_the_job_is_requeued(cluster, request_here, how) -> None:
+    ranks, given, status, said = ENDS[how]
+    found, err = cluster.run(request_here, ranks, **given)
+    assert (found, said in err) == (status, True)
+    asked = ["scontrol"] if how.startswith(REQUEUED) else []
+    assert [name for name, *_ in cluster.calls()] == ["mpirun", *asked]
 
 
 def test_a_job_whose_state_cannot_be_told_is_requeued(cluster, request_here) -> None:
@@ -95,21 +117,6 @@ def test_ranks_killed_by_a_signal_they_cannot_take_yet_are_requeued(cluster, req
 
 
 @needs_bash
-def test_the_last_allowed_run_ends_with_75_and_says_how_to_go_on(cluster, request_here) -> None:
-    status, err = cluster.run(request_here, "75", SLURM_RESTART_COUNT="20")
-    assert status == 75
-    assert "after 20 requeues" in err
-    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
-    assert cluster.run(request_here, "75", SLURM_RESTART_COUNT="19")[0] == 0
-
-
-@needs_bash
-def test_a_site_that_forbids_requeueing_gets_75(cluster, request_here) -> None:
-    status, err = cluster.run(request_here, "75", SCONTROL="1")
-    assert (status, "sbatch again" in err) == (75, True)
-
-
-@needs_bash
 def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
     cluster, request_here
 ) -> None:
@@ -119,28 +126,6 @@ def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
     status, err = cluster.run(request_here, "0 lost")
     assert (status, "before the training" in err) == (0, True)
     assert [name for name, *_ in cluster.calls()] == ["mpirun", "mpirun", "scontrol"]
-
-
-@needs_bash
-@pytest.mark.parametrize("late", ["138", "143"])
-def test_a_signal_after_the_end_of_the_training_does_not_repeat_it(
-    cluster, request_here, late
-) -> None:
-    assert cluster.run(request_here, "0", LATE=late)[0] == 0
-    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
-
-
-@needs_bash
-def test_ranks_ended_by_term_before_they_could_take_it_are_requeued(cluster, request_here) -> None:
-    assert cluster.run(request_here, "143")[0] == 0
-    assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
-
-
-@needs_bash
-@pytest.mark.parametrize("status", [0, 1, 137, 138])
-def test_any_other_status_is_passed_on(cluster, request_here, status) -> None:
-    assert cluster.run(request_here, str(status))[0] == status
-    assert [name for name, *_ in cluster.calls()] == ["mpirun"]
 
 
 @needs_bash
