@@ -55,10 +55,7 @@ def refusing(error: OSError) -> Callable[..., None]:
 )
 def test_a_path_is_on_the_innermost_mount(mounts, tmp_path, path, kind) -> None:
     assert storage.place(tmp_path / path, mounts) == kind
-
-
-def test_a_system_without_mounts_leaves_the_kind_unknown(tmp_path) -> None:
-    assert storage.place(tmp_path, tmp_path / "none") == "unknown"
+    assert storage.place(tmp_path / path, tmp_path / "none") == "unknown"
 
 
 def test_a_run_folder_of_one_host_is_pointed_out_to_many(mounts, tmp_path) -> None:
@@ -111,13 +108,10 @@ def test_caches_python_and_temporary_files_in_a_network_home_are_pointed_out(
     assert "export TMPDIR" in found["TMPDIR"].remedy
     assert "network" in found["HOME"].value
     local = {"HOME": home, "CUPY_CACHE_DIR": f"{home}/local/c", "TMPDIR": f"{home}/local"}
-    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path / "scratch")])
-    assert not any(finding.remedy for finding in storage.homes(local, mounts))
-
-
-def test_a_temporary_folder_that_is_not_there_is_pointed_out(mounts, tmp_path) -> None:
     missing = {"HOME": "/", "TMPDIR": str(tmp_path / "none")}
     assert "written" in by_subject(storage.homes(missing, mounts))["TMPDIR"].value
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path / "scratch")])
+    assert not any(finding.remedy for finding in storage.homes(local, mounts))
 
 
 def test_a_server_that_does_not_answer_is_a_finding_not_a_hang(monkeypatch, mounts) -> None:
