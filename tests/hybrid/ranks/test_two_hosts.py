@@ -126,9 +126,11 @@ def test_what_is_killed_on_one_host_ends_the_job_on_both(host, word, hosts, star
     hosts.kill(host, word)
     seconds_to_the_end(hosts, 10)
     _, errors = job.communicate(timeout=5)
-    # of a lost daemon mpirun may tell first
-    assert errors.count("hybrid: error:") + errors.count("PRTE has lost communication") in (1, 2)
-    assert errors.count("hybrid: error:") <= 1
+    # of a lost daemon mpirun may tell first, of a socket that closes MPI in the waiting rank
+    others = ("PRTE has lost communication", "An error occurred in Socket closed")
+    said = [errors.count(words) for words in ("hybrid: error:", *others)]
+    assert 1 <= sum(said) <= 3, errors
+    assert max(said) == 1, errors
     if word == "prterun":
         assert "hybrid: error: the launcher (prterun process" in errors
     assert "Traceback" not in errors
