@@ -155,6 +155,7 @@ LISTED = {
 }
 """What must not change the result, wherever it is not refused, and why."""
 
+GREEDY = ("local-updates, alone", "local-updates, every second")
 EXACT = ("split.blocks", "split.cuts", "split.balance")
 """What exact gradients do not depend on."""
 
@@ -211,6 +212,10 @@ def _listed(setting: str, value: Any, mode: Mode, result: Result, base: Result) 
         return "exact gradients do not depend on the cuts"
     if mode.name == "chunked" and setting in (*EXACT, "rounds.correct_every"):
         return "one chunk of all blocks is back-propagation"
+    if mode.name == "overlapping" and setting in ("split.cuts", "rounds.correct_every"):
+        return "two blocks that overlap are back-propagation"
+    if f"{mode}".startswith(GREEDY) and value == "chunked":
+        return "two chunks of two blocks are trained greedily"
     if mode.name == "no gaps" and setting == "split.blocks":
         return "no gaps either"
     if mode.name == "all" and mode.solver in STORING and setting == "data.augment":
@@ -225,6 +230,7 @@ def others(setting: str, mode: Mode) -> list[Any]:
     current = _settled(mode)[setting]
     if setting == "solver.name":
         other = {"backprop": "ddg", "ddg": "features-replay", "auxnet": "penalty"}
+        other["fdg"] = "local-updates"  # two blocks, corrected so often: DDG's delay is the same
         return [other.get(mode.solver, "ddg" if mode.solver in ALONE else "auxnet")]
     if setting == "model.shortcut" and mode.solver == "petra":
         return ["identity"]
