@@ -1,8 +1,10 @@
 """The cores and GPUs that a rank may use, and those it shares."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,51 +27,49 @@ class Place(NamedTuple):
     """CUDA_VISIBLE_DEVICES."""
 
 
-def cores(topology: Path = _TOPOLOGY) -> list[Finding]:
+def here() -> Place:
+    """Where this rank runs."""
+    cpus, threads = sorted(os.sched_getaffinity(0)), launch.threads_per_rank(1)
+    return Place(platform.node(), cpus, threads, gpu_names(), os.getenv("CUDA_VISIBLE_DEVICES"))
+
+
+def cores() -> list[Finding]:
     """The cores of this process, the threads that will run on them."""
-    mine, there = os.sched_getaffinity(0), os.cpu_count() or 1
-    threads = launch.threads_per_rank(1)
+    mine, threads = os.sched_getaffinity(0), launch.threads_per_rank(1)
+    asked = os.environ.get("OMP_NUM_THREADS", threads)
+    other = f", not OMP_NUM_THREADS={asked}" if str(asked) != str(threads) else ""
+    remedy = "hybrid train sets its own; use --set train.threads=N to choose" if other else ""
     return [
-        Finding("cores", f"{len(mine)} of {there} usable by this process"),
-        *hardware_threads(mine, topology),
-        Finding("threads", f"{threads} a rank (train.threads sets another number)"),
-        *omp_threads(os.environ, threads),
+        Finding("cores", f"{len(mine)} of {os.cpu_count()} usable by this process"),
+        *hardware_threads(mine),
+        Finding("threads", f"{threads} a rank{other}", remedy),
     ]
 
 
 def hardware_threads(cpus: Iterable[int], topology: Path = _TOPOLOGY) -> list[Finding]:
     """Whether some of the CPUs are two hardware threads of one core."""
-    cpus, whole = set(cpus), set()
-    for cpu in cpus:
-        try:
-            whole.add((topology / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip())
-        except OSError:
-            return []
+    cpus = set(cpus)
+    files = [topology / f"cpu{cpu}/topology/thread_siblings_list" for cpu in cpus]
+    try:
+        whole = {file.read_text().strip() for file in files}
+    except OSError:
+        return []
     if len(whole) == len(cpus):
         return [Finding("hyperthreads", "none: each CPU is a core of its own")]
     remedy = "a thread a core is faster: --hint=nomultithread in the job, or train.threads"
     return [Finding("hyperthreads", f"{len(cpus)} CPUs are {len(whole)} cores", remedy)]
 
 
-def omp_threads(environment: Mapping[str, str], threads: int) -> list[Finding]:
-    """A number of threads in the environment that will not hold."""
-    asked = environment.get("OMP_NUM_THREADS")
-    if asked is None or asked == str(threads):
-        return []
-    remedy = "hybrid train sets its own; use --set train.threads=N to choose"
-    return [Finding("OMP threads", f"OMP_NUM_THREADS={asked}", remedy)]
-
-
 def gpus() -> list[Finding]:
     """What torch sees of the GPUs, and what the driver sees where torch sees none."""
     if torch.cuda.is_available():
         return [Finding("GPUs", ", ".join(gpu_names()))]
-    listed = said("nvidia-smi", "-L")
-    here = [line for line in (listed or "").splitlines() if line.startswith("GPU ")]
-    if not here:
+    listed = said("nvidia-smi", "-L") or ""
+    there = sum(line.startswith("GPU ") for line in listed.splitlines())
+    if not there:
         return [Finding("GPUs", "none visible to torch; blocks live on the CPU")]
     remedy = "install a CUDA build of torch that this driver can run, from pytorch.org"
-    text = f"{len(here)} in this host, none usable by torch {torch.__version__}"
+    text = f"{there} in this host, none usable by torch {torch.__version__}"
     return [Finding("GPUs", text, remedy)]
 
 
@@ -82,7 +82,7 @@ def gpu_names() -> list[str]:
 
 def binding(places: Sequence[Place]) -> list[Finding]:
     """Whether the ranks of a host have cores enough, each its own."""
-    for host, here in _by_host(places).items():
+    for host, here in _by_host(places):
         cpus = set[int]().union(*(place.cpus for place in here))
         threads = sum(place.threads for place in here)
         if threads > len(cpus):
@@ -98,29 +98,26 @@ def binding(places: Sequence[Place]) -> list[Finding]:
 def gpu_sharing(places: Sequence[Place]) -> list[Finding]:
     """Whether ranks share a GPU, or cannot reach those of their neighbours."""
     found = []
-    for host, here in _by_host(places).items():
+    for host, here in _by_host(places):
         numbers = {len(place.gpus) for place in here}
-        if numbers == {0}:
-            continue
-        if 0 in numbers:
+        most, visible = max(numbers), {place.visible for place in here}
+        if 0 in numbers and most:
             remedy = "ask for a GPU a rank on every node: --gpus-per-rank 1"
             found.append(Finding("GPU ranks", f"some ranks of {host} see none", remedy))
-        visible = {place.visible for place in here}
         if numbers == {1} and len(visible) == len(here) > 1:
             remedy = (
                 "ask for GPUs a node, not a task: --gpus-per-node (rank by rank each takes one)"
             )
             text = f"each rank of {host} sees its own alone, which breaks copies between GPUs"
             found.append(Finding("GPU view", text, remedy))
-        elif len(here) > max(numbers):
+        elif len(here) > most > 0:
             remedy = "blocks share a GPU; start at most one rank a GPU on each host"
-            text = f"{len(here)} ranks, {max(numbers)} GPUs on {host}"
-            found.append(Finding("GPU sharing", text, remedy))
+            found.append(
+                Finding("GPU sharing", f"{len(here)} ranks, {most} GPUs on {host}", remedy)
+            )
     return found
 
 
-def _by_host(places: Sequence[Place]) -> dict[str, list[Place]]:
-    hosts: dict[str, list[Place]] = {}
-    for place in places:
-        hosts.setdefault(place.host, []).append(place)
-    return hosts
+def _by_host(places: Sequence[Place]) -> Iterator[tuple[str, list[Place]]]:
+    for host, here in groupby(sorted(places, key=lambda x: x.host), lambda x: x.host):
+        yield host, list(here)

