@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli import compare, doctor, folders, submit, train
+from hybrid.cli import cluster, compare, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
-for group in (train, compare, submit, folders, doctor):
+for group in (train, compare, cluster, folders):
     app.registered_commands += group.commands.registered_commands
 
 

@@ -7,19 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hybrid.cli.options import (
-    AnyOther,
-    BatchSize,
-    DataDir,
-    LearningRate,
-    Method,
-    Model,
-    TomlFile,
-    flag,
-    numbers,
-    overrides,
-    together,
-)
+from hybrid.cli import options
 from hybrid.ranks import launch
 
 commands = typer.Typer()
@@ -30,15 +18,15 @@ commands = typer.Typer()
 )
 def bench(
     context: typer.Context,
-    config: TomlFile = None,
-    model: Model = None,
+    config: options.TomlFile = None,
+    model: options.Model = None,
     data: Annotated[
         str | None,
         typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]"),
     ] = None,
-    data_dir: DataDir = None,
-    batch_size: BatchSize = None,
-    lr: LearningRate = None,
+    data_dir: options.DataDir = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
     micro_batches: Annotated[
         str, typer.Option(help="Numbers of micro-batches of the pipelined rows.")
     ] = "4,8",
@@ -55,7 +43,7 @@ def bench(
     ] = "3,6",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings a row and length.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and plot.")] = Path("bench"),
-    set_: AnyOther = None,
+    set_: options.AnyOther = None,
 ) -> None:
     """Compare all ways to train one network on these ranks, interleaved in one run."""
     comm = launch.communicator()
@@ -64,8 +52,11 @@ def bench(
     from hybrid.bench.run import Bench
     from hybrid.runs import build
 
-    with together():
-        epochs, parts = numbers("--epochs", lengths), numbers("--micro-batches", micro_batches)
+    with options.together():
+        epochs, parts = (
+            options.numbers("--epochs", lengths),
+            options.numbers("--micro-batches", micro_batches),
+        )
         words = [word.strip() for word in rows.split(",") if word.strip()]
         resolved = build.read(config, _settings(context), None, False)
         made = Bench(comm, resolved, parts, words, out)
@@ -78,32 +69,36 @@ def bench(
 @commands.command(epilog="Example: hybrid plan --model resnet56 --blocks 2,4,8,16 --gigabits 10")
 def plan(
     context: typer.Context,
-    config: TomlFile = None,
-    model: Model = None,
-    solver: Method = None,
+    config: options.TomlFile = None,
+    model: options.Model = None,
+    solver: options.Method = None,
     data: Annotated[
         str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     counts: Annotated[str, typer.Option("--blocks", help="Numbers of blocks.")] = "2,4",
     micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
-    batch_size: BatchSize = None,
-    gigabits: Annotated[float | None, flag("gigabits")] = None,
-    latency: Annotated[float | None, flag("latency")] = None,
-    set_: AnyOther = None,
+    batch_size: options.BatchSize = None,
+    gigabits: Annotated[float | None, options.flag("gigabits")] = None,
+    latency: Annotated[float | None, options.flag("latency")] = None,
+    set_: options.AnyOther = None,
 ) -> None:
     """Predict from this machine alone what K ranks would do, and say which setting to take."""
-    blocks, parts = numbers("--blocks", counts), numbers("--micro-batches", micro_batches)
+    blocks, parts = (
+        options.numbers("--blocks", counts),
+        options.numbers("--micro-batches", micro_batches),
+    )
     from hybrid.bench.plan import report
     from hybrid.settings.resolve import load
 
-    with together():
-        if launch.launched_rank() == 0:
-            resolved = load(config, _settings(context))
-            typer.echo(report(resolved, blocks, parts, lambda text: typer.echo(text, err=True)))
+    def table() -> str:
+        resolved = load(config, _settings(context))
+        return report(resolved, blocks, parts, lambda text: typer.echo(text, err=True))
+
+    options.first_says(table)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:
     """What is given; without a file or a data set, images are made."""
     images = {} if context.params["config"] else {"data.name": "synthetic"}
-    return images | overrides(context)
+    return images | options.overrides(context)

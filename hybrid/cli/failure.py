@@ -40,11 +40,14 @@ def run_command(command: Callable[[], Any]) -> int:
     except AgreedError as error:
         return _leave(comm, error, FAILED)
     except Exception as error:
-        message = getattr(error, "format_message", None)
-        if message is not None:
-            hint = "see hybrid --help"
-            return _leave(comm, f"{' '.join(message().split()) or hint}", USAGE)
-        return _fail(comm, error)
+        if hasattr(error, "format_message"):
+            words = error.format_message().split() or ["see hybrid --help"]
+            return _leave(comm, " ".join(words), USAGE)
+        if comm is not None:
+            from hybrid.links.mpi import abort
+
+            abort(comm, error)
+        return _say(reason(error), FAILED)
 
 
 def _leave(comm: Any, error: object, status: int) -> int:
@@ -53,14 +56,6 @@ def _leave(comm: Any, error: object, status: int) -> int:
     if comm is not None:
         comm.Barrier()
     return status
-
-
-def _fail(comm: Any, error: BaseException) -> int:
-    if comm is not None:
-        from hybrid.links.mpi import abort
-
-        abort(comm, error)
-    return _say(reason(error), FAILED)
 
 
 def _say(error: object, status: int) -> int:

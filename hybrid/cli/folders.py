@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import DataDir, RunFolder, together
-from hybrid.ranks import launch
+from hybrid.cli.options import DataDir, RunFolder, first_says
 
 commands = typer.Typer()
 
@@ -18,10 +17,7 @@ def evaluate(run: RunFolder, data_dir: DataDir = None) -> None:
     """Print the test accuracy of a run's newest checkpoint."""
     from hybrid.runs import restore
 
-    with together():
-        if launch.launched_rank() == 0:
-            accuracy, checkpoint = restore.evaluate(run, data_dir)
-            typer.echo(f"test accuracy {accuracy:.2%}  ({checkpoint})")
+    first_says(lambda: "test accuracy {:.2%}  ({})".format(*restore.evaluate(run, data_dir)))
 
 
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
@@ -32,10 +28,11 @@ def export(
     """Write the composed network of a run's newest checkpoint as one safetensors state dict."""
     from hybrid.runs import restore
 
-    with together():
-        if launch.launched_rank() == 0:
-            restore.export(run, file)
-            typer.echo(f"wrote {file}")
+    def written() -> str:
+        restore.export(run, file)
+        return f"wrote {file}"
+
+    first_says(written)
 
 
 @commands.command(epilog="Example: hybrid report runs/first")
@@ -43,6 +40,4 @@ def report(run: RunFolder, data_dir: DataDir = None) -> None:
     """Write RUN/report/index.html: tables, curves and what the model's factors respond to."""
     from hybrid import report as reports
 
-    with together():
-        if launch.launched_rank() == 0:
-            typer.echo(f"wrote {reports.write(run, data_dir)}")
+    first_says(lambda: f"wrote {reports.write(run, data_dir)}")

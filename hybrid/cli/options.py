@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -82,6 +82,13 @@ def numbers(name: str, text: str) -> list[int]:
 def now() -> str:
     """The time, as the name of a run folder begins."""
     return datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def first_says(text: Callable[[], str]) -> None:
+    """Rank 0 makes a text and prints it; all raise its reason if it cannot."""
+    with together():
+        if launch.launched_rank() == 0:
+            typer.echo(text())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`hybrid submit`."""
+"""`hybrid doctor` and `submit`: what a cluster is, and a job for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import AnyOther, now, overrides
+from hybrid.cli.options import AnyOther, flag, now, overrides
 from hybrid.ranks import launch
 
 commands = typer.Typer()
+
+
+@commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
+def doctor(
+    out: Annotated[Path, typer.Option(help="Folder for runs, to look at.")] = Path("."),
+    data_dir: Annotated[Path | None, flag("data_dir")] = None,
+) -> None:
+    """Check this machine, the ranks on it, its files and its Slurm, and say what to mend."""
+    from hybrid import doctor as checks
+
+    checks.report(typer.echo, out, data_dir)
 
 
 @commands.command(
