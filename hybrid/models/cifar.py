@@ -1,7 +1,5 @@
 """Residual networks for small images: three stages of width 16, 32, 64."""
 
-from collections.abc import Iterator
-
 from torch import nn
 
 from hybrid.models.chain import Chain
@@ -10,13 +8,11 @@ from hybrid.models.residual import (
     PreActBlock,
     ShortcutMaker,
     ZeroPadShortcut,
-    assemble,
     check_sizes,
-    classifier,
     conv1x1,
     conv3x3,
+    network,
     projection,
-    stage,
 )
 
 STEM_WIDTH = 16
@@ -35,17 +31,9 @@ def resnet(
     and zero channels, no parameters), the paper's choice; "projection" their option B.
     Raises `ValueError` for another depth or shortcut, classes < 2, channels < 1, image_size < 4.
     """
-    check_sizes(classes, channels, image_size)
     num_blocks = _blocks_per_stage("resnet", depth, 2)
-    maker = _chosen(shortcut, {"identity": ZeroPadShortcut, "projection": projection})
-    stem = {
-        "conv1": conv3x3(channels, STEM_WIDTH),
-        "bn1": nn.BatchNorm2d(STEM_WIDTH),
-        "relu": nn.ReLU(inplace=True),
-    }
-    stages = list(_stages(BasicBlock, num_blocks, 1, maker))
-    image = channels, image_size, image_size
-    return assemble(stem, stages, classifier(64, classes), image, classes)
+    maker = _chosen(shortcut, projection)
+    return _small(BasicBlock, num_blocks, 1, maker, (classes, channels, image_size))
 
 
 def preact_resnet(
@@ -61,8 +49,8 @@ def preact_resnet(
     since its input is already normalised and activated.
     """
     num_blocks = _blocks_per_stage("preact_resnet", depth, 2)
-    maker = _chosen(shortcut, {"identity": ZeroPadShortcut, "projection": conv1x1})
-    return _preactivated(num_blocks, 1, classes, channels, image_size, maker)
+    maker = _chosen(shortcut, conv1x1)
+    return _small(PreActBlock, num_blocks, 1, maker, (classes, channels, image_size))
 
 
 def wide_resnet(
@@ -76,33 +64,23 @@ def wide_resnet(
     num_blocks = _blocks_per_stage("wide_resnet", depth, 4)
     if width < 1:
         raise ValueError(f"width is {width}, the least is 1: set width >= 1")
-    return _preactivated(num_blocks, width, classes, channels, image_size, conv1x1)
+    return _small(PreActBlock, num_blocks, width, conv1x1, (classes, channels, image_size))
 
 
-def _preactivated(
-    num_blocks: int,
-    width: int,
-    classes: int,
-    channels: int,
-    image_size: int,
-    shortcut: ShortcutMaker,
-) -> Chain:
-    check_sizes(classes, channels, image_size)
-    stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
-    stages = list(_stages(PreActBlock, num_blocks, width, shortcut))
-    head = classifier(64 * width, classes, activates=True)
-    return assemble(stem, stages, head, (channels, image_size, image_size), classes)
-
-
-def _stages(
+def _small(
     block: type[BasicBlock] | type[PreActBlock],
     num_blocks: int,
     width: int,
     shortcut: ShortcutMaker,
-) -> Iterator[nn.Sequential]:
-    yield stage(block, STEM_WIDTH, 16 * width, num_blocks, 1, shortcut)
-    yield stage(block, 16 * width, 32 * width, num_blocks, 2, shortcut)
-    yield stage(block, 32 * width, 64 * width, num_blocks, 2, shortcut)
+    size: tuple[int, int, int],
+) -> Chain:
+    classes, channels, image_size = size
+    check_sizes(classes, channels, image_size)
+    stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
+    if block is BasicBlock:
+        stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
+    image = channels, image_size, image_size
+    return network(stem, block, STEM_WIDTH, 16 * width, 3 * (num_blocks,), shortcut, image, classes)
 
 
 def _blocks_per_stage(family: str, depth: int, offset: int) -> int:
@@ -116,7 +94,7 @@ def _blocks_per_stage(family: str, depth: int, offset: int) -> int:
     )
 
 
-def _chosen(shortcut: str, makers: dict[str, ShortcutMaker]) -> ShortcutMaker:
-    if shortcut not in makers:
-        raise ValueError(f"unknown shortcut {shortcut!r}: choose {' or '.join(makers)}")
-    return makers[shortcut]
+def _chosen(shortcut: str, projected: ShortcutMaker) -> ShortcutMaker:
+    if shortcut not in ("identity", "projection"):
+        raise ValueError(f"unknown shortcut {shortcut!r}: choose identity or projection")
+    return ZeroPadShortcut if shortcut == "identity" else projected

@@ -3,15 +3,7 @@
 from torch import nn
 
 from hybrid.models.chain import Chain
-from hybrid.models.residual import (
-    BasicBlock,
-    Bottleneck,
-    assemble,
-    check_sizes,
-    classifier,
-    projection,
-    stage,
-)
+from hybrid.models.residual import BasicBlock, Bottleneck, check_sizes, network, projection
 
 BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
@@ -43,10 +35,5 @@ def imagenet_resnet(
         "relu": nn.ReLU(inplace=True),
         "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
     }
-    stages, in_channels = [], 64
-    for i, num in enumerate(num_blocks):
-        width = 64 * 2**i
-        stages.append(stage(block, in_channels, width, num, 1 if i == 0 else 2, projection))
-        in_channels = width * block.expansion
-    head = classifier(in_channels, classes)
-    return assemble(stem, stages, head, (channels, image_size, image_size), classes)
+    image = channels, image_size, image_size
+    return network(stem, block, 64, 64, num_blocks, projection, image, classes)

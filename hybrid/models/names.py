@@ -50,25 +50,20 @@ def build(
     family, depth = match["family"], int(match["depth"] or match["wide_depth"])
     if depth > DEEPEST:
         raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
-    if family is None:
-        _only_projection(name, shortcut)
-        _check_memory(name, depth, int(match["width"]))
-        return wide_resnet(depth, int(match["width"]), classes, channels, image_size)
-    if family == "revnet":
-        _only_projection(name, shortcut)
-        return revnet(depth, classes, channels, image_size)
-    if family == "resnet" and depth in BLOCKS_PER_STAGE:
-        _only_projection(name, shortcut)
-        return imagenet_resnet(depth, classes, channels, image_size)
-    if family == "resnet":
+    size = classes, channels, image_size
+    if family == "resnet" and depth not in BLOCKS_PER_STAGE:
         _check_depth(depth)
-    make = preact_resnet if family == "preact-resnet" else resnet
-    return make(depth, classes, channels, image_size, "identity" if shortcut is None else shortcut)
-
-
-def _only_projection(name: str, shortcut: str | None) -> None:
+        family = "cifar-resnet"
+    if family in ("cifar-resnet", "preact-resnet"):
+        make = resnet if family == "cifar-resnet" else preact_resnet
+        return make(depth, *size, "identity" if shortcut is None else shortcut)
     if shortcut not in (None, "projection"):
         raise ValueError(f"{name} has no shortcut {shortcut!r}: choose projection, or leave it out")
+    if family is not None:
+        return (revnet if family == "revnet" else imagenet_resnet)(depth, *size)
+    width = int(match["width"])
+    _check_memory(name, depth, width)
+    return wide_resnet(depth, width, *size)
 
 
 def _check_memory(name: str, depth: int, width: int) -> None:

@@ -4,7 +4,7 @@ No block changes its input in place: at a cut the input is an autograd leaf.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -126,23 +126,34 @@ def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
-def stage(
+def network(
+    stem: dict[str, nn.Module],
     block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
     in_channels: int,
     width: int,
-    num_blocks: int,
-    stride: int,
+    counts: Sequence[int],
     shortcut: ShortcutMaker,
-) -> nn.Sequential:
-    """`num_blocks` blocks, of which the first has the stride and changes the channels."""
-    out_channels = width * block.expansion
-    reshapes = stride != 1 or in_channels != out_channels
-    # Identity, not None: the first shortcut of a pre-activation stage starts behind the activation
-    first = shortcut(in_channels, out_channels, stride) if reshapes else nn.Identity()
-    return nn.Sequential(
-        block(in_channels, width, stride, first),
-        *(block(out_channels, width) for _ in range(num_blocks - 1)),
-    )
+    input_shape: tuple[int, int, int],
+    classes: int,
+) -> Chain:
+    """A stage of so many blocks for each of `counts`, each of twice the width and half the size.
+
+    The stem gives `in_channels`; the blocks of the first stage are of `width`.
+    """
+    stages = []
+    for number, count in enumerate(counts):
+        out_channels, stride = width * block.expansion, 2 if number else 1
+        # Identity, not None: the first shortcut of a pre-activation stage starts behind the
+        # activation
+        first: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            first = shortcut(in_channels, out_channels, stride)
+        blocks = [block(in_channels, width, stride, first)]
+        blocks += [block(out_channels, width) for _ in range(count - 1)]
+        stages.append(nn.Sequential(*blocks))
+        in_channels, width = out_channels, 2 * width
+    head = classifier(in_channels, classes, activates=block is PreActBlock)
+    return assemble(stem, stages, head, input_shape, classes)
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:

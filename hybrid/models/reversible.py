@@ -83,24 +83,19 @@ def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: in
             raise ValueError(f"there is no revnet{depth}: the depth is 6n + 2 or one of {known}")
         bottleneck, counts = False, (units,) * 3
         widths, width = [16, 32, 64], 16
-    stem = _stem(channels, width, depth in STAGES and image_size >= LARGE_IMAGE)
+    if depth in STAGES and image_size >= LARGE_IMAGE:
+        conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+        stem = {"conv1": conv1, "maxpool": nn.MaxPool2d(3, stride=2, padding=1)}
+    else:
+        stem = {"conv1": conv3x3(channels, width)}
+    stem["streams"] = TwoStreams()
     stages = []
-    for i, (count, wide) in enumerate(zip(counts, widths, strict=True)):
+    for number, (count, wide) in enumerate(zip(counts, widths, strict=True)):
         out = wide * (BOTTLENECK if bottleneck else 1)
-        stages.append(_stage(width, out, 1 if i == 0 else 2, count, bottleneck))
+        stages.append(_stage(width, out, 2 if number else 1, count, bottleneck))
         width = out
     head = classifier(2 * width, classes, activates=True)
     return assemble(stem, stages, head, (channels, image_size, image_size), classes)
-
-
-def _stem(channels: int, width: int, shrinks: bool) -> dict[str, nn.Module]:
-    if not shrinks:
-        return {"conv1": conv3x3(channels, width), "streams": TwoStreams()}
-    return {
-        "conv1": nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
-        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
-        "streams": TwoStreams(),
-    }
 
 
 def _stage(

@@ -24,10 +24,13 @@ def curves(lines: Sequence[Line]) -> dict[str, bytes]:
     """PNG pictures by title, of what the lines tell something of."""
     from matplotlib.figure import Figure
 
-    panels: dict[str, tuple[Callable[[Axes, Sequence[Line]], None], str]] = {
+    panels: dict[str, tuple[Callable[[Axes, Sequence[Line]], object], str]] = {
         "Loss of each phase, on training images": (_losses, "loss"),
         "Test accuracy": (_accuracy, "test accuracy, %"),
-        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": (_residual, "relative residual"),
+        "Relative primal residual ‖λ - x‖ / ‖x‖ at each cut": (
+            lambda axes, lines: _cuts(axes, lines, lambda line: line.residual, "-", named=True),
+            "relative residual",
+        ),
         "Primal and dual residual norms at each cut": (_norms, "norm"),
     }
     made: dict[str, bytes] = {}
@@ -41,7 +44,8 @@ def curves(lines: Sequence[Line]) -> dict[str, bytes]:
             axes.grid(color="#e4e4e4", linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
             if axes.get_legend_handles_labels()[0]:
-                _legend(axes)
+                # above the axes, where no curve can run through it
+                axes.legend(frameon=False, fontsize="small", ncols=5, loc=(0, 1.02))
             made[title] = png(figure)
     return made
 
@@ -55,11 +59,10 @@ def png(figure: Figure) -> bytes:
 
 def _losses(axes: Axes, lines: Sequence[Line]) -> None:
     for phase, colour in _PHASES.items():
-        own = [(line.step, line.loss) for line in lines if line.phase == phase]
-        points = [(step, loss) for step, loss in own if loss is not None and isfinite(loss)]
-        if points:
-            steps, losses = zip(*points, strict=True)
-            axes.plot(steps, losses, color=colour, label=phase, marker=_marker(points))
+        own = [x for x in lines if x.phase == phase and x.loss is not None and isfinite(x.loss)]
+        if own:
+            steps, losses = [x.step for x in own], [x.loss or 0 for x in own]
+            axes.plot(steps, losses, color=colour, label=phase, marker=_marker(own))
 
 
 def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
@@ -71,10 +74,6 @@ def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
         axes.plot(epochs, values, color=_PHASES["serial"], marker=_marker(tested))
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _residual(axes: Axes, lines: Sequence[Line]) -> None:
-    _cuts(axes, lines, lambda line: line.residual, "-", named=True)
 
 
 def _norms(axes: Axes, lines: Sequence[Line]) -> None:
@@ -101,33 +100,15 @@ def _cuts(
         points = [(line.step, of(line)[cut]) for line in own if cut < len(of(line))]
         steps, values = zip(*points, strict=True)
         shown = [value if isfinite(value) and value > 0 else nan for value in values]
-        if not any(isfinite(value) for value in shown):
+        if not any(map(isfinite, shown)):
             continue
         drawn = True
         axes.set_yscale("log")
         name = named and (number <= _NAMED or cut in (0, number - 1))
-        axes.plot(
-            steps,
-            shown,
-            style,
-            color=colormaps["viridis"](0.88 * cut / max(1, number - 1)),
-            marker=_marker(points),
-            label=f"cut {cut + 1}" if name else "_",
-        )
+        label = f"cut {cut + 1}" if name else "_"
+        colour = colormaps["viridis"](0.88 * cut / max(1, number - 1))
+        axes.plot(steps, shown, style, color=colour, marker=_marker(points), label=label)
     return drawn
-
-
-def _legend(axes: Axes) -> None:
-    """Above the axes, where no curve can run through it."""
-    axes.legend(
-        frameon=False,
-        fontsize="small",
-        ncols=5,
-        columnspacing=1.2,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        borderaxespad=0.3,
-    )
 
 
 def _marker(points: Sequence[object]) -> str:

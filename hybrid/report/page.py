@@ -36,24 +36,19 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
     """A table whose first column names the row; an empty header leaves the head out."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
     head = f"<thead><tr>{head}</tr></thead>" if header else ""
-    body = "".join(
-        f'<tr><th scope="row">{text(row[0])}</th>'
-        + "".join(f"<td>{text(cell)}</td>" for cell in row[1:])
-        + "</tr>\n"
-        for row in rows
-    )
-    return Html(
-        f"<table><caption>{text(caption)}</caption>{head}\n<tbody>\n{body}</tbody></table>\n"
-    )
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td>{text(cell)}</td>" for cell in rest)
+        body += f'<tr><th scope="row">{text(first)}</th>{cells}</tr>\n'
+    above = f"<caption>{text(caption)}</caption>{head}"
+    return Html(f"<table>{above}\n<tbody>\n{body}</tbody></table>\n")
 
 
 def picture(png: bytes, alt: str, title: str = "") -> Html:
     """A PNG within the page, maybe below a title; `alt` says what it shows."""
     above = heading(3, title) if title else ""
-    data = base64.b64encode(png).decode()
-    return Html(
-        f'<figure>{above}<img alt="{text(alt)}" src="data:image/png;base64,{data}"></figure>\n'
-    )
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return Html(f'<figure>{above}<img alt="{text(alt)}" src="{source}"></figure>\n')
 
 
 def row(parts: Iterable[Html]) -> Html:

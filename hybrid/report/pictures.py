@@ -34,12 +34,8 @@ def section(found: Responses) -> list[Html]:
         row(_factor(found, factor) for factor in found.factors),
     ]
     if found.left_out:
-        parts.append(
-            paragraph(
-                f"{found.left_out} more factors respond; the {len(found.factors)} with the largest "
-                "mean code are shown."
-            )
-        )
+        shown = f"the {len(found.factors)} with the largest mean code are shown."
+        parts.append(paragraph(f"{found.left_out} more factors respond; {shown}"))
     if found.unused:
         numbers = ", ".join(map(str, found.unused))
         parts.append(note(f"Unused factors, which respond to no image: {numbers}."))
@@ -61,16 +57,15 @@ def heat_map(found: Responses) -> bytes:
     axes.set_yticks(range(rows), [str(number) for number in numbers], fontsize="small")
     axes.set_ylabel("factor")
     axes.set_xlabel("class")
-    if classes <= 20:
-        axes.set_xticks(range(classes))
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     figure.colorbar(image, ax=axes, label="share of the response")
     return png(figure)
 
 
 def strip(factor: Factor) -> bytes:
     """PNG: the factor's images side by side; below them their code maps, where it has any."""
+    from matplotlib.image import imsave
+
     pictures = factor.images.float() / 255
     channels, height, width = pictures.shape[1:]
     grey = pictures.mean(1, keepdim=True).expand(-1, 3, -1, -1)
@@ -85,7 +80,10 @@ def strip(factor: Factor) -> bytes:
         tiles.append(dimmed + 0.85 * codes * (colour - dimmed))
     rows = [torch.cat([F.pad(t, (0, _GAP, 0, _GAP), value=1.0) for t in row], 2) for row in tiles]
     canvas = torch.cat(rows, 1)[:, :-_GAP, :-_GAP]
-    return _saved(canvas)
+    buffer = BytesIO()
+    pixels = canvas.clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
+    imsave(buffer, pixels.contiguous().numpy(), format="png")
+    return buffer.getvalue()
 
 
 def _factor(found: Responses, factor: Factor) -> Html:
@@ -99,13 +97,3 @@ def _factor(found: Responses, factor: Factor) -> Html:
 def _enlarged(pictures: Tensor, scale: int) -> Tensor:
     """(n, C, H, W) -> (n, C, H scale, W scale), every pixel a square."""
     return pictures.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-
-
-def _saved(canvas: Tensor) -> bytes:
-    """(3, H, W) in [0, 1] as PNG."""
-    from matplotlib.image import imsave
-
-    buffer = BytesIO()
-    pixels = canvas.clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
-    imsave(buffer, pixels.contiguous().numpy(), format="png")
-    return buffer.getvalue()

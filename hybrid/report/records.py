@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -107,7 +107,10 @@ M = TypeVar("M", bound=BaseModel)
 
 def _checked(cls: type[M], content: bytes, place: object) -> M:
     try:
-        return cls.model_validate(_object(content))
+        found = json.loads(content)
+        if isinstance(found, dict):
+            return cls.model_validate(found)
+        fault = f"not a JSON object (but a {type(found).__name__})"
     except ValidationError as error:
         fault = first_fault(error)
     except (ValueError, RecursionError) as error:
@@ -115,43 +118,24 @@ def _checked(cls: type[M], content: bytes, place: object) -> M:
     raise ValueError(f"{place}: {fault}: correct it or remove it")
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"but a {type(found).__name__}")
-    return found
-
-
 def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
     """What a run that has not ended would say of itself after its last line."""
-    names: dict[str, Any] = {}
-    if settings is not None:
-        names = {
-            "solver": settings.solver["name"],
-            "model": settings.model.name,
-            "data": settings.data.name,
-            "blocks": settings.split.blocks,
-            "cuts": settings.split.cuts,
-            "epochs": settings.train.epochs,
-            "seed": settings.train.seed,
-        }
-    seconds = {
-        phase: sum(line.seconds for line in lines if line.phase == phase)
-        for phase in ("serial", "parallel")
-    }
-    total = sum(seconds.values())
-    images: dict[int, int] = {}
-    for line in lines:
-        if line.phase in seconds:
-            # both phases of a step train on the same images
-            images.setdefault(line.step, line.samples)
-    tested = [line.accuracy for line in lines if line.phase == "test"]
-    return Summary(
-        **names,
-        test_accuracy=tested[-1] if tested else None,
+    serial, parallel = ([x for x in lines if x.phase == kind] for kind in ("serial", "parallel"))
+    serial_seconds, parallel_seconds = (sum(x.seconds for x in own) for own in (serial, parallel))
+    total = serial_seconds + parallel_seconds
+    # both phases of a step train on the same images
+    images = sum({x.step: x.samples for x in parallel + serial}.values())
+    so_far = Summary(
+        test_accuracy=next((x.accuracy for x in reversed(lines) if x.phase == "test"), None),
         train_seconds=total,
-        serial_seconds=seconds["serial"],
-        parallel_seconds=seconds["parallel"],
-        images_per_second=sum(images.values()) / total if total else None,
+        serial_seconds=serial_seconds,
+        parallel_seconds=parallel_seconds,
+        images_per_second=images / total if total else None,
         residual=next((line.residual for line in reversed(lines) if line.residual), []),
     )
+    if settings is not None:
+        so_far.solver, so_far.seed = settings.solver["name"], settings.train.seed
+        so_far.model, so_far.data = settings.model.name, settings.data.name
+        so_far.blocks, so_far.cuts = settings.split.blocks, settings.split.cuts
+        so_far.epochs = settings.train.epochs
+    return so_far

@@ -58,17 +58,13 @@ def _overview(record: Record) -> list[Html]:
     if not record.ended:
         last = record.lines[-1]
         asked = f" of {record.summary.epochs}" if record.summary.epochs else ""
-        parts.append(
-            note(
-                "This run has not ended (there is no summary.json). What follows is as far as it "
-                f"got: step {last.step}, after {last.epoch}{asked} epochs."
-            )
-        )
+        got = f"step {last.step}, after {last.epoch}{asked} epochs."
+        why = "This run has not ended (there is no summary.json). What follows is as far as it got:"
+        parts.append(note(f"{why} {got}"))
     made = [part(record.summary) for part in (tables.ranks, tables.cuts, tables.rollbacks)]
-    parts.append(row([tables.facts(record.summary, record.ended), *filter(None, made)]))
-    parts.append(heading(2, "Curves"))
-    parts.append(row(picture(p, title, title) for title, p in curves(record.lines).items()))
-    return parts
+    drawn = [picture(png, title, title) for title, png in curves(record.lines).items()]
+    facts = tables.facts(record.summary, record.ended)
+    return [*parts, row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]
 
 
 def _factors(record: Record, data_dir: str | None) -> list[Html]:

@@ -10,70 +10,54 @@ UNKNOWN = "-"
 
 def facts(summary: Summary, ended: bool) -> Html:
     """What was run and how it went; rows of which nothing is known are left out."""
+    before = f", cut before {', '.join(summary.cuts)}" if summary.cuts else ""
+    waited = max(summary.checkpoint_seconds, default=None)
     rows = [
-        ("solver", summary.solver),
-        ("model", summary.model),
-        ("data", summary.data),
-        ("blocks", _blocks(summary)),
-        ("replicas", summary.replicas),
-        ("epochs" if ended else "epochs asked for", summary.epochs),
-        ("seed", summary.seed),
-        ("test accuracy", _with(summary.test_accuracy, "{:.2%}")),
-        ("training", _with(summary.train_seconds, "{:.1f} s")),
-        ("of it, serial phases", _with(summary.serial_seconds, "{:.1f} s")),
-        ("of it, parallel phases", _with(summary.parallel_seconds, "{:.1f} s")),
-        ("images a second", _with(summary.images_per_second, "{:,.1f}")),
-        ("returns to serial training", summary.returns_to_serial),
-        (
-            "waited for checkpoints",
-            _with(max(summary.checkpoint_seconds, default=None), "{:.2f} s"),
-        ),
+        ("solver", summary.solver, "{}"),
+        ("model", summary.model, "{}"),
+        ("data", summary.data, "{}"),
+        ("blocks", summary.blocks and f"{summary.blocks}{before}", "{}"),
+        ("replicas", summary.replicas, "{}"),
+        ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
+        ("seed", summary.seed, "{}"),
+        ("test accuracy", summary.test_accuracy, "{:.2%}"),
+        ("training", summary.train_seconds, "{:.1f} s"),
+        ("of it, serial phases", summary.serial_seconds, "{:.1f} s"),
+        ("of it, parallel phases", summary.parallel_seconds, "{:.1f} s"),
+        ("images a second", summary.images_per_second, "{:,.1f}"),
+        ("returns to serial training", summary.returns_to_serial, "{}"),
+        ("waited for checkpoints", waited, "{:.2f} s"),
     ]
-    shown = [(name, str(value)) for name, value in rows if value is not None]
+    shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
     return table("Run" if ended else "Run so far", (), shown)
 
 
 def ranks(summary: Summary) -> Html | None:
     """A row a rank; None if the run does not say."""
-    columns = (summary.idle_share, summary.bytes_sent, summary.peak_memory_bytes)
+    columns = zip_longest(summary.idle_share, summary.bytes_sent, summary.peak_memory_bytes)
     rows = [
-        (
-            str(rank),
-            _with(idle, "{:.1%}") or UNKNOWN,
-            amount(sent),
-            amount(peak),
-        )
-        for rank, (idle, sent, peak) in enumerate(zip_longest(*columns))
+        (str(rank), _cell(idle, "{:.1%}"), amount(sent), amount(peak))
+        for rank, (idle, sent, peak) in enumerate(columns)
     ]
-    header = ("rank", "idle share", "sent", "peak memory")
-    return table("Ranks", header, rows) if rows else None
+    return table("Ranks", ("rank", "idle share", "sent", "peak memory"), rows) if rows else None
 
 
 def rollbacks(summary: Summary) -> Html | None:
     """A row a return to a checkpoint; None if there was none."""
+    kinds = ("exact", "local")
     rows = [
-        (
-            str(back.step),
-            back.reason,
-            str(back.to),
-            *(_with(back.rates.get(kind), "{:g}") or UNKNOWN for kind in ("exact", "local")),
-        )
-        for back in summary.rollbacks
+        (str(x.step), x.reason, str(x.to), *(_cell(x.rates.get(kind), "{:g}") for kind in kinds))
+        for x in summary.rollbacks
     ]
-    header = (
-        "diverged at step",
-        "reason",
-        "back to step",
-        "exact steps times",
-        "local steps times",
-    )
+    times = [f"{kind} steps times" for kind in kinds]
+    header = ("diverged at step", "reason", "back to step", *times)
     return table("Roll-backs", header, rows) if rows else None
 
 
 def cuts(summary: Summary) -> Html | None:
     """A row a cut; None for a run without cuts."""
     rows = [
-        (str(number), name or UNKNOWN, _with(residual, "{:.3g}") or UNKNOWN)
+        (str(number), name or UNKNOWN, _cell(residual, "{:.3g}"))
         for number, (name, residual) in enumerate(zip_longest(summary.cuts, summary.residual), 1)
     ]
     header = ("cut", "before unit", "residual ‖λ - x‖ / ‖x‖")
@@ -91,12 +75,5 @@ def amount(size: float | None) -> str:
     return f"{size:,.3g} TB"
 
 
-def _blocks(summary: Summary) -> str | None:
-    if summary.blocks is None:
-        return None
-    before = f", cut before {', '.join(summary.cuts)}" if summary.cuts else ""
-    return f"{summary.blocks}{before}"
-
-
-def _with(value: float | None, form: str) -> str | None:
-    return None if value is None else form.format(value)
+def _cell(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
