@@ -25,11 +25,7 @@ class Contender(Protocol):
         ...
 
     def waiting_seconds(self) -> float:
-        """Time in `train` in which this rank had nothing to do.
-
-        Wall time less the main thread's processor time, so it means something with one compute
-        thread only; on a machine shared with others it counts the time they had the core, too.
-        """
+        """Time in `train` in which this rank had nothing to do."""
         ...
 
     def close(self) -> None:

@@ -44,7 +44,11 @@ class TorchContender:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Wall time less the main thread's processor time, added up."""
+        """Adds up wall time less the main thread's processor time.
+
+        It means something with one compute thread only; on a machine shared with others it counts
+        the time they had the core, too.
+        """
         wall, busy = perf_counter(), thread_time()
         yield
         if self._device.type == "cuda":
@@ -107,9 +111,9 @@ class DataParallel(TorchContender):
             prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
         )
         super().__init__(self._model, optimiser, device)
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        self._gradient_bytes = sum(parameter.nbytes for parameter in trained)
-        self._steps = 0
+        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        size = dist.get_world_size()
+        self._bytes_a_step, self._sent = 2 * (size - 1) / size * trained, 0.0
 
     def train(self, batches: Sequence[Batch]) -> None:
         size = dist.get_world_size()
@@ -121,7 +125,7 @@ class DataParallel(TorchContender):
                 out = self._model(batch.source.images(ids))
                 cross_entropy(out, batch.source.labels(ids)).backward()
                 self._step(batch.learning_rate)
-                self._steps += 1
+                self._sent += self._bytes_a_step
 
     def state_dict(self) -> dict[str, Tensor] | None:
         return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
@@ -131,8 +135,7 @@ class DataParallel(TorchContender):
 
         That is a ring all-reduce; rank 0's copies of the running statistics are not counted.
         """
-        size = dist.get_world_size()
-        return float(2 * (size - 1) / size * self._gradient_bytes * self._steps)
+        return self._sent
 
 
 def prepared(model: Model) -> Model:

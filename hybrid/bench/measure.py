@@ -5,8 +5,9 @@ import gc
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from time import perf_counter, sleep
 from typing import Any
 
@@ -38,6 +39,22 @@ class Speed:
         return median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) - 1 - len(ratios) // 4]
 
 
+@dataclass
+class Runs:
+    """Trainings of a row for one number of epochs, a value a seed."""
+
+    name: str
+    epochs: int
+    test_accuracy: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    """Training time, evaluation left out."""
+
+    def spread(self) -> tuple[float, float]:
+        """Mean and standard deviation of the final accuracy."""
+        values = self.test_accuracy
+        return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
 def throughput(
     comm: Any,
     rows: Mapping[str, Contender],
@@ -51,7 +68,7 @@ def throughput(
     for turn in range(turns + 1):
         for row, speed in zip(rows.values(), speeds, strict=True):
             sent, waited = row.bytes_sent(), row.waiting_seconds()
-            seconds = timed(comm, lambda row=row: row.train(batches))  # type: ignore[misc]
+            seconds = timed(comm, partial(row.train, batches))
             idle = (row.waiting_seconds() - waited) / seconds
             idle_shares = comm.allgather(idle)
             sent = sum(comm.allgather(row.bytes_sent() - sent))

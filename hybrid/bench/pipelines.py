@@ -1,5 +1,6 @@
 """torch.distributed.pipelining over this project's cuts."""
 
+from collections import ChainMap
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -23,8 +24,12 @@ from hybrid.settings.config import OptimiserSettings
 from solvers import Batch
 from solvers.base import Shape
 
-STAGES_A_RANK = {"gpipe": 1, "1f1b": 1, "interleaved-zero-bubble": 2}
-"""Pipeline schedules, and the stages each rank has under them."""
+SCHEDULES: dict[str, tuple[Any, int]] = {
+    "gpipe": (ScheduleGPipe, 1),
+    "1f1b": (Schedule1F1B, 1),
+    "interleaved-zero-bubble": (ScheduleInterleavedZeroBubble, 2),
+}
+"""torch's class for each kind, and the stages that a rank has under it."""
 
 
 class Pipeline(TorchContender):
@@ -49,23 +54,23 @@ class Pipeline(TorchContender):
     ) -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         _check_order(kind, micro_batches, size)
-        self._kind, self._micro_batches = kind, micro_batches
-        self._sent = 0.0
+        self._make, stages_a_rank = SCHEDULES[kind]
+        self._micro_batches, self._sent = micro_batches, 0
         self._names = list(model.state_dict())
         model = prepared(model)
-        self._num_stages = size * STAGES_A_RANK[kind]
+        self._num_stages = size * stages_a_rank
         blocks = split(model, self._num_stages, balance="operations")
         sample = torch.zeros(1, *model.input_shape).to(memory_format=torch.channels_last)
         # one sample's shape: the image's, at every cut, the logits'
-        self._shapes: list[Shape] = [
-            tuple(model.input_shape),
-            *blocks.cut_shapes(sample),
-            (model.classes,),
-        ]
+        cuts = blocks.cut_shapes(sample)
+        self._shapes: list[Shape] = [tuple(model.input_shape), *cuts, (model.classes,)]
         self._mine = range(rank, self._num_stages, size)
         self._modules: list[BlockModule] = [blocks.module(i).to(device) for i in self._mine]
         super().__init__(nn.ModuleList(self._modules), optimiser, device)
-        self._bytes_a_sample = self._counted_bytes(size, sample.element_size())
+        sending = [*self._mine, *(i + 1 for i in self._mine)]
+        cut = range(1, self._num_stages) if size > 1 else range(0)
+        sent = sum(prod(self._shapes[i]) for i in sending if i in cut)
+        self._bytes_a_sample = sample.element_size() * sent
         self._schedules: dict[int, Any] = {}
 
     def train(self, batches: Sequence[Batch]) -> None:
@@ -86,14 +91,10 @@ class Pipeline(TorchContender):
             for module in self._modules
             for name, tensor in on_cpu(module.state_dict()).items()
         }
-        parts: list[dict[str, Tensor]] | None = None
-        if dist.get_rank() == 0:
-            parts = [{} for _ in range(dist.get_world_size())]
-        dist.gather_object(mine, parts)
-        if parts is None:
-            return None
-        whole = {name: tensor for part in parts for name, tensor in part.items()}
-        return {name: whole[name] for name in self._names}
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, mine)
+        whole = dict(ChainMap(*parts))
+        return {name: whole[name] for name in self._names} if dist.get_rank() == 0 else None
 
     def bytes_sent(self) -> float:
         """By formula, since torch does not tell: what crosses the cuts to other ranks.
@@ -107,33 +108,18 @@ class Pipeline(TorchContender):
         self._modules.clear()
         super().close()
 
-    def _counted_bytes(self, size: int, element_size: int) -> int:
-        """Bytes that leave this rank for every sample of a step."""
-        if size == 1:
-            return 0
-        leaving = [i + 1 for i in self._mine if i + 1 < self._num_stages]
-        leaving += [i for i in self._mine if i > 0]
-        return element_size * sum(prod(self._shapes[cut]) for cut in leaving)
-
     def _schedule(self, batch_size: int) -> Any:
         """The schedule for mini-batches of this size: torch's receive buffers have fixed shapes."""
         if batch_size not in self._schedules:
             samples = batch_size // self._micro_batches
-            stages = [
-                self._stage(index, module, samples)
-                for index, module in zip(self._mine, self._modules, strict=True)
-            ]
-            if self._kind == "interleaved-zero-bubble":
-                made: Any = ScheduleInterleavedZeroBubble(
-                    list(stages), self._micro_batches, loss_fn=cross_entropy
-                )
-            else:
-                single = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
-                made = single(stages[0], self._micro_batches, loss_fn=cross_entropy)
-            self._schedules[batch_size] = made
+            stages = [self._stage(i, samples) for i in self._mine]
+            several = self._make is ScheduleInterleavedZeroBubble
+            self._schedules[batch_size] = self._make(
+                stages if several else stages[0], self._micro_batches, loss_fn=cross_entropy
+            )
         return self._schedules[batch_size]
 
-    def _stage(self, index: int, module: BlockModule, samples: int) -> "ChannelsLastStage":
+    def _stage(self, index: int, samples: int) -> "ChannelsLastStage":
         """Stage `index` for micro-batches of `samples`.
 
         With both shapes given torch takes them as they are. Without, it finds them by a training
@@ -141,7 +127,7 @@ class Pipeline(TorchContender):
         from a pass that starts at contiguous ones, which are not the strides of real gradients.
         """
         return ChannelsLastStage(
-            module,
+            self._modules[self._mine.index(index)],
             index,
             self._num_stages,
             self._device,
@@ -160,22 +146,22 @@ class ChannelsLastStage(PipelineStage):
     """
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return _received(super().get_fwd_recv_ops(fwd_chunk_id))
+        return _in_memory_order(super().get_fwd_recv_ops(fwd_chunk_id), sends=False)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return _received(super().get_bwd_recv_ops(bwd_chunk_id))
+        return _in_memory_order(super().get_bwd_recv_ops(bwd_chunk_id), sends=False)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        return _sent(super().get_fwd_send_ops(fwd_chunk_id))
+        return _in_memory_order(super().get_fwd_send_ops(fwd_chunk_id), sends=True)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        return _sent(super().get_bwd_send_ops(bwd_chunk_id))
+        return _in_memory_order(super().get_bwd_send_ops(bwd_chunk_id), sends=True)
 
 
 def _check_order(kind: str, micro_batches: int, size: int) -> None:
     """Raise what torch's schedules would, before any is made."""
-    if kind not in STAGES_A_RANK:
-        raise ValueError(f"kind is {kind!r}; choose one of {', '.join(STAGES_A_RANK)}")
+    if kind not in SCHEDULES:
+        raise ValueError(f"kind is {kind!r}; choose one of {', '.join(SCHEDULES)}")
     if micro_batches < 1:
         raise ValueError(f"micro_batches is {micro_batches}, the least is 1")
     if kind == "1f1b" and micro_batches < size:
@@ -195,18 +181,10 @@ def _example(shape: Shape, requires_grad: bool) -> Tensor:
     return empty.requires_grad_(requires_grad)
 
 
-def _received(operations: list[dist.P2POp]) -> list[dist.P2POp]:
-    # not .contiguous(): a copy would receive what nobody reads
+def _in_memory_order(operations: list[dist.P2POp], sends: bool) -> list[dist.P2POp]:
     for operation in operations:
-        operation.tensor = _in_memory_order(operation.tensor)
+        tensor = operation.tensor.detach()
+        tensor = tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
+        # what is received is not made contiguous: a copy would receive what nobody reads
+        operation.tensor = tensor.contiguous() if sends else tensor
     return operations
-
-
-def _sent(operations: list[dist.P2POp]) -> list[dist.P2POp]:
-    for operation in operations:
-        operation.tensor = _in_memory_order(operation.tensor).contiguous()
-    return operations
-
-
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    return tensor.detach().permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor.detach()

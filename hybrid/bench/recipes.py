@@ -48,13 +48,10 @@ class Recipe:
     def flags(self) -> str:
         """What gives this recipe to `hybrid train`."""
         parts = [f"--solver {self.solver.name}", *_changed("solver", self.solver)]
-        if not self.solver.alternates:
-            return " ".join(parts)
-        parts += _changed("correction", self.correction)
-        if self.windowed:
-            parts.append(f"--window {self.window} --sweeps {self.sweeps}")
-        if self.fill:
-            parts.append("--set rounds.fill=true")
+        if self.solver.alternates:
+            parts += _changed("correction", self.correction)
+            parts += [f"--window {self.window} --sweeps {self.sweeps}"] * self.windowed
+            parts += ["--set rounds.fill=true"] * self.fill
         return " ".join(parts)
 
     def method(
@@ -100,13 +97,11 @@ def recipes(
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
     exact = Backprop(**vars(correction or PassSettings()))
-    m = micro_batches[0]
-    made = [
-        Recipe(f"{exact.name}, m={m}", replace(exact, micro_batches=m))
-        for m in dict.fromkeys((1, *micro_batches))
-    ]
+    passes = {m: replace(exact, micro_batches=m) for m in (1, *micro_batches)}
+    made = [Recipe(f"{exact.name}, m={m}", each) for m, each in passes.items()]
     if exact.messages == "float32":
-        narrow = replace(exact, micro_batches=m, messages="bfloat16")
+        m = micro_batches[0]
+        narrow = replace(passes[m], messages="bfloat16")
         made.append(Recipe(f"{exact.name}, m={m}, bfloat16 messages", narrow))
     for solver in solvers or [registry.solver_class(name)() for name in registry.names()]:
         name = solver.name
@@ -116,11 +111,9 @@ def recipes(
             made.append(Recipe(name, solver, exact, sweeps=1))
             continue
         for m in micro_batches if solver.fills else ():
-            pipelined = replace(exact, micro_batches=m)
-            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, pipelined, fill=True))
+            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill=True))
         m = micro_batches[-1]
-        pipelined = replace(exact, micro_batches=m)
-        made.append(Recipe(f"{name}, m={m}, window 4", solver, pipelined, sweeps=1))
+        made.append(Recipe(f"{name}, m={m}, window 4", solver, passes[m], sweeps=1))
     return made
 
 
@@ -146,15 +139,10 @@ class OwnContender:
 
     def train(self, batches: Sequence[Batch]) -> None:
         """Rounds over windows of the given mini-batches."""
-        length = self.recipe.window
+        length, sweeps = self.recipe.window, max(self.recipe.sweeps, 1)
         starts = range(0, len(batches), length)
-        chunks = [list(batches[start : start + length]) for start in starts]
-        windows = [Window(chunk, max(self.recipe.sweeps, 1)) for chunk in chunks]
+        windows = [Window(list(batches[start : start + length]), sweeps) for start in starts]
         self.rounds.run([(window, window) for window in windows], 0, 0)
-
-    def begin_epoch(self) -> None:
-        """Forget the records of the epoch before."""
-        self.rounds.end_epoch()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """The composed network's state on rank 0, nothing under way."""

@@ -3,33 +3,39 @@
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hybrid.bench import report
-from hybrid.bench.accuracy import Runs, to_accuracy
 from hybrid.bench.contender import Contender
 from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.measure import still_batches, throughput
-from hybrid.bench.pipelines import STAGES_A_RANK, Pipeline
+from hybrid.bench.measure import Runs, meet, still_batches, throughput, timed
+from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import OwnContender, Recipe, recipes
 from hybrid.cuts.partition import Blocks, split
-from hybrid.links import AgreedError
+from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
 from hybrid.ranks import launch
+from hybrid.rounds.schedule import Schedule
+from hybrid.rounds.windows import Windows
 from hybrid.runs import build
+from hybrid.samplers import Uniform
 from hybrid.settings import methods
 from hybrid.settings.config import Config
+from hybrid.training.evaluation import accuracy
 from solvers import registry
+from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.pipeline import fit
 
@@ -64,7 +70,7 @@ class Bench:
         classes = map(registry.solver_class, registry.names())
         solvers = [mine if kind is type(mine) else kind() for kind in classes]
         made = recipes(micro_batches, methods.correction(settings), solvers)
-        self.own: dict[str, Recipe] = {recipe.name: recipe for recipe in made}
+        self.own = {recipe.name: recipe for recipe in made}
         self.threads = settings.train.threads or 1
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
@@ -132,7 +138,7 @@ class Bench:
             f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device),
             "torch DistributedDataParallel": lambda: DataParallel(model, sgd, device),
         }
-        for kind, m in product(STAGES_A_RANK, self.micro_batches):
+        for kind, m in product(SCHEDULES, self.micro_batches):
             makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
         return makers
 
@@ -141,6 +147,64 @@ class Bench:
         gaps = fit(costs, self.settings.train.batch_size, recipe.serial.micro_batches)
         links = MpiLinks(self.comm.Dup(), self.device)
         return OwnContender(recipe, blocks, links, gaps, self.settings, self.device)
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.comm.rank == 0:
+            print(text, flush=True)
+
+    def to_accuracy(self, target: float, lengths: Sequence[int], seeds: int) -> list[Runs]:
+        """Train every row for each number of epochs until its mean final accuracy reaches `target`.
+
+        The learning rate falls to zero at the end of each run, so a run's accuracy before its end
+        is no measure; a row's time to accuracy is that of its shortest run that gets there. All
+        rows begin with the weights of a seed.
+        """
+        done: list[Runs] = []
+        reached: set[str] = set()
+        for epochs in sorted(lengths):
+            runs: dict[str, Runs] = {}
+            for seed in range(self.settings.train.seed, self.settings.train.seed + seeds):
+                rows = {n: row for n, row in self.contenders(seed).items() if n not in reached}
+                seconds = self._train(rows, epochs, seed)
+                for name, row in rows.items():
+                    state = row.state_dict()
+                    found = 0.0 if state is None else self._tested(seed, state)
+                    meet(self.comm)
+                    run = runs.setdefault(name, Runs(name, epochs))
+                    run.test_accuracy.append(self.comm.bcast(found))
+                    run.seconds.append(seconds[name])
+                    row.close()
+            for run in runs.values():
+                reached |= {run.name} if run.spread()[0] >= target else set()
+                told = f"{run.spread()[0]:.2%} in {mean(run.seconds):.1f} s"
+                self.say(f"{run.name}, {epochs} epochs: {told}")
+            done += runs.values()
+        return done
+
+    def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
+        """Seconds of each row, epoch by epoch in turn."""
+        settings, size = self.settings, self.settings.train.batch_size
+        every = len(self.train) // size
+        schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
+        sampler = Uniform(len(self.train), seed)
+        windows = Windows(self.train, size, every, False, 1, seed, schedule, sampler, self.device)
+        totals = dict.fromkeys(rows, 0.0)
+        for epoch in range(epochs):
+            trained, _ = next(windows.of_epoch(epoch, epoch * every))
+            for name, row in rows.items():
+                if isinstance(row, OwnContender):
+                    row.rounds.end_epoch()
+                totals[name] += timed(self.comm, partial(row.train, trained.batches))
+        return totals
+
+    def _tested(self, seed: int, state: dict[str, Tensor]) -> float:
+        model = self.model(seed)
+        model.load_state_dict(state)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        block = Block(model, 0, 1, {})
+        threads = torch.get_num_threads()
+        return run_threads(1, lambda links: accuracy(block, links, self.test), threads)[0]
 
     def run(
         self,
@@ -153,24 +217,15 @@ class Bench:
         """Measure, and write the report on rank 0; its Markdown there."""
         first = self.comm.rank == 0
 
-        def say(text: str) -> None:
-            if first:
-                print(text, flush=True)
-
         settings = self.settings
         size = settings.train.batch_size
         batches = still_batches(self.train, size, steps, self.device)
         rows = self.contenders(settings.train.seed)
-        speeds = throughput(self.comm, rows, batches, turns, say)
+        speeds = throughput(self.comm, rows, batches, turns, self.say)
         for row in rows.values():
             row.close()
         del rows
-        runs: list[Runs] = []
-        if target is not None:
-            data = self.train, self.test
-            runs = to_accuracy(
-                self.comm, self.contenders, self.model, settings, data, target, lengths, seeds, say
-            )
+        runs = [] if target is None else self.to_accuracy(target, lengths, seeds)
         dist.destroy_process_group()
         hosts = len(set(self.comm.allgather(socket.gethostname())))
         cuts = self.blocks(self.model(settings.train.seed)).cuts
