@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from statistics import median
 
-from hybrid.bench.measure import meet, timed
+from hybrid.bench.contender import CPU
+from hybrid.bench.measure import meet, still_batches, timed
 from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import OwnContender, recipes
 from hybrid.cuts.partition import split
@@ -46,7 +47,7 @@ def main() -> None:
     measured: dict[str, list[float]] = {recipe.name: [] for recipe in made}
     for turn in range(options.turns + 1):
         for recipe, row in zip(made, rows, strict=True):
-            batches = planner.batches(4)
+            batches = still_batches(planner.data, settings.train.batch_size, 4, CPU)
             seconds = timed(comm, lambda row=row, batches=batches: row.train(batches))  # type: ignore[misc]
             rate = 0.0
             if comm.rank == 0:

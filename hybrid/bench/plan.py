@@ -70,26 +70,20 @@ class Planner:
         starts = balanced_starts([sum(cost) for cost in self.costs], count)
         return replace(blocks, starts=starts, costs=self.costs)
 
-    def base(self) -> Prediction:
-        """The plain loop: one block on one rank."""
-        return self.predict(split(self.model, 1), BASE)
-
     def predictions(
         self, counts: Sequence[int], micro_batches: Sequence[int], say: Callable[[str], None]
     ) -> list[Prediction]:
         """Every recipe at every number of blocks, over cuts balanced by measured cost."""
-        made = []
-        most = len(units(self.model))
-        if max(counts) > most:
+        if max(counts) > (most := len(units(self.model))):
             raise ValueError(
                 f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
                 f"most {most}, or take a deeper model"
             )
-        solvers = [methods.solver(self.settings)]
-        exact = methods.correction(self.settings)
+        solver, exact = methods.solver(self.settings), methods.correction(self.settings)
+        made = []
         for count in counts:
             blocks = self.blocks(count)
-            for recipe in recipes(micro_batches, exact, solvers):
+            for recipe in recipes(micro_batches, exact, [solver]):
                 say(f"{count} blocks: {recipe.name}")
                 made.append(self.predict(blocks, recipe))
         return made
@@ -100,16 +94,17 @@ class Planner:
         A solver that trains alone has a pipeline that every report empties: it is timed over
         as many and four times as many, which gives the time of those between two reports.
         """
-        size, alone = self.settings.train.batch_size, recipe.alone
-        batches = self.batches(recipe.window if recipe.windowed else steps)
-        warm_up = self.batches(max(len(batches), recipe.solver.delay(0, len(blocks))))
+        size = self.settings.train.batch_size
+        steps = recipe.window if recipe.windowed else steps
+        batches = still_batches(self.data, size, steps, CPU)
+        warm_up = max(steps, recipe.solver.delay(0, len(blocks)))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
 
         def program(links: RankLinks) -> dict[str, float]:
             row = OwnContender(recipe, blocks, links, gaps, self.settings)
-            row.train(warm_up)
+            row.train(still_batches(self.data, size, warm_up, CPU))
             found = _timed(row, links, batches)
-            if not alone:
+            if not recipe.alone:
                 return found
             every = self.settings.train.report_every * links.size
             more = (every - len(batches)) / (3 * len(batches))
@@ -117,7 +112,7 @@ class Planner:
             return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
         ranks = run_virtual(len(blocks), program, self.network, self.threads)
-        elapsed, images = max(r["seconds"] for r in ranks), max(r["images"] for r in ranks)
+        elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = recipe.sweeps if recipe.windowed else 0
         local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
         return Prediction(
@@ -147,9 +142,11 @@ class Planner:
         """Bytes a rank: weights, their optimiser, graphs alive at once, auxiliary variables."""
         size, exact = self.settings.train.batch_size, recipe.serial
         m, K = exact.micro_batches, len(blocks)
-        shapes = blocks.cut_shapes(self._image(1))
+        image = torch.zeros(1, *self.model.input_shape)
+        shapes = blocks.cut_shapes(image)
         method = recipe.method(blocks, shapes, size, gaps)
-        x = self._image(-(-size // m))
+        share = -(-size // m)
+        x = image.repeat(share, 1, 1, 1).to(memory_format=torch.channels_last)
         copies = 4 if self.settings.optimiser.name == "adamw" else 3
         needed = []
         for k in range(K):
@@ -158,11 +155,11 @@ class Planner:
             arriving = torch.zeros(size, *x.shape[1:]).to(memory_format=torch.channels_last)
             arriving.requires_grad_(k > 0)
             x, graph = _saved_bytes(module, x)
-            a_sample = graph / -(-size // m)
+            a_sample = graph / share
             flying = m if recipe.fill and k < K - 1 else min(m, K - k)
             if exact.recompute:
                 lam = shapes[k - 1] if k else tuple(self.model.input_shape)
-                graph, flying = graph + (flying - 1) * prod(lam) * 4 * -(-size // m), 1
+                graph, flying = graph + (flying - 1) * prod(lam) * 4 * share, 1
             live = flying * graph
             if recipe.alone:
                 live = recipe.solver.held_bytes(module, arriving, k, K, _graph_bytes)
@@ -172,13 +169,6 @@ class Planner:
                 live += round(min(max(gaps[k]), size) * a_sample)
             needed.append(copies * weights + live + method.memory(k))
         return needed
-
-    def _image(self, count: int) -> Tensor:
-        return torch.zeros(count, *self.model.input_shape).to(memory_format=torch.channels_last)
-
-    def batches(self, count: int) -> list[Batch]:
-        """As many mini-batches of the data."""
-        return still_batches(self.data, self.settings.train.batch_size, count, CPU)
 
 
 def report(
@@ -192,7 +182,7 @@ def report(
     wire = settings.links
     network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
     planner = Planner(settings, build.model(settings, images), images, network)
-    base = planner.base()
+    base = planner.predict(split(planner.model, 1), BASE)
     found = planner.predictions(counts, micro_batches, say)
     return f"{table(base, found, len(images))}\n\n{advice(found, settings)}"
 
@@ -221,18 +211,15 @@ def advice(predictions: Sequence[Prediction], settings: Config) -> str:
     lines = []
     for count in dict.fromkeys(p.blocks for p in predictions):
         best = max((p for p in predictions if p.blocks == count), key=lambda p: p.progress)
-        command = (
+        names = ",".join(f'"{cut}"' for cut in best.cuts)
+        pairs = ",".join(f"[{g.middle},{g.turn}]" for g in best.gaps)
+        lines.append(
             f"mpirun -n {count} hybrid train --model {settings.model.name} "
             f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
             f"{best.recipe.flags()}"
+            + (f" --set 'split.cuts=[{names}]'" if names else "")
+            + (f" --set 'rounds.gaps=[{pairs}]'" if pairs else "")
         )
-        if best.cuts:
-            names = ",".join(f'"{cut}"' for cut in best.cuts)
-            command += f" --set 'split.cuts=[{names}]'"
-        if best.gaps:
-            pairs = ",".join(f"[{g.middle},{g.turn}]" for g in best.gaps)
-            command += f" --set 'rounds.gaps=[{pairs}]'"
-        lines.append(command)
     return "\n".join(lines)
 
 

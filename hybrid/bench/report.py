@@ -18,8 +18,8 @@ from hybrid.folder.files import write_atomically
 def machine() -> dict[str, Any]:
     """Where the figures were measured."""
     names = Path("/proc/cpuinfo")
-    lines = names.read_text().splitlines() if names.is_file() else []
-    model = next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), "")
+    text = names.read_text() if names.is_file() else ""
+    model = text.partition("model name")[2].partition("\n")[0].strip("\t :")
     return {
         "processor": model or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -82,7 +82,8 @@ def write(
     """Write bench.json, bench.md and bench.png; give the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
-    text = [f"# {title}", "", _sentence(facts), "", speed_table(speeds, facts["epoch_images"])]
+    told = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]))
+    text = [f"# {title}", "", told, "", speed_table(speeds, facts["epoch_images"])]
     if target is not None:
         text += ["", accuracy_table(runs, speeds[0].name, target)]
     text += [f"\nLeft out: {name}: {why}." for name, why in facts["left_out"].items()]
@@ -104,19 +105,16 @@ def plot(
     figure = Figure(figsize=(7 * panels, 1.2 + 0.34 * len(speeds)), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    ratios = [speed.speed_up(speeds[0]) for speed in speeds]
-    places = range(len(speeds))
-    middles = [r[0] for r in ratios]
-    errors = [[r[0] - r[1] for r in ratios], [r[2] - r[0] for r in ratios]]
-    axes[0].barh(places, middles, xerr=errors, color="#4878a8", ecolor="#222222", capsize=2)
-    axes[0].set_yticks(places, [speed.name for speed in speeds])
+    middle, low, high = torch.tensor([speed.speed_up(speeds[0]) for speed in speeds]).T
+    errors = torch.stack([middle - low, high - middle])
+    axes[0].barh([speed.name for speed in speeds], middle, xerr=errors, color="#4878a8", capsize=2)
     axes[0].invert_yaxis()
     axes[0].axvline(1, color="#888888", linewidth=0.8)
     axes[0].set_xlabel(f"images/s over those of: {speeds[0].name}")
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
-        seconds, values = [mean(r.seconds) for r in own], [100 * r.spread()[0] for r in own]
-        spreads = [100 * r.spread()[1] for r in own]
+        values, spreads = 100 * torch.tensor([r.spread() for r in own]).T
+        seconds = [mean(r.seconds) for r in own]
         axes[1].errorbar(seconds, values, yerr=spreads, marker="o", capsize=2, label=name)
     if runs:
         axes[1].set_xlabel("seconds of training")
@@ -127,14 +125,9 @@ def plot(
     figure.savefig(file, dpi=120)
 
 
-def _sentence(facts: dict[str, Any]) -> str:
-    where = facts["machine"]
-    text: str = (
-        f"{facts['ranks']} ranks on {facts['hosts']} host(s), {facts['threads']} thread(s) a rank, "
-        f"{where['processor']}, {where['cores']} cores, torch {where['torch']}; "
-        f"{facts['model']}, batch {facts['batch_size']}, {facts['precision']}, "
-        f"cut before {', '.join(facts['cuts'])}; {facts['turns']} interleaved turns of "
-        f"{facts['steps']} mini-batches. The first row is the base case. Speed-ups are medians of "
-        "ratios within a turn. `" + facts["command"] + "`"
-    )
-    return text
+_SENTENCE = (
+    "{ranks} ranks on {hosts} host(s), {threads} thread(s) a rank, {machine[processor]}, "
+    "{machine[cores]} cores, torch {machine[torch]}; {model}, batch {batch_size}, {precision}, cut "
+    "before {places}; {turns} interleaved turns of {steps} mini-batches. The first row is the base "
+    "case. Speed-ups are medians of ratios within a turn. `{command}`"
+)

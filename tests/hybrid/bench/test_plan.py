@@ -47,7 +47,7 @@ def piped(m: int = 4, **settings) -> Recipe:
 def test_bytes_are_those_of_the_cuts() -> None:
     made = planner()
     blocks = split(made.model, cuts=["layer2.0"])
-    (shape,) = blocks.cut_shapes(made._image(1))
+    (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
     values = shape[0] * shape[1] * shape[2]
     assert made.predict(blocks, piped()).bytes_per_image == 2 * 4 * values
     assert made.predict(blocks, piped(messages="bfloat16")).bytes_per_image == 2 * 2 * values
