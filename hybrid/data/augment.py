@@ -44,9 +44,11 @@ class Augmentation:
 
         height, width = images.shape[2:]
         if self.pad:
-            choices = 2 * self.pad + 1
-            top, left = draw(_CROP_ROW, choices), draw(_CROP_COLUMN, choices)
-            images = _crop(images, self.pad, top, left)
+            top, left = (draw(x, 2 * self.pad + 1) for x in (_CROP_ROW, _CROP_COLUMN))
+            padded = F.pad(images, (self.pad,) * 4)
+            # a view (B, C, tops, lefts, H, W) of every window: indexing copies only the chosen
+            windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+            images = windows[torch.arange(len(ids), device=ids.device), :, top, left]
         if self.flip:
             mirrored = draw(_FLIP, 2).to(torch.uint8)[:, None, None, None]
             # a choice by arithmetic modulo 256: exact, and several times faster than torch.where
@@ -57,14 +59,6 @@ class Augmentation:
             hole = rows[:, None, :, None] & columns[:, None, None, :]
             images = images * ~hole
         return images
-
-
-def _crop(images: Tensor, pad: int, top: Tensor, left: Tensor) -> Tensor:
-    """The window of each padded image whose corner is at `(top, left)`, both int64 `(B,)`."""
-    batch, _, height, width = images.shape
-    # a view (B, C, tops, lefts, H, W) of every window there is: indexing copies only the chosen
-    windows = F.pad(images, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(batch, device=images.device), :, top, left]
 
 
 def _band(centre: Tensor, length: int, size: int) -> Tensor:

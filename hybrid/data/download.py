@@ -78,9 +78,8 @@ def extract(archive: Path, members: Sequence[str], directory: Path) -> None:
     except Exception as error:  # a damaged header can raise more than tarfile's own errors
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
             raise
-        raise ValueError(
-            f"{archive} is damaged ({one_line(error)}): delete it and try again"
-        ) from error
+        why = one_line(error)
+        raise ValueError(f"{archive} is damaged ({why}): delete it and try again") from error
     if missing:
         raise ValueError(f"{archive} holds no {', '.join(sorted(missing))}: delete it")
 

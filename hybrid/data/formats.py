@@ -5,7 +5,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,6 @@ from torch import Tensor
 from hybrid.data.unpickle import MOST_BYTES, PickledArray, unpickle
 
 _PIXELS = 3 * 32 * 32
-_UNSIGNED_BYTE = 0x08
-_CHUNK_BYTES = 1 << 20
 _DIMENSIONS = 8
 
 
@@ -24,53 +22,41 @@ def read_idx(path: Path, shape: tuple[int, ...] | None = None) -> Tensor:
     Raises ValueError if the file is not IDX, longer or shorter than its header says, of another
     shape than `shape` (None: any) or of more than MOST_BYTES.
     """
-    with path.open("rb") as plain:
-        zipped = plain.read(2) == b"\x1f\x8b"
-        plain.seek(0)
-        stream = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if zipped else plain
-        try:
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if zipped else path.open("rb") as stream:
             return _read_idx(path, stream, shape)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is damaged ({error}): download it again") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}): download it again") from error
 
 
-def _read_idx(path: Path, stream: BinaryIO, wanted: tuple[int, ...] | None) -> Tensor:
+def _read_idx(path: Path, stream: Any, wanted: tuple[int, ...] | None) -> Tensor:
     magic = stream.read(4)
-    if (
-        len(magic) < 4
-        or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE))
-        or not 1 <= magic[3] <= _DIMENSIONS
-    ):
+    if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= _DIMENSIONS:
         raise ValueError(
             f"{path} is not an IDX file of bytes: it starts with {magic.hex() or 'nothing'}, "
             f"not 000008 and the number of dimensions; download it again"
         )
     sizes = stream.read(4 * magic[3])
-    shape = [int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4)]
+    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
     header, expected = 4 + 4 * magic[3], math.prod(shape)
     whole = len(sizes) == 4 * magic[3]
-    if whole and wanted is not None and tuple(shape) != wanted:
+    if whole and wanted not in (None, shape):
         raise ValueError(
-            f"{path} holds an array of shape {tuple(shape)}, expected {wanted}: download it again"
+            f"{path} holds an array of shape {shape}, expected {wanted}: download it again"
         )
-    # one byte more than there should be shows a file that is too long, whatever its length
-    data = _read_at_most(stream, min(expected, MOST_BYTES) + 1)
-    found = len(magic) + len(sizes) + len(data)
+    # one byte more than there should be shows a file that is too long, whatever its length; a
+    # damaged header may claim more than the memory holds
+    limit = min(expected, MOST_BYTES)
+    data = bytearray(stream.read(limit + 1))
     if not whole or not data or len(data) != expected:
-        more = " or more" if len(data) > min(expected, MOST_BYTES) else ""
+        found = f"{4 + len(sizes) + len(data)}{' or more' if len(data) > limit else ''}"
         raise ValueError(
-            f"{path} has {found}{more} bytes, expected {header + expected} "
-            f"for the shape {tuple(shape)} in its header: download it again"
+            f"{path} has {found} bytes, expected {header + expected} for the shape {shape} in its "
+            "header: download it again"
         )
     return torch.frombuffer(data, dtype=torch.uint8).view(shape)
-
-
-def _read_at_most(stream: BinaryIO, limit: int) -> bytearray:
-    """Up to `limit` bytes, in pieces: a damaged header may claim more than the memory holds."""
-    data = bytearray()
-    while piece := stream.read(min(limit - len(data), _CHUNK_BYTES)):
-        data += piece
-    return data
 
 
 def read_cifar_binary(
@@ -118,17 +104,16 @@ def read_cifar_python(
             raise ValueError(f"{path} has no {name!r} in its dict: it is not a CIFAR batch")
     data, values = content[names["data"]], content[names[label_name]]
 
-    pixels = data.bytes_of_shape(_PIXELS) if isinstance(data, PickledArray) else None
+    array = isinstance(data, PickledArray)
+    pixels = data.bytes_of_shape(_PIXELS) if array else None
     if pixels is None:
-        what = data if isinstance(data, PickledArray) else f"a {type(data).__name__}"
+        what = data if array else f"a {type(data).__name__}"
         raise ValueError(f"{path} holds {what} as data, expected uint8 of shape (n, {_PIXELS})")
     expected = len(pixels) if records is None else records
     if len(pixels) != expected:
         raise ValueError(f"{path} has {len(pixels)} images, expected {expected}: download it again")
-    if not (
-        isinstance(values, list)
-        and all(type(value) is int and value.bit_length() < 64 for value in values)
-    ):
+    plain = isinstance(values, list) and all(type(x) is int for x in values)
+    if not plain or any(x.bit_length() > 63 for x in values):
         raise ValueError(f"{path} holds {label_name} that are not a list of 64-bit integers")
     if len(values) != expected:
         raise ValueError(f"{path} has {len(values)} labels for {expected} images")

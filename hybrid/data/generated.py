@@ -11,7 +11,6 @@ from hybrid.data.sampling import uniform
 _DIGITS_MEAN, _DIGITS_STD = (0.3056,), (0.3761,)
 _DIGITS_TEST = 360
 
-_SYNTHETIC_CLASSES = 10
 _SYNTHETIC_POOL = 2000
 _SYNTHETIC_MEAN, _SYNTHETIC_STD = (0.484, 0.502, 0.498), (0.182, 0.178, 0.182)
 
@@ -50,21 +49,15 @@ def synthetic() -> tuple[Dataset, Dataset]:
     For measurements of time only: each half repeats a pool of 2,000 different images.
     """
     generator = torch.Generator().manual_seed(0)
-    coarse = torch.rand(_SYNTHETIC_CLASSES, 3, 4, 4, generator=generator)
+    coarse = torch.rand(10, 3, 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=(32, 32), mode="bilinear") * 127 + 64
     return _noisy(patterns, 50_000, generator), _noisy(patterns, 10_000, generator)
 
 
 def _noisy(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
-    labels = torch.arange(_SYNTHETIC_POOL) % _SYNTHETIC_CLASSES
+    labels = torch.arange(_SYNTHETIC_POOL) % len(patterns)
     pool = patterns[labels]
     noise = torch.rand(pool.shape, generator=generator) * 128 - 64
-    images = (pool + noise).to(torch.uint8)
-    copies = n // _SYNTHETIC_POOL
-    return Dataset(
-        images.repeat(copies, 1, 1, 1),
-        labels.repeat(copies),
-        _SYNTHETIC_CLASSES,
-        _SYNTHETIC_MEAN,
-        _SYNTHETIC_STD,
-    )
+    images, copies = (pool + noise).to(torch.uint8), n // _SYNTHETIC_POOL
+    parts = images.repeat(copies, 1, 1, 1), labels.repeat(copies)
+    return Dataset(*parts, len(patterns), _SYNTHETIC_MEAN, _SYNTHETIC_STD)

@@ -28,11 +28,10 @@ def load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Data
     images. Raises ValueError on an unknown name, a damaged file or a limit out of range,
     FileNotFoundError if the files are not to be had.
     """
-    _check_name(name)
+    fetch(name, directory)
     if name in _GENERATED:
         train, test = _GENERATED[name]()
     else:
-        fetch(name, directory)
         train, test = _SOURCES[name].read(_or_default(directory))
     return train.take(limit) if limit else train, test
 
@@ -44,7 +43,10 @@ def fetch(name: str, directory: Path | None = None) -> None:
     the environment variable HYBRID_DATA, or else `~/.cache/hybrid`. Raises FileNotFoundError,
     naming the missing files, if the network is of no help.
     """
-    _check_name(name)
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown data set {name!r}: {guess}choose from {', '.join(NAMES)}")
     if name in _GENERATED:
         return
     directory, source = _or_default(directory), _SOURCES[name]
@@ -59,13 +61,6 @@ def fetch(name: str, directory: Path | None = None) -> None:
             f"{name} lacks {', '.join(lacking)} in {directory} and cannot be downloaded ({why}): "
             f"put the files there, or name their folder with --data-dir"
         ) from error
-
-
-def _check_name(name: str) -> None:
-    if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown data set {name!r}: {guess}choose from {', '.join(NAMES)}")
 
 
 def _or_default(directory: Path | None) -> Path:
@@ -144,41 +139,39 @@ def _read_mnist(paths: Sequence[Path], records: int) -> tuple[Tensor, Tensor]:
     return images.unsqueeze(1), labels.long()
 
 
-def _mnist(url: str, folder: str, md5: Sequence[str], mean: float, std: float) -> Source:
+def _mnist(url: str, folder: str, mean: float, std: float, *md5: str) -> Source:
     train = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
     test = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     files = zip(train + test, md5, strict=True)
-    return Source(
-        (Layout(folder, train, test, _read_mnist, ("", ".gz")),),
-        tuple(Download(f"{url}{name}.gz", checksum, folder) for name, checksum in files),
-        (60_000, 10_000),
-        10,
-        (mean,),
-        (std,),
-    )
+    layout = Layout(folder, train, test, _read_mnist, ("", ".gz"))
+    downloads = tuple(Download(f"{url}{name}.gz", checksum, folder) for name, checksum in files)
+    return Source((layout,), downloads, (60_000, 10_000), 10, (mean,), (std,))
 
 
-def _cifar(
-    classes: int,
-    folders: tuple[str, str],
-    names: tuple[tuple[str, ...], str],
-    md5: str,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Source:
+def _cifar(classes: int, md5: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Source:
     """In the binary form, which is the one to download, or in that of Python."""
-    train, test = names
-    binary = Layout(
-        folders[0],
-        tuple(f"{name}.bin" for name in train),
-        (f"{test}.bin",),
-        partial(read_cifar_binary, label_bytes=1 if classes == 10 else 2),
-    )
-    python = Layout(folders[1], train, (test,), partial(_read_python, classes=classes))
+    train: tuple[str, ...]
+    if classes == 10:
+        folders = "cifar-10-batches-bin", "cifar-10-batches-py"
+        train, test = tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch"
+    else:
+        folders = "cifar-100-binary", "cifar-100-python"
+        train, test = ("train",), "test"
+    read_binary = partial(read_cifar_binary, label_bytes=1 if classes == 10 else 2)
+    binary = tuple(f"{name}.bin" for name in train), (f"{test}.bin",)
     url = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"
-    archive = Download(url, md5, binary.folder, binary.train + binary.test)
-    sizes = (50_000 // len(train), 10_000)
-    return Source((binary, python), (archive,), sizes, classes, mean, std, Augmentation(4, True))
+    return Source(
+        (
+            Layout(folders[0], *binary, read_binary),
+            Layout(folders[1], train, (test,), partial(_read_python, classes=classes)),
+        ),
+        (Download(url, md5, folders[0], sum(binary, ())),),
+        (50_000 // len(train), 10_000),
+        classes,
+        mean,
+        std,
+        Augmentation(4, True),
+    )
 
 
 _GENERATED = {"digits": digits, "synthetic": synthetic}
@@ -186,39 +179,31 @@ _SOURCES = {
     "mnist": _mnist(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "mnist",
-        (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-        mean=0.1307,
-        std=0.3081,
+        0.1307,
+        0.3081,
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
     ),
     "fashion-mnist": _mnist(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "fashion-mnist",
-        (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
-        mean=0.2860,
-        std=0.3530,
+        0.2860,
+        0.3530,
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
     ),
     "cifar10": _cifar(
         10,
-        ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        (tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch"),
         "c32a1d4ab5d03f1284b67883e8d87530",
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
     ),
     "cifar100": _cifar(
         100,
-        ("cifar-100-binary", "cifar-100-python"),
-        (("train",), "test"),
         "03b5dce01913d631647c71ecec9e9cb8",
         mean=(0.5071, 0.4865, 0.4409),
         std=(0.2673, 0.2564, 0.2762),
