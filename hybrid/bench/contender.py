@@ -29,4 +29,5 @@ class Contender(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the network and what belongs to it."""
+        """Let go of the network and what belongs to it, if it is much."""
+        return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hybrid.bench.contender import CPU
+from hybrid.bench.contender import CPU, Contender
 from hybrid.bench.processes import compute_threads
 from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings
@@ -21,7 +21,7 @@ from solvers import Batch
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class TorchContender:
+class TorchContender(Contender):
     """What torch's own ways share: a network of their own, its optimiser and a clock."""
 
     _model: Any

@@ -70,29 +70,18 @@ def compute_threads(threads: int) -> Iterator[None]:
     Every thread of the process is moved: those of torch's pool keep the cores of their making.
     """
     before, bound = torch.get_num_threads(), os.sched_getaffinity(0)
-    widen = threads > len(bound)
-    masks = _masks() if widen else {}
     torch.set_num_threads(threads)
-    if widen:
-        _move(dict.fromkeys(masks, host_cores()))
+    if threads > len(bound):
+        _bind(host_cores())
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        if widen:
-            _move({thread: masks.get(thread, bound) for thread in _masks()})
+        if threads > len(bound):
+            _bind(bound)
 
 
-def _masks() -> dict[int, set[int]]:
-    """The cores of every thread of this process."""
-    masks = {}
-    for name in os.listdir("/proc/self/task"):
+def _bind(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
         with suppress(ProcessLookupError):
-            masks[int(name)] = os.sched_getaffinity(int(name))
-    return masks
-
-
-def _move(cores: dict[int, set[int]]) -> None:
-    for thread, mask in cores.items():
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(thread, mask)
+            os.sched_setaffinity(int(thread), cores)

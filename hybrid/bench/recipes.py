@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from hybrid.bench.contender import CPU
+from hybrid.bench.contender import CPU, Contender
 from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
 from hybrid.models import units
@@ -42,7 +42,6 @@ class Recipe:
 
     @property
     def serial(self) -> PassSettings:
-        """How its exact passes run."""
         return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
     def flags(self) -> str:
@@ -117,8 +116,8 @@ def recipes(
     return made
 
 
-class OwnContender:
-    """A recipe on this rank; a `Contender` of the bench."""
+class OwnContender(Contender):
+    """A recipe on this rank: rounds over windows; its bytes and waits are counted by its links."""
 
     def __init__(
         self,
@@ -138,14 +137,12 @@ class OwnContender:
         self.rounds = method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:
-        """Rounds over windows of the given mini-batches."""
         length, sweeps = self.recipe.window, max(self.recipe.sweeps, 1)
         starts = range(0, len(batches), length)
         windows = [Window(list(batches[start : start + length]), sweeps) for start in starts]
         self.rounds.run([(window, window) for window in windows], 0, 0)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """The composed network's state on rank 0, nothing under way."""
         self.rounds.drain()
         module = self.blocks.module(self.links.rank)
         mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
@@ -154,12 +151,7 @@ class OwnContender:
         return whole if self.links.rank == 0 else None
 
     def bytes_sent(self) -> float:
-        """Bytes this rank has sent so far, counted."""
         return self.links.traffic.total_bytes
 
     def waiting_seconds(self) -> float:
-        """Seconds this rank has waited for others so far, measured."""
         return self.links.traffic.total_waiting
-
-    def close(self) -> None:
-        """Nothing to give back."""

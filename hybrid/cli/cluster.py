@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -80,22 +81,10 @@ def submit(
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:
         out = build.new_folder(resolved, now())
-    request = slurm.Request(
-        config=config.absolute(),
-        out=Path(os.path.abspath(out)),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        gpus_per_rank=gpus_per_rank,
-        cpus_per_rank=cpus_per_rank,
-        time=time,
-        seeds=array,
-        max_requeues=max_requeues,
-        partition=partition,
-        account=account,
-        launcher=launcher,
-        setup=setup,
-        settings=tuple(set_ or ()),
-    )
+    asked = {f.name: context.params.get(f.name) for f in fields(slurm.Request)}
+    asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out)), "seeds": array}
+    asked |= {"gpus_per_rank": gpus_per_rank, "settings": tuple(set_ or ())}
+    request = slurm.Request(**asked)  # type: ignore[arg-type]
     slurm.check_blocks(resolved.split, request)
     slurm.check_setup(setup)
     if dry_run:

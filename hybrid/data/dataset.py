@@ -94,10 +94,6 @@ class Dataset:
         """
         return replace(
             self,
-            images=self.images if images else _zeros_like(self.images),
-            labels=self.labels if labels else _zeros_like(self.labels),
+            images=self.images if images else self.images.new_zeros(()).expand_as(self.images),
+            labels=self.labels if labels else self.labels.new_zeros(()).expand_as(self.labels),
         )
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    return torch.zeros(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)

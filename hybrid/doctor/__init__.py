@@ -29,7 +29,7 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         mpi.library,
         lambda: mpi.hosts(here.heartbeat if here else None),
         lambda: mpi.gpu_aware(os.environ),
-        lambda: mpi.container(os.environ),
+        mpi.shared_memory,
         cores.cores,
         cores.gpus,
         lambda: storage.run_folder(out, len({place.host for place in places})),
@@ -48,7 +48,12 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         ]
     if comm is None or comm.rank == 0:
         for check in checks:
-            for subject, value, remedy in _safely(check):
+            try:
+                found = check()
+            except Exception as error:
+                why = f"{type(error).__name__}: {one_line(error)}"
+                found = [Finding("doctor", f"cannot look: {why}")]
+            for subject, value, remedy in found:
                 say(f"{'!' if remedy else ' '} {subject:<12} {value}")
                 if remedy:
                     say(f"    -> {remedy}")
@@ -62,11 +67,3 @@ def rank_line(number: int, place: cores.Place) -> Finding:
     gpus = f", {len(place.gpus)} GPU(s)" if place.gpus else ""
     text = f"{number} on {place.host}, cores {cpus}, {place.threads} thread(s){gpus}"
     return Finding("rank", text)
-
-
-def _safely(check: Callable[[], list[Finding]]) -> list[Finding]:
-    """The check's findings; what it stumbles over is one."""
-    try:
-        return check()
-    except Exception as error:
-        return [Finding("doctor", f"cannot look: {type(error).__name__}: {one_line(error)}")]

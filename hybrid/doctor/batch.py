@@ -17,9 +17,7 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
     version = (said("sbatch", "--version") or "installed, of unknown version").strip()
     configuration = said("scontrol", "show", "config")
     if configuration is None:
-        remedy = (
-            "hybrid submit needs it: run on a login node, and ask the site if that does not help"
-        )
+        remedy = "hybrid submit needs it: run on a login node, or ask the site if that is no help"
         return [Finding("Slurm", f"{version}; its controller does not answer", remedy)]
     settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
     return [

@@ -13,8 +13,6 @@ from hybrid.links import probe
 from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
-_CONTAINERS = {"APPTAINER_CONTAINER": "Apptainer", "SINGULARITY_CONTAINER": "Singularity"}
-_MARKS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
 LEAST_SHARED_BYTES = 256 << 20
 
 
@@ -43,10 +41,10 @@ def library() -> list[Finding]:
 def matching(name: str, number: str, launcher: str) -> Finding:
     """The library `name number` beside what `mpirun --version` says."""
     text = f"{name} {number}"
-    version = re.search(r"\d+\.\d+[.\d]*", launcher)
-    other = ("Open MPI" in launcher) != (name == "Open MPI") if launcher else False
-    older = version is not None and version[0].split(".")[:2] != number.split(".")[:2]
-    if other or ("Open MPI" in launcher and older):
+    version = re.search(r"\d+\.\d+", launcher)
+    open_mpi = "Open MPI" in launcher
+    older = open_mpi and version is not None and version[0].split(".") != number.split(".")[:2]
+    if launcher and (older or open_mpi != (name == "Open MPI")):
         remedy = (
             "load the module of one MPI only and build mpi4py for it: "
             "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
@@ -60,24 +58,25 @@ def ranks_found(started: int, found: int) -> Finding:
     if not started:
         return Finding("ranks", "not under mpirun; `mpirun -n 2 hybrid doctor` looks at it")
     remedy = "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
-    return Finding(
-        "ranks", f"{started} started, {found} in MPI", "" if started == found else remedy
-    )
+    text = f"{started} started, {found} in MPI"
+    return Finding("ranks", text, "" if started == found else remedy)
 
 
 def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
     """Whether the failure of another host would be noticed."""
     if heartbeat is None or heartbeat.num_hosts == 1:
         return []
-    text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
     if not heartbeat.timeout:
         remedy = f"unset {TIMEOUT_VARIABLE} to notice a failure"
         return [Finding("hosts", "none is watched", remedy)]
-    if not heartbeat.unwatched:
-        return [Finding("hosts", text)]
-    names = ", ".join(heartbeat.unwatched)
-    remedy = "let the firewall pass TCP between the nodes, or a job waits where one of them fails"
-    return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
+    text, remedy = (
+        f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence",
+        "",
+    )
+    if names := ", ".join(heartbeat.unwatched):
+        text = f"no connection between rank 0 and {names}"
+        remedy = "let the firewall pass TCP between nodes, or a job waits where one of them fails"
+    return [Finding("hosts", text, remedy)]
 
 
 def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:
@@ -92,20 +91,12 @@ def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:
     return [Finding("GPU-aware", f"{text}; {route} ({why})")]
 
 
-def container(environment: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
-    """Which container this is, if any, and whether ranks can share memory in it."""
-    kinds = [kind for name, kind in _CONTAINERS.items() if environment.get(name)]
-    kinds += [kind for mark, kind in _MARKS.items() if (root / mark).exists()]
-    if not kinds:
-        return [Finding("container", "none")]
-    started = launch.launched_size()
-    inside = "its ranks were started and find each other" if started else "not under a launcher"
-    found = [Finding("container", f"{kinds[0]}; {inside}")]
-    shared = os.statvfs(root / "dev/shm")
-    if (total := shared.f_frsize * shared.f_blocks) < LEAST_SHARED_BYTES:
-        remedy = "ranks of a node talk through it: give more, docker run --shm-size=1g"
-        found.append(Finding("/dev/shm", f"{total >> 20} MB", remedy))
-    return found
+def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
+    """What the ranks of a host talk through; containers give little of it."""
+    total = os.statvfs(folder).f_frsize * os.statvfs(folder).f_blocks
+    remedy = "ranks of a node talk through it: give more, docker run --shm-size=1g"
+    little = total < LEAST_SHARED_BYTES
+    return [Finding("/dev/shm", f"{total >> 20:,} MB", remedy if little else "")]
 
 
 def _launcher() -> str:

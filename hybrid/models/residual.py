@@ -35,7 +35,6 @@ class BasicBlock(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(downsample(x) + F(x))."""
         out: Tensor = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -66,7 +65,6 @@ class Bottleneck(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(downsample(x) + F(x))."""
         out: Tensor = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))
@@ -97,7 +95,6 @@ class PreActBlock(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
-        """x + F(x), or downsample(a) + F(x) with a = relu(bn1(x))."""
         activated: Tensor = self.relu(self.bn1(x))
         out: Tensor = self.conv2(self.relu(self.bn2(self.conv1(activated))))
         out += x if self.downsample is None else self.downsample(activated)
@@ -116,7 +113,6 @@ class ZeroPadShortcut(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, in, height, width) -> (samples, out, height / stride, width / stride)."""
         x = x[:, :, :: self.stride, :: self.stride]
         return F.pad(x, (0, 0, 0, 0, 0, self.new_channels))
 
@@ -143,11 +139,9 @@ def network(
     stages = []
     for number, count in enumerate(counts):
         out_channels, stride = width * block.expansion, 2 if number else 1
-        # Identity, not None: the first shortcut of a pre-activation stage starts behind the
-        # activation
-        first: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != out_channels:
-            first = shortcut(in_channels, out_channels, stride)
+        reshapes = stride != 1 or in_channels != out_channels
+        # Identity, not None: a pre-activation stage's first shortcut starts behind the activation
+        first = shortcut(in_channels, out_channels, stride) if reshapes else nn.Identity()
         blocks = [block(in_channels, width, stride, first)]
         blocks += [block(out_channels, width) for _ in range(count - 1)]
         stages.append(nn.Sequential(*blocks))

@@ -74,26 +74,23 @@ def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: in
     """
     check_sizes(classes, channels, image_size)
     if depth in STAGES:
-        bottleneck, counts = STAGES[depth]
-        widths, width = [64 * 2**i for i in range(4)], 64
+        (bottleneck, counts), width = STAGES[depth], 64
     else:
         units, rest = divmod(depth - 2, 6)
         if rest or units < 1:
             known = ", ".join(map(str, STAGES))
             raise ValueError(f"there is no revnet{depth}: the depth is 6n + 2 or one of {known}")
-        bottleneck, counts = False, (units,) * 3
-        widths, width = [16, 32, 64], 16
+        bottleneck, counts, width = False, (units,) * 3, 16
     if depth in STAGES and image_size >= LARGE_IMAGE:
         conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
         stem = {"conv1": conv1, "maxpool": nn.MaxPool2d(3, stride=2, padding=1)}
     else:
         stem = {"conv1": conv3x3(channels, width)}
     stem["streams"] = TwoStreams()
-    stages = []
-    for number, (count, wide) in enumerate(zip(counts, widths, strict=True)):
-        out = wide * (BOTTLENECK if bottleneck else 1)
+    stages, out = [], width * (BOTTLENECK if bottleneck else 1)
+    for number, count in enumerate(counts):
         stages.append(_stage(width, out, 2 if number else 1, count, bottleneck))
-        width = out
+        width, out = out, 2 * out
     head = classifier(2 * width, classes, activates=True)
     return assemble(stem, stages, head, (channels, image_size, image_size), classes)
 

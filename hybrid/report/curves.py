@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from math import isfinite, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid.report.records import Line
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _PHASES = {"serial": "#2b6ca3", "parallel": "#d9822b"}
 _GREY = "#555555"
+_MARKED: dict[str, Any] = {"marker": ".", "markersize": 3}
+"""A single point has no line."""
 _NAMED = 8
 """With more cuts than this only the first and the last are named; the colours go from one to the
 other."""
@@ -62,7 +64,7 @@ def _losses(axes: Axes, lines: Sequence[Line]) -> None:
         own = [x for x in lines if x.phase == phase and x.loss is not None and isfinite(x.loss)]
         if own:
             steps, losses = [x.step for x in own], [x.loss or 0 for x in own]
-            axes.plot(steps, losses, color=colour, label=phase, marker=_marker(own))
+            axes.plot(steps, losses, color=colour, label=phase, **_MARKED)
 
 
 def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
@@ -71,7 +73,7 @@ def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
     tested = [line for line in lines if line.phase == "test" and line.accuracy is not None]
     if tested:
         epochs, values = [x.epoch for x in tested], [100 * (x.accuracy or 0) for x in tested]
-        axes.plot(epochs, values, color=_PHASES["serial"], marker=_marker(tested))
+        axes.plot(epochs, values, color=_PHASES["serial"], **_MARKED)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -107,10 +109,5 @@ def _cuts(
         name = named and (number <= _NAMED or cut in (0, number - 1))
         label = f"cut {cut + 1}" if name else "_"
         colour = colormaps["viridis"](0.88 * cut / max(1, number - 1))
-        axes.plot(steps, shown, style, color=colour, marker=_marker(points), label=label)
+        axes.plot(steps, shown, style, color=colour, label=label, **_MARKED)
     return drawn
-
-
-def _marker(points: Sequence[object]) -> str:
-    """Few points are shown one by one: a single one has no line."""
-    return "." if len(points) <= 40 else ""

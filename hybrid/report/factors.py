@@ -79,7 +79,9 @@ def responses(
         means = torch.cat([M.flatten(2).mean(2) if M.dim() > 2 else M for M in codes])
         peaks = means.amax(0)
         used = peaks > SILENT * peaks.max()
-        shares = _shares(means, test.labels[ids], test.classes)
+        sums = torch.zeros(test.classes, len(peaks)).index_add_(0, test.labels[ids], means)
+        sums /= test.labels[ids].bincount(minlength=test.classes).clamp_min(1)[:, None]
+        shares = (sums / sums.sum(0).clamp_min(torch.finfo().tiny)).T
         shares[~used] = 0
         strong = (means.mean(0) * used).argsort(descending=True, stable=True)
         shown = strong[: min(SHOWN, int(used.sum()))].tolist()
@@ -88,12 +90,6 @@ def responses(
         factors = _factors(model, layer, test, chosen) if chosen else []
     unused = (~used).nonzero().flatten().tolist()
     return Responses(name, number, shares, factors, unused, int(used.sum()) - len(factors))
-
-
-def _shares(means: Tensor, labels: Tensor, classes: int) -> Tensor:
-    sums = torch.zeros(classes, means.shape[1]).index_add_(0, labels, means)
-    per_class = sums / labels.bincount(minlength=classes).clamp_min(1)[:, None]
-    return (per_class / per_class.sum(0).clamp_min(torch.finfo().tiny)).T
 
 
 def _strongest(means: Tensor, least: Tensor) -> Tensor:

@@ -27,7 +27,10 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     be read or missing test images, which only a model with a factorisation layer needs.
     """
     record = read(run)
-    content = page(_title(record), [*_overview(record), *_factors(record, data_dir)])
+    summary = record.summary
+    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
+    title = f"{run.resolve().name}: {', '.join(filter(None, known))}"
+    content = page(title, [*_overview(record), *_factors(record, data_dir)])
     file = run / "report" / "index.html"
     check_folder(file.parent)
     try:
@@ -45,12 +48,6 @@ def factor_sections(model: nn.Sequential, test: Dataset) -> list[Html]:
     """What the factors of each of a model's factorisation layers respond to."""
     found = [responses(model, name, layer, test) for name, layer in layers(model)]
     return [part for one in found for part in section(one)]
-
-
-def _title(record: Record) -> str:
-    summary = record.summary
-    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
-    return f"{record.run.resolve().name}: " + ", ".join(word for word in known if word)
 
 
 def _overview(record: Record) -> list[Html]:

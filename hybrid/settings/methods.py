@@ -106,15 +106,9 @@ def _field_docs(cls: type) -> dict[str, str]:
     for base in reversed(cls.__mro__[:-1]):
         if not is_dataclass(base):
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for node, after in pairwise(body):
-            if (
-                isinstance(node, ast.AnnAssign)
-                and isinstance(node.target, ast.Name)
-                and node.target.id in given
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                docs[node.target.id] = str(after.value.value)
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in given:
+                    docs[name] = str(text)
     return docs

@@ -45,28 +45,10 @@ def test_gpu_aware_mpi_is_named_where_the_environment_asks_for_it() -> None:
     assert "not asked for" in mpi.gpu_aware({})[0].value
 
 
-@pytest.mark.parametrize(
-    ("environment", "mark", "kind"),
-    [
-        ({}, "", "none"),
-        ({"APPTAINER_CONTAINER": "/a.sif"}, "", "Apptainer"),
-        ({}, ".dockerenv", "Docker"),
-        ({}, "run/.containerenv", "Podman"),
-    ],
-)
-def test_containers_are_known_by_their_marks(tmp_path, environment, mark, kind) -> None:
-    (tmp_path / "dev/shm").mkdir(parents=True)
-    if mark:
-        (tmp_path / mark).parent.mkdir(exist_ok=True)
-        (tmp_path / mark).touch()
-    assert mpi.container(environment, tmp_path)[0].value.startswith(kind)
-
-
-def test_a_container_with_little_shared_memory_is_told_the_flag(tmp_path, monkeypatch) -> None:
-    (tmp_path / ".dockerenv").touch()
+def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> None:
     small = os.statvfs_result((4096, 4096, 16384, 100, 100, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
-    _, shared = mpi.container({}, tmp_path)
+    (shared,) = mpi.shared_memory()
     assert (shared.value, "--shm-size" in shared.remedy) == ("64 MB", True)
 
 
