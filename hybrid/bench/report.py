@@ -77,9 +77,9 @@ def write(
     facts: dict[str, Any],
     speeds: Sequence[Speed],
     runs: Sequence[Runs],
-    target: float | None,
 ) -> str:
     """Write bench.json, bench.md and bench.png; give the Markdown."""
+    target = facts["target"]
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
     told = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]))

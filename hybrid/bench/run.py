@@ -108,9 +108,8 @@ class Bench:
 
     def blocks(self, model: Chain) -> Blocks:
         """The cuts of our own rows."""
-        wanted = self.settings.split
-        cuts = wanted.cuts or None
-        blocks = split(model, self.comm.size, cuts=cuts, balance=wanted.balance)
+        asked = self.settings.split
+        blocks = split(model, self.comm.size, cuts=asked.cuts or None, balance=asked.balance)
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return blocks
 
@@ -215,21 +214,18 @@ class Bench:
         seeds: int,
     ) -> str | None:
         """Measure, and write the report on rank 0; its Markdown there."""
-        first = self.comm.rank == 0
-
         settings = self.settings
         size = settings.train.batch_size
         batches = still_batches(self.train, size, steps, self.device)
         rows = self.contenders(settings.train.seed)
         speeds = throughput(self.comm, rows, batches, turns, self.say)
-        for row in rows.values():
-            row.close()
-        del rows
+        while rows:
+            rows.popitem()[1].close()
         runs = [] if target is None else self.to_accuracy(target, lengths, seeds)
         dist.destroy_process_group()
         hosts = len(set(self.comm.allgather(socket.gethostname())))
         cuts = self.blocks(self.model(settings.train.seed)).cuts
-        if not first:
+        if self.comm.rank != 0:
             return None
         facts = {
             "machine": report.machine(),
@@ -249,4 +245,4 @@ class Bench:
             "left_out": self.left_out,
         }
         title = f"{settings.model.name} on {settings.data.name}, {self.comm.size} ranks"
-        return report.write(self.out, title, facts, speeds, runs, target)
+        return report.write(self.out, title, facts, speeds, runs)

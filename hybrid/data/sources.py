@@ -110,16 +110,14 @@ class Source:
 
     def found(self, directory: Path) -> tuple[Layout, dict[str, Path], list[str]]:
         """The most complete layout, its files that are there, by name, and those it lacks."""
-        best = max(self.layouts, key=lambda layout: len(layout.find(directory)))
-        files = best.find(directory)
+        found = [(layout, layout.find(directory)) for layout in self.layouts]
+        best, files = max(found, key=lambda pair: len(pair[1]))
         lacking = [f"{best.folder}/{x}" for x in best.train + best.test if x not in files]
         return best, files, lacking
 
     def read(self, directory: Path) -> tuple[Dataset, Dataset]:
         """The training and the test half; the files must be there."""
-        layout, files, lacking = self.found(directory)
-        if lacking:
-            raise FileNotFoundError(f"{directory} lacks {', '.join(lacking)}")
+        layout, files, _ = self.found(directory)
 
         def half(names: tuple[str, ...], records: int) -> Dataset:
             images, labels = layout.read([files[name] for name in names], records=records)

@@ -85,7 +85,7 @@ class _Named:
     """In place of a class or function that the file names; a dtype of a `code`."""
 
     name: str
-    code: str | bytes = ""
+    code: str = ""
 
     def __call__(self, *arguments: object) -> object:
         match self.name, arguments:
@@ -93,8 +93,8 @@ class _Named:
                 return _Dict()
             case "_reconstruct", _:
                 return PickledArray()
-            case "dtype", (str() | bytes() as code, *_):
-                return _Named("dtype", code)
+            case "dtype", (str() | bytes() as code, *_) if len(code) < 20:
+                return _Named("dtype", code if isinstance(code, str) else code.decode("latin1"))
             case "encode", (str() as text, *_):
                 # Python 3 writes bytes this way into protocols 0 to 2, always in latin1; the text
                 # stands for them, since a copy at every call could fill the memory
@@ -121,7 +121,7 @@ class PickledArray:
     """What a pickled numpy array is made of, as the file has it."""
 
     shape: tuple[int, ...] = ()
-    code: str | bytes = ""
+    code: str = ""
     """Of its dtype."""
     fortran: object = False
     raw: object = b""
@@ -143,7 +143,7 @@ class PickledArray:
     def bytes_of_shape(self, columns: int) -> Tensor | None:
         """The array as a uint8 tensor `(n, columns)`, or None if it is anything else."""
         raw = self.raw.encode("latin1", "ignore") if isinstance(self.raw, str) else self.raw
-        if self.code not in ("u1", b"u1") or not (isinstance(raw, bytes | bytearray) and raw):
+        if self.code != "u1" or not (isinstance(raw, bytes | bytearray) and raw):
             return None
         rows = len(raw) // columns
         if self.shape != (rows, columns) or rows * columns != len(raw):
@@ -152,5 +152,4 @@ class PickledArray:
         return flat.view(columns, rows).t() if self.fortran else flat.view(rows, columns)
 
     def __str__(self) -> str:
-        code = str(self.code, "latin1") if isinstance(self.code, bytes) else self.code
-        return f"an array of dtype {ascii(code)[:20]} and shape {self.shape}"
+        return f"an array of dtype {self.code!a} and shape {self.shape}"

@@ -20,21 +20,15 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
         remedy = "hybrid submit needs it: run on a login node, or ask the site if that is no help"
         return [Finding("Slurm", f"{version}; its controller does not answer", remedy)]
     settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", configuration, re.MULTILINE))
-    return [
-        Finding("Slurm", version),
-        requeue(settings),
-        preemption(settings),
-        pmix(said("srun", "--mpi=list") or ""),
-        *job(environment),
-    ]
-
-
-def requeue(settings: Mapping[str, str]) -> Finding:
-    """Whether jobs may go back to the queue; the scripts ask for it in any case."""
-    if settings.get("JobRequeue", "1") == "1":
-        return Finding("requeue", "allowed")
-    remedy = "if jobs with --requeue are not requeued either: jobs/chain.sh, --max-requeues 0"
-    return Finding("requeue", "not the default here (JobRequeue=0); scripts ask for it", remedy)
+    requeue, pmix = Finding("requeue", "allowed"), Finding("PMIx", "srun has none: use mpirun")
+    if settings.get("JobRequeue", "1") != "1":
+        remedy = "if jobs with --requeue are not requeued either: jobs/chain.sh, --max-requeues 0"
+        requeue = Finding("requeue", "not the default (JobRequeue=0); scripts ask for it", remedy)
+    if kinds := re.findall(r"\bpmix(?:_v\d+)?\b", said("srun", "--mpi=list") or ""):
+        listed = ", ".join(sorted(set(kinds) - {"pmix"})) or "pmix"
+        trial = "srun --mpi=pmix -n 2 hybrid doctor shows if it works"
+        pmix = Finding("PMIx", f"{listed} listed; {trial}")
+    return [Finding("Slurm", version), requeue, preemption(settings), pmix, *job(environment)]
 
 
 def preemption(settings: Mapping[str, str]) -> Finding:
@@ -49,17 +43,6 @@ def preemption(settings: Mapping[str, str]) -> Finding:
         "ask the site for SlurmctldParameters=preempt_send_user_signal"
     )
     return Finding("preemption", f"{mode}, announced by SIGTERM if at all", remedy)
-
-
-def pmix(listed: str) -> Finding:
-    """Whether srun can start MPI ranks, by `srun --mpi=list`."""
-    kinds = sorted(set(re.findall(r"\bpmix(?:_v\d+)?\b", listed)) - {"pmix"}) or (
-        ["pmix"] if re.search(r"^\s*pmix\b", listed, re.MULTILINE) else []
-    )
-    if kinds:
-        text = f"{', '.join(kinds)} listed; srun --mpi=pmix -n 2 hybrid doctor shows if it works"
-        return Finding("PMIx", text)
-    return Finding("PMIx", "srun has none: start ranks by mpirun, the default of hybrid submit")
 
 
 def job(environment: Mapping[str, str]) -> list[Finding]:

@@ -2,18 +2,15 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from hybrid.doctor.finding import Finding, said
 from hybrid.ranks import launch
-
-_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class Place(NamedTuple):
@@ -41,23 +38,8 @@ def cores() -> list[Finding]:
     remedy = "hybrid train sets its own; use --set train.threads=N to choose" if other else ""
     return [
         Finding("cores", f"{len(mine)} of {os.cpu_count()} usable by this process"),
-        *hardware_threads(mine),
         Finding("threads", f"{threads} a rank{other}", remedy),
     ]
-
-
-def hardware_threads(cpus: Iterable[int], topology: Path = _TOPOLOGY) -> list[Finding]:
-    """Whether some of the CPUs are two hardware threads of one core."""
-    cpus = set(cpus)
-    files = [topology / f"cpu{cpu}/topology/thread_siblings_list" for cpu in cpus]
-    try:
-        whole = {file.read_text().strip() for file in files}
-    except OSError:
-        return []
-    if len(whole) == len(cpus):
-        return [Finding("hyperthreads", "none: each CPU is a core of its own")]
-    remedy = "a thread a core is faster: --hint=nomultithread in the job, or train.threads"
-    return [Finding("hyperthreads", f"{len(cpus)} CPUs are {len(whole)} cores", remedy)]
 
 
 def gpus() -> list[Finding]:

@@ -4,7 +4,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 10.0
@@ -20,20 +20,15 @@ class Finding(NamedTuple):
 
 def said(*command: str, seconds: float = PATIENCE_SECONDS) -> str | None:
     """What a program says on stdout and stderr; None if it is not there, fails or takes longer."""
+    asked: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stderr": subprocess.STDOUT,
+        "errors": "replace",
+    }
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return str(subprocess.check_output(command, timeout=seconds, text=True, **asked))
+    except (OSError, subprocess.SubprocessError):
         return None
-    return None if done.returncode else done.stdout
 
 
 def soon(look: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:

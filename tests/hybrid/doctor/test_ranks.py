@@ -52,17 +52,6 @@ def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> 
     assert (shared.value, "--shm-size" in shared.remedy) == ("64 MB", True)
 
 
-def test_hardware_threads_are_told_from_cores(tmp_path) -> None:
-    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
-        folder = tmp_path / f"cpu{cpu}" / "topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(siblings)
-    (found,) = cores.hardware_threads([0, 1, 2, 3], tmp_path)
-    assert (found.value, "nomultithread" in found.remedy) == ("4 CPUs are 2 cores", True)
-    assert not cores.hardware_threads([0, 1], tmp_path)[0].remedy
-    assert cores.hardware_threads([7], tmp_path) == []
-
-
 @pytest.mark.parametrize(
     ("places", "warned"),
     [
