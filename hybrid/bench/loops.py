@@ -32,7 +32,10 @@ class TorchContender(Contender):
     ) -> None:
         self._device = device
         self._optimiser = make(module, settings)
-        self._waited = 0.0
+        self._waited = self._sent = 0.0
+
+    def bytes_sent(self) -> float:
+        return self._sent
 
     def waiting_seconds(self) -> float:
         return self._waited
@@ -92,9 +95,6 @@ class PlainLoop(TorchContender):
     def state_dict(self) -> dict[str, Tensor] | None:
         return None if self._model is None else on_cpu(self._model.state_dict())
 
-    def bytes_sent(self) -> float:
-        return 0.0
-
 
 class DataParallel(TorchContender):
     """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
@@ -113,7 +113,8 @@ class DataParallel(TorchContender):
         super().__init__(self._model, optimiser, device)
         trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
         size = dist.get_world_size()
-        self._bytes_a_step, self._sent = 2 * (size - 1) / size * trained, 0.0
+        # torch does not tell: a ring all-reduce; rank 0's copies of the statistics are not counted
+        self._bytes_a_step = 2 * (size - 1) / size * trained
 
     def train(self, batches: Sequence[Batch]) -> None:
         size = dist.get_world_size()
@@ -129,13 +130,6 @@ class DataParallel(TorchContender):
 
     def state_dict(self) -> dict[str, Tensor] | None:
         return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
-
-    def bytes_sent(self) -> float:
-        """By formula, since torch does not tell: 2 (K - 1) / K of the gradients' bytes a step.
-
-        That is a ring all-reduce; rank 0's copies of the running statistics are not counted.
-        """
-        return self._sent
 
 
 def prepared(model: Model) -> Model:

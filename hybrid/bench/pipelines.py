@@ -55,7 +55,7 @@ class Pipeline(TorchContender):
         rank, size = dist.get_rank(), dist.get_world_size()
         _check_order(kind, micro_batches, size)
         self._make, stages_a_rank = SCHEDULES[kind]
-        self._micro_batches, self._sent = micro_batches, 0
+        self._micro_batches = micro_batches
         self._names = list(model.state_dict())
         model = prepared(model)
         self._num_stages = size * stages_a_rank
@@ -67,6 +67,8 @@ class Pipeline(TorchContender):
         self._mine = range(rank, self._num_stages, size)
         self._modules: list[BlockModule] = [blocks.module(i).to(device) for i in self._mine]
         super().__init__(nn.ModuleList(self._modules), optimiser, device)
+        # torch does not tell: an activation leaves at the end of every stage of this rank for
+        # another, and a gradient at its beginning
         sending = [*self._mine, *(i + 1 for i in self._mine)]
         cut = range(1, self._num_stages) if size > 1 else range(0)
         sent = sum(prod(self._shapes[i]) for i in sending if i in cut)
@@ -95,13 +97,6 @@ class Pipeline(TorchContender):
         dist.all_gather_object(parts, mine)
         whole = dict(ChainMap(*parts))
         return {name: whole[name] for name in self._names} if dist.get_rank() == 0 else None
-
-    def bytes_sent(self) -> float:
-        """By formula, since torch does not tell: what crosses the cuts to other ranks.
-
-        An activation at the end of every stage of this rank and a gradient at its beginning.
-        """
-        return self._sent
 
     def close(self) -> None:
         self._schedules.clear()

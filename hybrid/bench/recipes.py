@@ -76,13 +76,10 @@ BASE = Recipe("plain loop", Backprop())
 def _changed(section: str, solver: Solver | PassSettings) -> list[str]:
     """The settings that are not the default."""
     assert is_dataclass(solver)
-    parts = []
-    for setting in fields(solver):
-        value = getattr(solver, setting.name)
-        if value != setting.default:
-            text = str(value).lower() if isinstance(value, bool) else value
-            parts.append(f"--set {section}.{setting.name}={text}")
-    return parts
+    values = {f.name: getattr(solver, f.name) for f in fields(solver)}
+    changed = {f.name: values[f.name] for f in fields(solver) if values[f.name] != f.default}
+    texts = {k: str(v).lower() if isinstance(v, bool) else v for k, v in changed.items()}
+    return [f"--set {section}.{name}={text}" for name, text in texts.items()]
 
 
 def recipes(

@@ -206,12 +206,7 @@ class Bench:
         return run_threads(1, lambda links: accuracy(block, links, self.test), threads)[0]
 
     def run(
-        self,
-        turns: int,
-        steps: int,
-        target: float | None,
-        lengths: Sequence[int],
-        seeds: int,
+        self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
     ) -> str | None:
         """Measure, and write the report on rank 0; its Markdown there."""
         settings = self.settings

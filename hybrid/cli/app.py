@@ -1,4 +1,4 @@
-"""The `hybrid` command."""
+"""The command, its groups and its end."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ for group in (train, compare, cluster, folders):
 def _options(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -21,8 +21,7 @@ def bench(
     config: options.TomlFile = None,
     model: options.Model = None,
     data: Annotated[
-        str | None,
-        typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]"),
+        str | None, typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]")
     ] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,

@@ -22,8 +22,7 @@ def evaluate(run: RunFolder, data_dir: DataDir = None) -> None:
 
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
 def export(
-    run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")],
+    run: RunFolder, file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")]
 ) -> None:
     """Write the composed network of a run's newest checkpoint as one safetensors state dict."""
     from hybrid.runs import restore

@@ -28,7 +28,7 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         mpi.mpirun,
         mpi.library,
         lambda: mpi.hosts(here.heartbeat if here else None),
-        lambda: mpi.gpu_aware(os.environ),
+        mpi.gpu_aware,
         mpi.shared_memory,
         cores.cores,
         cores.gpus,

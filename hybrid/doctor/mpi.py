@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -79,16 +78,13 @@ def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
     return [Finding("hosts", text, remedy)]
 
 
-def gpu_aware(environment: Mapping[str, str]) -> list[Finding]:
-    """Only the site knows whether its MPI reads GPU memory; what the environment asks for."""
-    names = ("OMPI_MCA_opal_cuda_support", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA")
-    asked = [f"{name}={environment[name]}" for name in names if name in environment]
-    text = f"asked for by {', '.join(asked)}" if asked else "not asked for"
+def gpu_aware() -> list[Finding]:
+    """Whether MPI reads GPU memory, by a trial."""
     if not torch.cuda.is_available():
-        return [Finding("GPU-aware", f"{text}; blocks live on the CPU")]
+        return [Finding("GPU-aware", "no GPU to try it with; blocks live on the CPU")]
     direct, why = probe.try_in_child()
     route = "MPI reads GPU memory" if direct else "tensors go through pinned host memory"
-    return [Finding("GPU-aware", f"{text}; {route} ({why})")]
+    return [Finding("GPU-aware", f"{route} ({why})")]
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:

@@ -85,17 +85,13 @@ def durable_write(folder: Path) -> list[Finding]:
 
 
 def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding]:
-    """Home, Python and temporary files: what is slow or shared where it should not be."""
+    """Python, caches and temporary files: what is slow or shared where it should not be."""
     on_node = "point it to the node's own disk in the job script: export"
     python = "many ranks import from there at once: a container, or a copy on scratch"
+    cache = environment.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache")
     checks = [
-        ("HOME", environment.get("HOME", "/"), ""),
         ("Python", next(iter(site.getsitepackages()), "/"), python),
-        (
-            "CuPy cache",
-            environment.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache"),
-            f"{on_node} CUPY_CACHE_DIR=/tmp/cupy-$USER",
-        ),
+        ("CuPy cache", cache, f"{on_node} CUPY_CACHE_DIR=/tmp/cupy-$USER"),
         ("TMPDIR", environment.get("TMPDIR") or "/tmp", f"{on_node} TMPDIR=/tmp"),
     ]
     found = []

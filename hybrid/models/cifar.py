@@ -31,9 +31,8 @@ def resnet(
     and zero channels, no parameters), the paper's choice; "projection" their option B.
     Raises `ValueError` for another depth or shortcut, classes < 2, channels < 1, image_size < 4.
     """
-    num_blocks = _blocks_per_stage("resnet", depth, 2)
-    maker = _chosen(shortcut, projection)
-    return _small(BasicBlock, num_blocks, 1, maker, (classes, channels, image_size))
+    size = classes, channels, image_size
+    return _small("resnet", BasicBlock, depth, 2, 1, _chosen(shortcut, projection), *size)
 
 
 def preact_resnet(
@@ -48,9 +47,8 @@ def preact_resnet(
     Arguments and errors as for `resnet`; "projection" is a 1x1 convolution without batch norm,
     since its input is already normalised and activated.
     """
-    num_blocks = _blocks_per_stage("preact_resnet", depth, 2)
-    maker = _chosen(shortcut, conv1x1)
-    return _small(PreActBlock, num_blocks, 1, maker, (classes, channels, image_size))
+    size = classes, channels, image_size
+    return _small("preact_resnet", PreActBlock, depth, 2, 1, _chosen(shortcut, conv1x1), *size)
 
 
 def wide_resnet(
@@ -61,37 +59,37 @@ def wide_resnet(
     `width` multiplies the channels of every stage. Raises `ValueError` for another depth,
     width < 1, classes < 2, channels < 1, image_size < 4.
     """
-    num_blocks = _blocks_per_stage("wide_resnet", depth, 4)
     if width < 1:
         raise ValueError(f"width is {width}, the least is 1: set width >= 1")
-    return _small(PreActBlock, num_blocks, width, conv1x1, (classes, channels, image_size))
+    size = classes, channels, image_size
+    return _small("wide_resnet", PreActBlock, depth, 4, width, conv1x1, *size)
 
 
 def _small(
+    family: str,
     block: type[BasicBlock] | type[PreActBlock],
-    num_blocks: int,
+    depth: int,
+    offset: int,
     width: int,
     shortcut: ShortcutMaker,
-    size: tuple[int, int, int],
+    classes: int,
+    channels: int,
+    image_size: int,
 ) -> Chain:
-    classes, channels, image_size = size
+    """The network of depth 6n + `offset`, with n blocks a stage."""
+    n, rest = divmod(depth - offset, 6)
+    if n < 1 or rest:
+        below = 6 * n + offset
+        nearest = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
+        raise ValueError(
+            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {nearest}"
+        )
     check_sizes(classes, channels, image_size)
     stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
     if block is BasicBlock:
         stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
     image = channels, image_size, image_size
-    return network(stem, block, STEM_WIDTH, 16 * width, 3 * (num_blocks,), shortcut, image, classes)
-
-
-def _blocks_per_stage(family: str, depth: int, offset: int) -> int:
-    num_blocks, rest = divmod(depth - offset, 6)
-    if num_blocks >= 1 and rest == 0:
-        return num_blocks
-    below = 6 * num_blocks + offset
-    nearest = f"{below} or {below + 6}" if num_blocks >= 1 else f"{6 + offset}"
-    raise ValueError(
-        f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {nearest}"
-    )
+    return network(stem, block, STEM_WIDTH, 16 * width, (n, n, n), shortcut, image, classes)
 
 
 def _chosen(shortcut: str, projected: ShortcutMaker) -> ShortcutMaker:

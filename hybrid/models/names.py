@@ -41,10 +41,9 @@ def build(
     """
     match = NAME.fullmatch(name)
     if match is None:
-        near = difflib.get_close_matches(name.lower(), EXAMPLES, n=1, cutoff=0.5)
-        guess = f"try {near[0]!r}" if near else "try 'resnet20'"
+        near, *_ = [*difflib.get_close_matches(name.lower(), EXAMPLES, 1, 0.5), "resnet20"]
         raise ValueError(
-            f"unknown model {name!r}: {guess} "
+            f"unknown model {name!r}: try {near!r} "
             "(families: resnetN, cifar-resnetN, preact-resnetN, revnetN, wrn-N-W)"
         )
     family, depth = match["family"], int(match["depth"] or match["wide_depth"])

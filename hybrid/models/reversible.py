@@ -89,18 +89,12 @@ def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: in
     stem["streams"] = TwoStreams()
     stages, out = [], width * (BOTTLENECK if bottleneck else 1)
     for number, count in enumerate(counts):
-        stages.append(_stage(width, out, 2 if number else 1, count, bottleneck))
+        blocks: list[nn.Module] = []
+        if number or width != out:
+            blocks.append(Downsampling(width, out, 2 if number else 1, bottleneck))
+        while len(blocks) < count:
+            blocks.append(Reversible(Residual(out, out, 1, bottleneck)))
+        stages.append(nn.Sequential(*blocks))
         width, out = out, 2 * out
     head = classifier(2 * width, classes, activates=True)
     return assemble(stem, stages, head, (channels, image_size, image_size), classes)
-
-
-def _stage(
-    in_channels: int, out_channels: int, stride: int, count: int, bottleneck: bool
-) -> nn.Sequential:
-    units: list[nn.Module] = []
-    if stride != 1 or in_channels != out_channels:
-        units.append(Downsampling(in_channels, out_channels, stride, bottleneck))
-    while len(units) < count:
-        units.append(Reversible(Residual(out_channels, out_channels, 1, bottleneck)))
-    return nn.Sequential(*units)

@@ -1,6 +1,5 @@
 """What each factor of a factorisation layer responds to."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -86,15 +85,13 @@ def responses(
         strong = (means.mean(0) * used).argsort(descending=True, stable=True)
         shown = strong[: min(SHOWN, int(used.sum()))].tolist()
         by_class = sorted(shown, key=lambda f: (int(shares[f].argmax()), -float(shares[f].max())))
-        chosen = {f: ids[_strongest(means[:, f], SILENT * peaks.max())] for f in by_class}
+        chosen = {}
+        for f in by_class:
+            values, places = means[:, f].topk(min(STRONGEST, number))
+            chosen[f] = ids[places[values > SILENT * peaks.max()]]
         factors = _factors(model, layer, test, chosen) if chosen else []
     unused = (~used).nonzero().flatten().tolist()
     return Responses(name, number, shares, factors, unused, int(used.sum()) - len(factors))
-
-
-def _strongest(means: Tensor, least: Tensor) -> Tensor:
-    values, places = means.topk(min(STRONGEST, len(means)))
-    return places[values > least]
 
 
 def _factors(
@@ -120,6 +117,5 @@ def _codes(model: nn.Sequential, layer: Factorisation, test: Dataset, ids: Tenso
     return layer.codes(x).float().cpu()
 
 
-def _parts(model: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
-    for unit in units(model):
-        yield from unit.parts.items()
+def _parts(model: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    return [part for unit in units(model) for part in unit.parts.items()]

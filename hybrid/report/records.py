@@ -1,6 +1,7 @@
 """What a run folder tells of its run, checked as it is read."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -98,8 +99,7 @@ def _settings(path: Path) -> Config | None:
         resolved = load(path, {})
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    written = (line.strip() for line in path.read_text().splitlines())
-    return resolved if any(line and not line.startswith("#") for line in written) else None
+    return resolved if re.search(r"^\s*[^#\s]", path.read_text(), re.MULTILINE) else None
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -39,12 +39,6 @@ def test_a_launcher_of_another_mpi_is_pointed_out(launcher, warned) -> None:
     assert ("--no-binary mpi4py" in mpi.matching("Open MPI", "5.0.11", launcher).remedy) == warned
 
 
-def test_gpu_aware_mpi_is_named_where_the_environment_asks_for_it() -> None:
-    asked = {"MPICH_GPU_SUPPORT_ENABLED": "1"}
-    assert "MPICH_GPU_SUPPORT_ENABLED=1" in mpi.gpu_aware(asked)[0].value
-    assert "not asked for" in mpi.gpu_aware({})[0].value
-
-
 def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> None:
     small = os.statvfs_result((4096, 4096, 16384, 100, 100, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
