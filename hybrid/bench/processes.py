@@ -35,19 +35,15 @@ def process_group(comm: Any, device: torch.device = CPU) -> None:
         store = TCPStore(address, port, comm.size, is_master=True, wait_for_workers=False)
         place = (address, store.port)
     address, port = comm.bcast(place)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_to(address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        mine = probe.getsockname()[0]
+    towards = next((name for name, there in interfaces().items() if there == mine), "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", towards)
     if store is None:
         store = TCPStore(address, port, comm.size, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
-
-
-def _interface_to(address: str) -> str:
-    """The network interface whose address this host speaks to `address` from."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        mine = probe.getsockname()[0]
-    return next((name for name, there in interfaces().items() if there == mine), "lo")
 
 
 def host_cores() -> set[int]:

@@ -1,6 +1,6 @@
 """Random crops, flips and cutout for whole batches, each a pure function of the sample's id."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,9 @@ class Augmentation:
     centre, clipped at the border; 0: none (DeVries and Taylor, arXiv 1708.04552)."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if value < 0:
-                raise ValueError(f"augmentation {field.name} is {value}: it must be 0 or more")
+                raise ValueError(f"augmentation {name} is {value}: it must be 0 or more")
 
     def __call__(self, images: Tensor, ids: Tensor, seed: int, epoch: int) -> Tensor:
         """Augment `images`, uint8 `(B, C, H, W)`, of the samples `ids`, int64 `(B,)`."""

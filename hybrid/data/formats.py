@@ -97,13 +97,12 @@ def read_cifar_python(
     content = unpickle(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not the dict of a CIFAR batch")
-    names = {key.decode("latin1") if isinstance(key, bytes) else key: key for key in content}
-    label_name = "fine_labels" if "fine_labels" in names else "labels"
+    named = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
+    label_name = "fine_labels" if "fine_labels" in named else "labels"
     for name in ("data", label_name):
-        if name not in names:
+        if name not in named:
             raise ValueError(f"{path} has no {name!r} in its dict: it is not a CIFAR batch")
-    data, values = content[names["data"]], content[names[label_name]]
-
+    data, values = named["data"], named[label_name]
     array = isinstance(data, PickledArray)
     pixels = data.bytes_of_shape(_PIXELS) if array else None
     if pixels is None:

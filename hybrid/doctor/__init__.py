@@ -44,7 +44,7 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
             lambda: versions.same_versions(installed),
             lambda: cores.binding(places),
             lambda: cores.gpu_sharing(places),
-            lambda: [rank_line(number, there) for number, there in enumerate(places)],
+            lambda: [Finding("rank", f"{rank} on {place}") for rank, place in enumerate(places)],
         ]
     if comm is None or comm.rank == 0:
         for check in checks:
@@ -59,11 +59,3 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
                     say(f"    -> {remedy}")
     if comm is not None:
         comm.Barrier()
-
-
-def rank_line(number: int, place: cores.Place) -> Finding:
-    """Where a rank runs, on what."""
-    cpus = ",".join(map(str, place.cpus))
-    gpus = f", {len(place.gpus)} GPU(s)" if place.gpus else ""
-    text = f"{number} on {place.host}, cores {cpus}, {place.threads} thread(s){gpus}"
-    return Finding("rank", text)

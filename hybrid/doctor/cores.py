@@ -23,6 +23,10 @@ class Place(NamedTuple):
     visible: str | None
     """CUDA_VISIBLE_DEVICES."""
 
+    def __str__(self) -> str:
+        gpus = f", {len(self.gpus)} GPU(s)" if self.gpus else ""
+        return f"{self.host}, cores {str(self.cpus)[1:-1]}, {self.threads} thread(s){gpus}"
+
 
 def here() -> Place:
     """Where this rank runs."""
@@ -68,10 +72,8 @@ def binding(places: Sequence[Place]) -> list[Finding]:
         cpus = set[int]().union(*(place.cpus for place in here))
         threads = sum(place.threads for place in here)
         if threads > len(cpus):
-            remedy = (
-                "start fewer ranks a node, or bind each to cores of its own: "
-                "mpirun --map-by ppr:RANKS:node:pe=CORES --bind-to core"
-            )
+            own = "mpirun --map-by ppr:RANKS:node:pe=CORES --bind-to core"
+            remedy = f"start fewer ranks a node, or bind each to cores of its own: {own}"
             text = f"{len(here)} ranks with {threads} threads share {len(cpus)} cores of {host}"
             return [Finding("binding", text, remedy)]
     return [Finding("binding", "a core a thread on every host")]

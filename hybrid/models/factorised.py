@@ -28,7 +28,12 @@ def factorised(model: Chain, wanted: str) -> tuple[Chain, str]:
         )
     if int(rank) < 1:
         raise ValueError(f"model.factorise is {wanted!r}; the rank must be at least 1")
-    layer = Factorisation(_channels(model, target), int(rank))
+    x = torch.zeros(1, *model.input_shape)
+    with mode(model, training=False), torch.no_grad():
+        for unit in units(model)[: names.index(target)]:
+            for part in unit.parts.values():
+                x = part(x)
+    layer = Factorisation(x.shape[1], int(rank))
     stage, _, child = target.rpartition(".")
     modules, grouping, name = OrderedDict(model.named_children()), model.grouping, NAME
     if stage:
@@ -50,15 +55,3 @@ def _before(key: str, items: dict[str, T], new: T) -> OrderedDict[str, T]:
             made[NAME] = new
         made[each] = item
     return made
-
-
-def _channels(model: Chain, target: str) -> int:
-    """Channels of what unit `target` takes."""
-    x = torch.zeros(1, *model.input_shape)
-    with mode(model, training=False), torch.no_grad():
-        for unit in units(model):
-            if unit.name == target:
-                break
-            for part in unit.parts.values():
-                x = part(x)
-    return int(x.shape[1])
