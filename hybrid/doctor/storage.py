@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from hybrid.doctor.finding import Finding, soon
 from hybrid.errors import one_line
@@ -22,13 +21,6 @@ NETWORK = HOME_LIKE | {
 LEAST_FREE_BYTES = 1 << 30
 SLOW_SECONDS = 1.0
 PROBE_BYTES = 4 << 20
-
-
-class Seen(NamedTuple):
-    """The file system that a rank found at a path, or why it found none."""
-
-    kind: str
-    error: str = ""
 
 
 def place(path: Path, mounts: Path = MOUNTS) -> str:
@@ -109,26 +101,25 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
     return found
 
 
-def readable(folder: Path, mounts: Path = MOUNTS) -> Seen:
-    """Whether this rank can read the data in `folder`."""
+def readable(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
+    """The file system of the data in `folder`, and why this rank cannot read it."""
     try:
         kind = place(folder, mounts)
         soon(lambda: next(iter(folder.iterdir()), None))
-        return Seen(kind)
+        return kind, ""
     except OSError as error:
-        return Seen("", one_line(error))
+        return "", one_line(error)
 
 
-def data_folder(folder: Path, named: bool, ranks: Sequence[Seen]) -> list[Finding]:
+def data_folder(folder: Path, named: bool, ranks: Sequence[tuple[str, str]]) -> list[Finding]:
     """Whether every rank can read the data; a folder nobody named may be missing."""
-    lacking = [(rank, seen) for rank, seen in enumerate(ranks) if seen.error]
+    lacking = [f"rank {rank} cannot read it: {why}" for rank, (_, why) in enumerate(ranks) if why]
     if not lacking:
-        return [Finding("data", f"{folder} ({ranks[0].kind}), read by {_all(len(ranks))}")]
+        return [Finding("data", f"{folder} ({ranks[0][0]}), read by {_all(len(ranks))}")]
     if not named and len(lacking) == len(ranks):
         return [Finding("data", f"{folder} is not there; data sets are downloaded to it")]
-    rank, seen = lacking[0]
     remedy = "put the data where every node sees it, and name the folder: export HYBRID_DATA=..."
-    return [Finding("data", f"rank {rank} cannot read it: {seen.error}", remedy)]
+    return [Finding("data", lacking[0], remedy)]
 
 
 def same_folder(
@@ -145,7 +136,10 @@ def same_folder(
             make = partial(tempfile.NamedTemporaryFile, prefix=".hybrid-doctor-", dir=there)
             name = files.enter_context(soon(make)).name
         written = share(name)
-        seen = gather(bool(written) and _sees(Path(written)))
+        sees = False
+        with suppress(OSError):
+            sees = bool(written) and soon(Path(written).exists)
+        seen = gather(sees)
     if not written:
         return []  # that it cannot be written to is a finding of its own
     blind = [rank for rank, sees in enumerate(seen) if not sees]
@@ -154,12 +148,6 @@ def same_folder(
     remedy = "name a folder on a file system that all nodes mount, with --out"
     text = f"rank {blind[0]} does not see what rank 0 writes to {Path(written).parent}"
     return [Finding("same folder", text, remedy)]
-
-
-def _sees(path: Path) -> bool:
-    with suppress(OSError):
-        return soon(path.exists)
-    return False
 
 
 def _existing(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from io import BytesIO
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from hybrid.report.curves import png
@@ -70,13 +69,13 @@ def strip(factor: Factor) -> bytes:
     channels, height, width = pictures.shape[1:]
     grey = pictures.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     scale = max(1, _SIDE // max(height, width))
-    tiles = [_enlarged(pictures if channels == 3 else grey, scale)]
+    tiles = [F.interpolate(pictures if channels == 3 else grey, scale_factor=scale)]
     if factor.codes is not None:
         peak = factor.codes.max().clamp_min(torch.finfo().tiny)
         size = (height * scale, width * scale)
         codes = F.interpolate((factor.codes / peak).unsqueeze(1), size, mode="bilinear")
         colour = torch.tensor(_CODE).view(1, 3, 1, 1)
-        dimmed = 0.15 + 0.6 * _enlarged(grey, scale)
+        dimmed = 0.15 + 0.6 * F.interpolate(grey, scale_factor=scale)
         tiles.append(dimmed + 0.85 * codes * (colour - dimmed))
     rows = [torch.cat([F.pad(t, (0, _GAP, 0, _GAP), value=1.0) for t in row], 2) for row in tiles]
     canvas = torch.cat(rows, 1)[:, :-_GAP, :-_GAP]
@@ -92,8 +91,3 @@ def _factor(found: Responses, factor: Factor) -> Html:
     )
     alt = f"{len(factor.images)} test images with the largest mean code of factor {factor.number}"
     return picture(strip(factor), alt, f"factor {factor.number}: {classes}")
-
-
-def _enlarged(pictures: Tensor, scale: int) -> Tensor:
-    """(n, C, H, W) -> (n, C, H scale, W scale), every pixel a square."""
-    return pictures.repeat_interleave(scale, 2).repeat_interleave(scale, 3)

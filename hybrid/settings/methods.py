@@ -55,23 +55,18 @@ def unknown(dotted: str, name: str) -> str:
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
     if others:
-        also = f"; did you mean {_either(near)}?" if near else ""
-        return (
-            f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}{also}"
-        )
-    near = near or difflib.get_close_matches(dotted, known, 1, 0.5)
-    hint = f"did you mean {_either(near)}?" if near else f"known: {', '.join(known)}"
-    return f"unknown setting {dotted!r}; {hint}"
+        text = f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}"
+    else:
+        text = f"unknown setting {dotted!r}"
+        near = near or difflib.get_close_matches(dotted, known, 1, 0.5)
+        text += "" if near else f"; known: {', '.join(known)}"
+    return text + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
 
 
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
     anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(PassSettings))]
     return [*_named(key, anywhere), *[f"solver.{key}"] * bool(_methods_with(key))]
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(map(repr, names))
 
 
 def _named(key: str, known: Iterable[str]) -> list[str]:
