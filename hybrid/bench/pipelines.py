@@ -8,12 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed import pipelining
 from torch.nn.functional import cross_entropy
 
 from hybrid.bench.contender import CPU
@@ -25,9 +20,9 @@ from solvers import Batch
 from solvers.base import Shape
 
 SCHEDULES: dict[str, tuple[Any, int]] = {
-    "gpipe": (ScheduleGPipe, 1),
-    "1f1b": (Schedule1F1B, 1),
-    "interleaved-zero-bubble": (ScheduleInterleavedZeroBubble, 2),
+    "gpipe": (pipelining.ScheduleGPipe, 1),
+    "1f1b": (pipelining.Schedule1F1B, 1),
+    "interleaved-zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
 """torch's class for each kind, and the stages that a rank has under it."""
 
@@ -108,7 +103,7 @@ class Pipeline(TorchContender):
         if batch_size not in self._schedules:
             samples = batch_size // self._micro_batches
             stages = [self._stage(i, samples) for i in self._mine]
-            several = self._make is ScheduleInterleavedZeroBubble
+            several = self._make is pipelining.ScheduleInterleavedZeroBubble
             self._schedules[batch_size] = self._make(
                 stages if several else stages[0], self._micro_batches, loss_fn=cross_entropy
             )
@@ -131,7 +126,7 @@ class Pipeline(TorchContender):
         )
 
 
-class ChannelsLastStage(PipelineStage):
+class ChannelsLastStage(pipelining.PipelineStage):
     """A stage whose cuts are channels_last.
 
     Gloo refuses to send such a tensor ("input tensor has to be contiguous"), and NCCL sends its

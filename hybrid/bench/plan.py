@@ -115,17 +115,10 @@ class Planner:
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = recipe.sweeps if recipe.windowed else 0
         local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
-        return Prediction(
-            len(blocks),
-            recipe,
-            blocks.cuts,
-            images / elapsed,
-            float(local),
-            [max(0.0, r["waited"]) / elapsed for r in ranks],
-            sum(r["sent"] for r in ranks) / images,
-            self.memory(blocks, recipe, gaps),
-            gaps,
-        )
+        idle = [max(0.0, r["waited"]) / elapsed for r in ranks]
+        sent, memory = sum(r["sent"] for r in ranks), self.memory(blocks, recipe, gaps)
+        told = images / elapsed, float(local), idle, sent / images, memory, gaps
+        return Prediction(len(blocks), recipe, blocks.cuts, *told)
 
     def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
         """The local work that fits, by measured costs and this network."""

@@ -21,7 +21,7 @@ from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.measure import Runs, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.bench.recipes import OwnContender, recipes
 from hybrid.cuts.partition import Blocks, split
 from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks
@@ -116,11 +116,17 @@ class Bench:
     def contenders(self, seed: int) -> dict[str, Contender]:
         """The base case, torch's own ways, ours, as far as they are chosen and can be."""
         model = self.model(seed)
-        blocks, theirs = self.blocks(model), self._theirs(model)
+        settings, blocks, theirs = self.settings, self.blocks(model), self._theirs(model)
+        costs = replace(blocks, costs=[]).block_costs()
         made: dict[str, Contender] = {}
         for name in self.chosen:
             if name in self.own:
-                made[name] = self._own(self.own[name], blocks)
+                micro_batches = self.own[name].serial.micro_batches
+                gaps = fit(costs, settings.train.batch_size, micro_batches)
+                links = MpiLinks(self.comm.Dup(), self.device)
+                made[name] = OwnContender(
+                    self.own[name], blocks, links, gaps, settings, self.device
+                )
                 continue
             try:
                 made[name] = theirs[name]()
@@ -140,12 +146,6 @@ class Bench:
         for kind, m in product(SCHEDULES, self.micro_batches):
             makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
         return makers
-
-    def _own(self, recipe: Recipe, blocks: Blocks) -> OwnContender:
-        costs = replace(blocks, costs=[]).block_costs()
-        gaps = fit(costs, self.settings.train.batch_size, recipe.serial.micro_batches)
-        links = MpiLinks(self.comm.Dup(), self.device)
-        return OwnContender(recipe, blocks, links, gaps, self.settings, self.device)
 
     def say(self, text: str) -> None:
         """Print on rank 0."""

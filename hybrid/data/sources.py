@@ -67,10 +67,6 @@ def _or_default(directory: Path | None) -> Path:
     return directory or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
 
 
-Reader = Callable[..., tuple[Tensor, Tensor]]
-"""(the files of one half, `records`: the images in each of them) -> images and labels."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """One of the forms that the files of a data set come in."""
@@ -78,7 +74,8 @@ class Layout:
     folder: str
     train: tuple[str, ...]
     test: tuple[str, ...]
-    read: Reader
+    read: Callable[..., tuple[Tensor, Tensor]]
+    """(the files of one half, `records`: the images in each of them) -> images and labels."""
     suffixes: tuple[str, ...] = ("",)
 
     def find(self, directory: Path) -> dict[str, Path]:

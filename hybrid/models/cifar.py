@@ -2,18 +2,8 @@
 
 from torch import nn
 
+from hybrid.models import residual
 from hybrid.models.chain import Chain
-from hybrid.models.residual import (
-    BasicBlock,
-    PreActBlock,
-    ShortcutMaker,
-    ZeroPadShortcut,
-    check_sizes,
-    conv1x1,
-    conv3x3,
-    network,
-    projection,
-)
 
 STEM_WIDTH = 16
 
@@ -32,7 +22,9 @@ def resnet(
     Raises `ValueError` for another depth or shortcut, classes < 2, channels < 1, image_size < 4.
     """
     size = classes, channels, image_size
-    return _small("resnet", BasicBlock, depth, 2, 1, _chosen(shortcut, projection), *size)
+    return _small(
+        "resnet", residual.BasicBlock, depth, 2, 1, _chosen(shortcut, residual.projection), *size
+    )
 
 
 def preact_resnet(
@@ -48,7 +40,15 @@ def preact_resnet(
     since its input is already normalised and activated.
     """
     size = classes, channels, image_size
-    return _small("preact_resnet", PreActBlock, depth, 2, 1, _chosen(shortcut, conv1x1), *size)
+    return _small(
+        "preact_resnet",
+        residual.PreActBlock,
+        depth,
+        2,
+        1,
+        _chosen(shortcut, residual.conv1x1),
+        *size,
+    )
 
 
 def wide_resnet(
@@ -62,16 +62,16 @@ def wide_resnet(
     if width < 1:
         raise ValueError(f"width is {width}, the least is 1: set width >= 1")
     size = classes, channels, image_size
-    return _small("wide_resnet", PreActBlock, depth, 4, width, conv1x1, *size)
+    return _small("wide_resnet", residual.PreActBlock, depth, 4, width, residual.conv1x1, *size)
 
 
 def _small(
     family: str,
-    block: type[BasicBlock] | type[PreActBlock],
+    block: type[residual.BasicBlock] | type[residual.PreActBlock],
     depth: int,
     offset: int,
     width: int,
-    shortcut: ShortcutMaker,
+    shortcut: residual.ShortcutMaker,
     classes: int,
     channels: int,
     image_size: int,
@@ -84,15 +84,17 @@ def _small(
         raise ValueError(
             f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {nearest}"
         )
-    check_sizes(classes, channels, image_size)
-    stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
-    if block is BasicBlock:
+    residual.check_sizes(classes, channels, image_size)
+    stem: dict[str, nn.Module] = {"conv1": residual.conv3x3(channels, STEM_WIDTH)}
+    if block is residual.BasicBlock:
         stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
     image = channels, image_size, image_size
-    return network(stem, block, STEM_WIDTH, 16 * width, (n, n, n), shortcut, image, classes)
+    return residual.network(
+        stem, block, STEM_WIDTH, 16 * width, (n, n, n), shortcut, image, classes
+    )
 
 
-def _chosen(shortcut: str, projected: ShortcutMaker) -> ShortcutMaker:
+def _chosen(shortcut: str, projected: residual.ShortcutMaker) -> residual.ShortcutMaker:
     if shortcut not in ("identity", "projection"):
         raise ValueError(f"unknown shortcut {shortcut!r}: choose identity or projection")
-    return ZeroPadShortcut if shortcut == "identity" else projected
+    return residual.ZeroPadShortcut if shortcut == "identity" else projected
