@@ -12,8 +12,7 @@ import json
 from pathlib import Path
 from statistics import median
 
-from hybrid.bench.contender import CPU
-from hybrid.bench.measure import meet, still_batches, timed
+from hybrid.bench.measure import CPU, meet, still_batches, timed
 from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import OwnContender, recipes
 from hybrid.cuts.partition import split

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from hybrid.bench.contender import CPU, Contender
+from hybrid.bench.measure import CPU, Contender
 from hybrid.bench.processes import compute_threads
 from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings

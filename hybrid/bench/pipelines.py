@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.nn.functional import cross_entropy
 
-from hybrid.bench.contender import CPU
 from hybrid.bench.loops import TorchContender, check_divides, on_cpu, prepared
+from hybrid.bench.measure import CPU
 from hybrid.cuts.partition import BlockModule, split
 from hybrid.models import Chain
 from hybrid.settings.config import OptimiserSettings

@@ -7,8 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hybrid.bench.contender import CPU
-from hybrid.bench.measure import still_batches
+from hybrid.bench.measure import CPU, still_batches
 from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
 from hybrid.cuts.costs import seconds, unit_costs
 from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split

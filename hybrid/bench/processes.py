@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from hybrid.bench.contender import CPU
+from hybrid.bench.measure import CPU
 from hybrid.ranks.hosts import interfaces
 
 

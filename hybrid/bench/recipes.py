@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from hybrid.bench.contender import CPU, Contender
+from hybrid.bench.measure import CPU, Contender
 from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
 from hybrid.models import units

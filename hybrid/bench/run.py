@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hybrid.bench import report
-from hybrid.bench.contender import Contender
 from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.measure import Runs, meet, still_batches, throughput, timed
+from hybrid.bench.measure import Contender, Runs, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import OwnContender, recipes
