@@ -1,4 +1,4 @@
-"""Times the rows of a bench in turn, so that a drifting machine is the same for all."""
+"""What a bench compares, timed in turn, so that a drifting machine is the same for all."""
 
 import ctypes
 import gc

@@ -81,7 +81,7 @@ def numbers(name: str, text: str) -> list[int]:
 
 def now() -> str:
     """The time, as the name of a run folder begins."""
-    return datetime.now().strftime("%Y%m%d-%H%M%S")
+    return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def first_says(text: Callable[[], str]) -> None:

@@ -38,11 +38,9 @@ def preemption(settings: Mapping[str, str]) -> Finding:
         return Finding("preemption", "none")
     if "preempt_send_user_signal" in settings.get("SlurmctldParameters", ""):
         return Finding("preemption", f"{mode}, after the signal that the job asks for")
-    remedy = (
-        "SIGTERM ends mpirun's daemons at once and the last checkpoint counts: --launcher srun, or "
-        "ask the site for SlurmctldParameters=preempt_send_user_signal"
-    )
-    return Finding("preemption", f"{mode}, announced by SIGTERM if at all", remedy)
+    text = f"{mode}, announced by SIGTERM if at all, which ends mpirun's daemons at once"
+    remedy = "--launcher srun, or ask for SlurmctldParameters=preempt_send_user_signal"
+    return Finding("preemption", text, remedy)
 
 
 def job(environment: Mapping[str, str]) -> list[Finding]:
