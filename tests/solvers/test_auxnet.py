@@ -16,7 +16,7 @@ from solvers import AuxNet, Block
 from solvers.auxnet import auxiliary_network
 from solvers.state import State
 
-CUTS = {2: [2], 3: [1, 3]}
+CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
 
 
 def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float = 0.9) -> list[Any]:
@@ -119,15 +119,6 @@ def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
         assert norms == pytest.approx(simulation.squares[k].sqrt().tolist(), rel=1e-6)
 
 
-def test_one_block_alone_is_a_plain_step() -> None:
-    problem = make_problem(seed=1, units=2, cuts=[], batch=4)
-    before = problem.tensors()
-    gradients = problem.plain_gradients(problem.batches[0])
-    trained(problem, AuxNet(momentum=None, local_lr=0.5), momentum=0.0)
-    for name, parameter in problem.blocks.model.named_parameters():
-        torch.testing.assert_close(parameter, before[name] - 0.05 * gradients[name])
-
-
 def test_what_is_kept_does_not_grow_with_the_window() -> None:
     def held(batches: int) -> list[int]:
         problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=batches)
@@ -195,28 +186,9 @@ def test_its_weights_are_a_function_of_the_seed_alone() -> None:
     assert not any(torch.equal(made[0][name], made[2][name]) for name in weights)
 
 
-def test_every_cut_has_weights_of_its_own() -> None:
-    problem = make_problem(seed=1, units=4, cuts=[1, 3], batch=4)
-    one, other = (mine.state().cut for mine, _ in trained(problem, AuxNet(aux_lr=1e-12))[1:])
-    assert not torch.equal(one["weights.0.weight"], other["weights.0.weight"])
-
-
 def test_a_network_of_another_size_is_refused_in_one_line() -> None:
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     mine, _ = trained(problem, AuxNet(width=4))[1]
     other = AuxNet(width=8).start(mine.block, mine.links, problem.setup())
     with pytest.raises(ValueError, match=r"^[^\n]*solver\.width=4 and solver\.depth=1$"):
         other.load_state(State(cut=mine.state().cut))
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_networks_come_to_give_what_the_block_before_gives(depth: int) -> None:
-    problem = make_problem(seed=2, units=2, cuts=[1], batch=8, batches=2).frozen()
-    solver = AuxNet(lam_step=0.0, aux_lr=0.02, depth=depth)
-
-    def program(block: Block, links: RankLinks) -> list[float]:
-        mine = solver.start(block, links, problem.setup())
-        return [mine.train(problem.window(sweeps)).residual() for sweeps in (1, 100)]
-
-    start, end = problem.on_every_block(program)[0]
-    assert end < 0.2 * start

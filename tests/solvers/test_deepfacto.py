@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, handed_over, make_problem, recorded
+from problems import Problem, make_problem, recorded
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
@@ -105,21 +105,6 @@ def test_a_visit_is_that_of_the_formulas(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(cut.input(rows), shaped(expected.composed, z), **CLOSE)
         torch.testing.assert_close(cut.state()["factors.cross"], expected.cross, **CLOSE)
         torch.testing.assert_close(cut.state()["factors.gram"], expected.gram, **CLOSE)
-
-
-@SHAPES
-@pytest.mark.parametrize(("rho", "rho_m"), [(RHO, RHO_M), (1e-3, 10.0), (10.0, 1e-3)])
-def test_the_new_z_is_the_minimiser_of_its_quadratic(shape, rho, rho_m) -> None:
-    cut, store = cut_of(normal(*shape) + 0.5)
-    rows = slice(0, shape[0])
-    store.put("factor_dual", rows, normal(*shape, seed=2))
-    V, anchor, p_in = store.get("factor_dual", rows).clone(), normal(*shape, seed=3), normal(*shape)
-    z = cut.step(rows, anchor, p_in, rho, rho_m).requires_grad_()
-    composed = cut.input(rows)
-    value = (p_in * z).sum() + rho / 2 * (z - anchor).square().sum()
-    value = value + rho_m / 2 * (z - composed + V).square().sum()
-    (gradient,) = torch.autograd.grad(value, z)
-    assert float(gradient.abs().max()) < 1e-12 * (rho + rho_m + 1) * 10
 
 
 @SHAPES
@@ -222,74 +207,3 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
             problem.blocks.module(k).parameters(), module.parameters(), strict=True
         ):
             torch.testing.assert_close(ours, theirs, **CLOSE)
-
-
-@ORDERS
-def test_the_sub_problem_behind_the_cut_sees_the_composed_codes(order: str) -> None:
-    problem = factored(batches=1)
-    rows = slice(0, problem.samples)
-
-    def program(block: Block, links: RankLinks) -> bool:
-        mine = recorded(problem, admm(order=order), block, links)
-        seen: list[Tensor] = []
-        if block.last:
-            block.module[0].project = lambda z: pytest.fail("the layer was not passed by")
-            block.module[1].register_forward_pre_hook(
-                lambda module, inputs: seen.append(inputs[0].detach().clone())
-            )
-        mine.train(problem.window())
-        if not block.last:
-            return True
-        del block.module[0].project
-        composed = block.module[0].compose(mine._store.get("codes", rows))
-        assert not torch.equal(composed, mine._own(rows))
-        return len(seen) == 1 and torch.equal(seen[0], composed)
-
-    assert problem.on_every_block(program) == [True, True]
-
-
-def test_the_dictionary_is_no_parameter_moves_in_sub_problems_only_and_its_averages_are_kept() -> (
-    None
-):
-    problem = factored()
-    layer = problem.blocks.module(1)[0]
-    assert list(layer.parameters()) == []
-    after_record: list[Tensor] = []
-
-    def program(block: Block, links: RankLinks) -> set[str]:
-        mine = recorded(problem, admm(), block, links, sweeps=2)
-        if block.last:
-            after_record.append(layer.dictionary.clone())
-        mine.train(problem.window(2))
-        return set(mine.state().cut)
-
-    kept = problem.on_every_block(program)
-    assert not torch.equal(layer.dictionary, after_record[0])
-    assert kept == [set(), {"factors.cross", "factors.gram"}]
-
-
-@ORDERS
-def test_a_fresh_program_goes_on_from_what_was_kept(order: str) -> None:
-    problem = factored(units=3, batches=2, extra=("3",))
-    solver = admm(order=order)
-
-    def program(block: Block, links: RankLinks) -> bool:
-        mine = recorded(problem, solver, block, links, carried=True)
-        mine.train(problem.window(2))
-        state = handed_over(links, mine)
-        module = deepcopy(block.module.state_dict())
-        momentum = deepcopy(block.optimisers["local"].state_dict())
-
-        def ended(mine: Any) -> list[Tensor]:
-            mine.train(problem.window(2))
-            kept = [*block.module.state_dict().values(), *mine.state().cut.values()]
-            return [tensor.clone() for tensor in kept]
-
-        expected = ended(mine)
-        block.module.load_state_dict(module)
-        block.optimisers["local"].load_state_dict(momentum)
-        fresh = solver.start(block, links, problem.setup(carried=True))
-        fresh.load_state(state)
-        return all(torch.equal(a, b) for a, b in zip(ended(fresh), expected, strict=True))
-
-    assert problem.on_every_block(program) == [True] * 3

@@ -21,12 +21,6 @@ from solvers.blocks.heads import Head
 from solvers.local_updates import AHEAD, LocalUpdatesProgram
 from solvers.state import State, Tensors
 
-STYLES = {
-    "greedy": LocalUpdates(),
-    "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
-    "chunked": LocalUpdates(style="chunked", chunks=2),
-}
-
 
 def four_blocks(batches: int = 1) -> Problem:
     return make_problem(3, units=3, cuts=[1, 2, 3], batch=4, batches=batches)
@@ -73,44 +67,33 @@ def expected(problem: Problem, losses: list[Tensor], k: int) -> list[Tensor]:
     return list(torch.autograd.grad(total, parameters, retain_graph=True))
 
 
-def test_greedy_gradients_cross_no_cut() -> None:
+EVERY = [0, 1, 2, 3]
+WHOLE = LocalUpdates(style="chunked", chunks=1)
+CHUNKED = LocalUpdates(style="chunked", chunks=2)
+OVERLAPPING = LocalUpdates(style="overlapping", head="mlp:5")
+
+
+@pytest.mark.parametrize(
+    ("solver", "headed", "detached", "losses"),
+    [
+        (LocalUpdates(), EVERY, [EVERY] * 4, [[0], [1], [2], [3]]),
+        (CHUNKED, [1, 3], [[2]] * 4, [[1], [1], [3], [3]]),
+        (WHOLE, [3], [[]] * 4, [[3]] * 4),
+        # the chain is cut before a block and behind the next
+        (OVERLAPPING, [1, 2, 3], [[k, k + 2] for k in EVERY], [[0, 1], [1, 2], [2, 3], [3]]),
+    ],
+    ids=["greedy", "two chunks", "one chunk", "overlapping"],
+)
+def test_gradients_cross_the_cuts_of_their_style_and_no_others(
+    solver: LocalUpdates, headed: list[int], detached: list[list[int]], losses: list[list[int]]
+) -> None:
     problem = four_blocks()
-    found, heads = gradients(STYLES["greedy"], problem)
-    assert [head is None for head in heads] == [False, False, False, True]
-    losses = local_losses(problem, heads, detached=[1, 2, 3])
-    for k in range(4):
-        torch.testing.assert_close(list(found[k].values()), expected(problem, [losses[k]], k))
-
-
-def test_chunked_gradients_cross_the_cuts_inside_a_chunk() -> None:
-    problem = four_blocks()
-    found, heads = gradients(STYLES["chunked"], problem)
-    assert [head is None for head in heads] == [True, False, True, True]
-    losses = local_losses(problem, heads, detached=[2])
-    for k in range(4):
-        end = 1 if k < 2 else 3
-        torch.testing.assert_close(list(found[k].values()), expected(problem, [losses[end]], k))
-
-
-def test_overlapping_gradients_cross_one_cut() -> None:
-    problem = four_blocks()
-    found, heads = gradients(STYLES["overlapping"], problem)
-    assert [head is None for head in heads] == [True, False, False, True]
-    for k in range(4):
-        # the chain is cut before this block and behind the next
-        losses = local_losses(problem, heads, detached=[k, k + 2])
-        wanted = expected(problem, losses[k : k + 2], k)
+    found, heads = gradients(solver, problem)
+    assert [k for k in EVERY if heads[k] is not None or k == 3] == headed
+    for k in EVERY:
+        every = local_losses(problem, heads, detached[k])
+        wanted = expected(problem, [every[i] for i in losses[k]], k)
         torch.testing.assert_close(list(found[k].values()), wanted)
-
-
-def test_one_chunk_is_back_propagation() -> None:
-    problem = four_blocks()
-    found, _ = gradients(LocalUpdates(style="chunked", chunks=1), problem)
-    wanted = problem.plain_gradients(problem.batches[0])
-    for k in range(4):
-        module = problem.blocks.module(k)
-        for name, gradient in found[k].items():
-            torch.testing.assert_close(gradient, wanted[module.global_name(name)])
 
 
 @pytest.mark.parametrize("style", ["greedy", "chunked"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, exact_pass, make_problem, problems, recorded
+from problems import Problem, make_problem, problems, recorded
 
 from hybrid.links import RankLinks
 from solvers import AugmentedLagrangian, Block, BlockADMM, Penalty, Solver
@@ -17,8 +17,6 @@ from solvers.base import Setup
 from solvers.kernels import pool
 from solvers.state import Tensors
 from solvers.variables.store import Store
-
-KINDS = pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian()], ids=lambda s: s.name)
 
 
 def swept(problem: Problem, solver: Solver, sweeps: int = 1) -> list[Any]:
@@ -172,20 +170,6 @@ def test_shuffled_sweeps_meet_every_stored_sample_with_its_own_variables() -> No
         return mine.train(window).residual()
 
     assert max(problem.on_every_block(program)) < 1e-12
-
-
-def test_the_exact_pass_and_sweeps_alternate_without_losing_a_gradient() -> None:
-    problem = make_problem(seed=1, units=3, cuts=[2], batch=4, batches=2)
-
-    def program(block: Block, links: RankLinks) -> None:
-        mine = AugmentedLagrangian().start(block, links, problem.setup())
-        for _ in range(3):
-            exact_pass(block, links).train(problem.window(), mine)
-            mine.train(problem.window())
-        assert all(p.grad is None for p in block.module.parameters())
-
-    problem.on_every_block(program)
-    assert all(torch.isfinite(p).all() for p in problem.blocks.model.parameters())
 
 
 def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one() -> None:

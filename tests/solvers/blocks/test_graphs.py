@@ -103,12 +103,6 @@ def test_each_set_of_shapes_is_captured_once_after_its_warm_up() -> None:
     assert graphs.count == 2
 
 
-def test_results_do_not_change_with_the_next_replay() -> None:
-    graphs = StepGraphs([], Repeat([]))
-    kept = [graphs("double", lambda x: (2 * x,), torch.tensor(float(n)))[0] for n in range(9)]
-    assert [float(value) for value in kept if value is not None] == [2.0 * n for n in range(9)]
-
-
 def test_what_cannot_be_captured_is_computed_and_the_reason_kept() -> None:
     class Refusing(Repeat):
         def record(self, compute: Callable[[], Values]) -> Any:

@@ -23,19 +23,11 @@ from solvers.layers.projection import (
     projection,
 )
 
-SETS = ["none", "non-negative", "box:-0.5:2", "quantised:1", "quantised:3:-1:2", "sign"]
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 
 
 def double(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-@given(st.sampled_from(SETS), VALUES)
-def test_a_projection_leaves_what_is_in_its_set(text: str, values: list[float]) -> None:
-    P = projection(text)
-    once = P.project(double(values))
-    assert torch.equal(P.project(once), once)
 
 
 @given(st.integers(1, 16), st.floats(-100, 100), st.floats(0.01, 100), VALUES)
@@ -70,15 +62,7 @@ def test_no_member_of_the_set_is_nearer(text, members, data) -> None:
     z, other = data.draw(st.floats(-5, 5)), data.draw(members)
     found = float(projection(text).project(double([z])))
     assert abs(found - z) <= abs(other - z)
-
-
-@given(VALUES)
-def test_projections_land_in_their_sets(values: list[float]) -> None:
-    z = double(values)
-    assert (projection("non-negative").project(z) >= 0).all()
-    boxed = projection("box:-0.5:2").project(z)
-    assert ((boxed >= -0.5) & (boxed <= 2)).all()
-    assert torch.equal(projection("sign").project(z).abs(), torch.ones_like(z))
+    assert float(projection(text).project(double([found]))) == found
 
 
 @pytest.mark.parametrize(
@@ -163,17 +147,6 @@ SHAPES = st.sampled_from([(5, 6), (1, 6), (2, 6, 3, 4), (3, 6, 1, 1)])
 SEEDS = st.integers(0, 10_000)
 
 
-@given(SHAPES, SEEDS, st.integers(1, 8))
-def test_codes_are_non_negative_and_as_many_as_the_rank(shape, seed, rank) -> None:
-    layer = factorisation(seed, 6, rank)
-    z = torch.randn(shape, dtype=torch.float64)
-    codes = layer.codes(z)
-    assert codes.shape == (shape[0], rank, *shape[2:])
-    assert (codes >= 0).all()
-    assert layer.project(z).shape == z.shape
-    torch.testing.assert_close(layer(z), layer.compose(codes))
-
-
 def test_pixels_are_explained_each_by_its_own_codes() -> None:
     layer = factorisation(0, 6, 3)
     z = torch.rand(2, 6, 3, 4, dtype=torch.float64)
@@ -189,6 +162,7 @@ def test_no_update_of_codes_or_dictionary_raises_the_objective(shape, seed, rank
     layer = factorisation(seed, 6, rank)
     z = torch.randn(shape, dtype=torch.float64)
     codes = layer.codes(z, iterations=1)
+    assert codes.shape == (shape[0], rank, *shape[2:])
     values = [objective(layer, z, codes)]
     for _ in range(15):
         codes = layer.codes(z, codes, iterations=1)
@@ -197,13 +171,8 @@ def test_no_update_of_codes_or_dictionary_raises_the_objective(shape, seed, rank
         values.append(objective(layer, z, codes))
     assert all(after <= before + 1e-9 for before, after in pairwise(values))
     assert (layer.dictionary >= 0).all()
-
-
-def test_codes_go_on_from_a_start_where_they_left_off() -> None:
-    layer = factorisation(0, 6, 3)
-    z = torch.rand(4, 6, dtype=torch.float64)
-    halfway = layer.codes(z, iterations=7)
-    assert torch.equal(layer.codes(z, halfway, iterations=5), layer.codes(z, iterations=12))
+    assert (codes >= 0).all()
+    torch.testing.assert_close(layer(z), layer.compose(layer.codes(z)))
 
 
 def low_rank(rank: int = 4) -> Tensor:
@@ -232,16 +201,6 @@ def test_alternating_updates_are_those_of_scikit_learn(iterations: int) -> None:
     torch.testing.assert_close(
         layer.dictionary, torch.from_numpy(theirs.components_), rtol=1e-4, atol=1e-6
     )
-
-
-def test_averaged_statistics_update_as_the_whole_set_does() -> None:
-    z, whole = low_rank(), factorisation(1, 12, 4)
-    codes = whole.codes(z)
-    parts = factorisation(1, 12, 4)
-    halves = [parts.statistics(z[rows], codes[rows]) for rows in (slice(0, 30), slice(30, 60))]
-    parts.update(*((a + b) / 2 for a, b in zip(*halves, strict=True)), iterations=3)
-    whole.update(*whole.statistics(z, codes), iterations=3)
-    torch.testing.assert_close(parts.dictionary, whole.dictionary)
 
 
 def test_a_rank_below_one_is_refused() -> None:

@@ -17,7 +17,7 @@ from hybrid.links import RankLinks
 from solvers import AugmentedLagrangian, Block, Penalty, Window
 from solvers.base import Setup
 from solvers.passes.bubble import BubbleFill, slots
-from solvers.passes.pipeline import FillStep, Gaps, Op, fit
+from solvers.passes.pipeline import FillStep, Gaps, Op
 from solvers.state import Tensors
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
@@ -168,13 +168,6 @@ def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cu
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("m", [1, 3])
-def test_one_block_has_no_gaps_to_fill(m: int) -> None:
-    problem = small([])
-    gaps = fit(problem.blocks.block_costs(problem.batches[0].images()), 512, m, grain=1)
-    assert_same(filled(small([]), gaps, m), filled(small([]), None, m))
-
-
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1000),
@@ -235,27 +228,6 @@ def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(
     monkeypatch.setattr(BubbleFill, "work", watched)
     filled(small([1, 3]), THREE, 2, kind)
     assert {Op.MIDDLE, Op.TURN} == set(worked)
-
-
-@KINDS
-def test_forgotten_records_are_not_worked_on(kind: FillStep) -> None:
-    expected = filled(small([1, 3]), None, 2)
-    found = filled(small([1, 3]), THREE, 2, kind, before_pass=BubbleFill.begin)
-    assert_same(found, expected)
-    remembered = filled(small([1, 3]), THREE, 2, kind)
-    assert not torch.equal(remembered["0.weight"], expected["0.weight"])
-
-
-def test_the_work_of_every_pass_but_the_first_is_counted() -> None:
-    problem = small([1, 3], batches=4)
-
-    def program(block: Block, links: RankLinks) -> int:
-        fill = fill_of(problem, SOLVER, THREE[block.index], "added", block, links)
-        exact_pass(block, links, micro_batches=2).train(problem.window(), None, fill)
-        return fill.stats.samples
-
-    # the middle block's seven samples need two records
-    assert problem.on_every_block(program) == [3 * 5, 6 + 2 * 7, 3 * 6]
 
 
 def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
