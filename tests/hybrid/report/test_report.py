@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-from collections import OrderedDict
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +13,6 @@ from matplotlib.image import imread
 from torch import Tensor, nn
 
 from hybrid.data import Dataset
-from hybrid.models import Chain
 from hybrid.report import factors, write
 from hybrid.report.curves import curves
 from hybrid.report.factors import responses
@@ -130,28 +126,16 @@ def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_fo
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
 
-def test_a_run_of_the_library_is_reported_without_settings_it_never_had(by_hand) -> None:
-    (by_hand / "config.toml").write_text("# cuts = ['3']\n")
-    assert read(by_hand).settings is None
-    assert "model" not in Page(write(by_hand)).rows
-
-
 def test_hostile_names_are_text(by_hand) -> None:
     (by_hand / "summary.json").write_text(
         json.dumps({"solver": HOSTILE, "model": HOSTILE, "cuts": [HOSTILE], "residual": [0.5]})
     )
     line = {"step": 1, "epoch": 0, "phase": "parallel", "loss": 2.0, "residual": [0.5]}
     _lines(by_hand, line, line | {"phase": HOSTILE})
+    (by_hand / "config.toml").write_text("# of the library: cuts = ['3']\n")
     page = Page(write(by_hand))
     assert "script" not in page.tags
     assert page.rows["1"][0].startswith(HOSTILE[:-1])
-
-
-def test_a_report_is_replaced_by_the_next(by_hand) -> None:
-    first = write(by_hand).read_bytes()
-    assert write(by_hand).read_bytes() == first
-    (by_hand / "summary.json").write_text('{"model": "other"}')
-    assert b"other" in write(by_hand).read_bytes()
 
 
 def test_curves_are_drawn_of_what_the_lines_hold() -> None:
@@ -297,23 +281,3 @@ def test_a_strip_has_the_images_above_their_code_maps() -> None:
     assert (red[:72] == blue[:72]).all()
     assert red[75 + 9, 63] - blue[75 + 9, 63] > 0.5
     assert red[-9, 9] == blue[-9, 9]
-
-
-def test_a_run_with_a_factorised_model_shows_its_factors(run_folder, monkeypatch) -> None:
-    """The model is rebuilt from the settings, the dictionary is the checkpoint's."""
-    plain = restore.restore(run_folder, None).network
-    children = OrderedDict(plain.named_children())
-    children["factors"] = Factorisation(64, 5)
-    grouping = plain.grouping | {"factors": ("factors",)}
-    for name in plain.grouping["head"]:
-        children.move_to_end(name)
-    grouping["head"] = grouping.pop("head")
-    model = Chain(children, grouping, plain.input_shape, plain.classes)
-    tensors = model.state_dict()
-    monkeypatch.setattr("hybrid.folder.checkpoint.load_model", lambda *_: tensors)
-    monkeypatch.setattr("hybrid.runs.build.model", lambda *_: model)
-    text = write(run_folder).read_text()
-    assert "What each factor responds to (factors)" in text
-    pictures = re.findall(r'base64,([^"]+)"', text)
-    assert len(pictures) > 4
-    assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in pictures)

@@ -22,7 +22,6 @@ from trainings import (
     trainer,
 )
 
-from hybrid.settings.config import LinkSettings
 from hybrid.settings.rounds import WINDOW
 from solvers import (
     DDG,
@@ -33,7 +32,6 @@ from solvers import (
     BlockADMM,
     LocalUpdates,
     Penalty,
-    Petra,
     Solver,
 )
 
@@ -106,13 +104,6 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path) ->
     assert all("primal" not in line for line in lines(tmp_path / "online"))
 
 
-def test_a_reset_dual_is_told_once_in_the_metrics(few, tmp_path) -> None:
-    run = tmp_path / "run"
-    trainer(admm(kappa_step=1e9), run, **KEPT, **ONCE).fit(*few)
-    (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
-    assert notice.startswith("block-admm: the dual at cut 1 has grown to ")
-
-
 @pytest.mark.parametrize(
     ("solver", "settings", "share"),
     [
@@ -126,14 +117,6 @@ def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path) -
     losses = [line["loss"] for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
     assert losses[-1] < share * losses[0]
     assert spans(tmp_path / "run")["serial"] == 0
-
-
-@pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
-def test_alone_on_virtual_links_equals_alone_on_threads(order, few) -> None:
-    kinds = (LinkSettings(kind=kind) for kind in ("auto", "virtual"))
-    made = (trainer(admm(order=order), blocks=3, links=kind, **KEPT) for kind in kinds)
-    one, other = (fitted(each, few) for each in made)
-    assert_same(one, other)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +199,15 @@ def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few
 
 
 @pytest.mark.parametrize("start", [AugmentedLagrangian(), Penalty()], ids=lambda s: s.name)
-def test_block_admm_takes_over_a_run_of_another_solver(start, few, tmp_path) -> None:
-    trainer(start, tmp_path / "run", **KEPT, **ONCE).fit(*few)
-    (tmp_path / "run" / "summary.json").unlink()
-    trainer(admm(), tmp_path / "run", resume=True, **KEPT).fit(*few)
+def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_once(
+    start, few, tmp_path
+) -> None:
+    run = tmp_path / "run"
+    trainer(start, run, **KEPT, **ONCE).fit(*few)
+    (run / "summary.json").unlink()
+    trainer(admm(kappa_step=1e9), run, resume=True, **KEPT).fit(*few)
+    (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
+    assert notice.startswith("block-admm: the dual at cut 1 has grown to ")
 
 
 @pytest.mark.parametrize("solver", [DDG(), LocalUpdates()], ids=lambda s: s.name)
@@ -232,11 +220,6 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
     assert summary["images_per_second"] == pytest.approx(
         sum(trained) / summary["train_seconds"], rel=1e-6
     )
-
-
-def test_such_a_solver_has_no_serial_rounds_unless_asked(few, tmp_path) -> None:
-    trainer(FDG(), tmp_path / "run").fit(*few)
-    assert spans(tmp_path / "run") == {"parallel": 2}
 
 
 def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> None:
@@ -253,18 +236,3 @@ def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
     settings = {"epochs": 1, "report_every": WINDOW}
     trainer(solver, tmp_path, train=settings).fit(*digits(4 * WINDOW))
     assert sum("loss" in line for line in lines(tmp_path)) == reports
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"correct_every": 1}, "rounds.correct_every is 1, so all .* set it to 0"),
-        ({"sweeps": 3}, "rounds.sweeps is 3, but 'petra' trains on every mini-batch once"),
-        ({"train": {"compile": True}}, "train.compile is true, but 'petra' goes"),
-    ],
-)
-def test_what_a_solver_that_trains_alone_cannot_do_is_refused(
-    settings: dict[str, Any], words: str, few: Data
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        trainer(Petra(), **settings).fit(*few)

@@ -30,11 +30,11 @@ ADMM = ("train", "--solver", "block-admm", "--factorise", "layer3.0:8", *QUICK)
     ],
 )
 def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, channels) -> None:
-    plain = network(name)
+    plain = network(name).train()
     names = [u.name for u in units(plain)]
     before = {k: v.clone() for k, v in plain.state_dict().items()}
     made, told = models.factorised(plain, f"{target}:5")
-    assert told == unit
+    assert (told, made.training) == (unit, True)
     at = names.index(target)
     assert [u.name for u in units(made)] == [*names[:at], unit, *names[at:]]
     state = made.state_dict()
@@ -43,11 +43,6 @@ def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, 
     assert list(state) == list(before)
     assert all(torch.equal(state[key], before[key]) for key in before)
     assert made.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_a_model_that_trains_is_left_in_training() -> None:
-    assert models.factorised(network().train(), "head:2")[0].training
-    assert not models.factorised(network().eval(), "head:2")[0].training
 
 
 def test_the_other_weights_are_those_of_the_same_seed_without_the_layer() -> None:
@@ -65,9 +60,7 @@ def test_the_other_weights_are_those_of_the_same_seed_without_the_layer() -> Non
         ("stem:4", "write UNIT:RANK, as in layer3.0:16"),
         ("layer3:4", "write UNIT:RANK"),
         ("layer3.0", "write UNIT:RANK"),
-        ("layer3.0:", "write UNIT:RANK"),
         ("layer3.0:-1", "write UNIT:RANK"),
-        ("layer3.0:2.5", "write UNIT:RANK"),
         (":4", "write UNIT:RANK"),
         ("layer3.0:0", "the rank must be at least 1"),
     ],
@@ -100,13 +93,15 @@ def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(
     assert bool((exported["layer3.factors.dictionary"] >= 0).all())
     status, _, err = hybrid("report", run)
     assert status == 0, err
-    assert "layer3.factors" in (run / "report" / "index.html").read_text()
+    page = (run / "report" / "index.html").read_text()
+    assert "What each factor responds to (layer3.factors)" in page
+    assert page.count("data:image/png;base64,") > 4
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--window", 2, "--sweeps", 2),
+        ("--window", 2, "--sweeps", 2, "--set", "split.cuts=['layer2.0', 'layer3.factors']"),
         ("--window", "all", "--set", "rounds.correct_every=0"),
     ],
     ids=["online", "kept"],
@@ -126,12 +121,10 @@ def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags) -> Non
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--solver", "augmented-lagrangian"), "choose --solver block-admm"),
         (("--solver", "backprop"), "choose --solver block-admm"),
         (("--set", "split.cuts=['layer2.0']"), "'layer3.factors' is a constraint on a cut"),
         (("--blocks", 1), "'layer3.factors' is a constraint on a cut"),
         (("--factorise", "layer4.0:8"), "'layer4.0:8'; write UNIT:RANK"),
-        (("--factorise", "layer3.0:0"), "the rank must be at least 1"),
     ],
 )
 def test_what_cannot_be_trained_is_answered_in_one_line(hybrid, tmp_path, flags, said) -> None:
@@ -141,10 +134,3 @@ def test_what_cannot_be_trained_is_answered_in_one_line(hybrid, tmp_path, flags,
     assert err.count("\n") == 1
     assert said in err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_cut_named_by_hand_is_kept(hybrid, tmp_path) -> None:
-    cuts = "split.cuts=['layer2.0', 'layer3.factors']"
-    status, _, err = hybrid(*ADMM, "--epochs", 1, "--set", cuts, "--out", tmp_path / "run")
-    assert status == 0, err
-    assert summary(tmp_path / "run")["cuts"] == ["layer2.0", "layer3.factors"]
