@@ -2,14 +2,14 @@
 
 import itertools
 from contextlib import nullcontext
-from time import sleep, time
+from time import sleep
 from unittest import mock
 
 import torch
 from world import hybrid
 
 from hybrid.links import AgreedError
-from hybrid.links.mpi import MpiLinks, run_mpi
+from hybrid.links.mpi import MpiLinks
 from hybrid.links.staging import Outgoing, Staging
 
 DTYPES = (
@@ -177,22 +177,3 @@ def without_images(comm, words):
     missing = FileNotFoundError("no images on this host")
     with mock.patch("hybrid.data.load", side_effect=missing) if comm.rank else nullcontext():
         return hybrid(comm, words)
-
-
-def fail(comm):
-    """Rank 1 says the time and fails while rank 0 waits for it."""
-    comm.Barrier()
-
-    def program(links):
-        if links.rank == 1:
-            print(time(), flush=True)
-            raise ValueError("the disk is\non fire")
-        links.from_next()
-
-    run_mpi(comm, program)
-
-
-if __name__ == "__main__":
-    from mpi4py import MPI
-
-    fail(MPI.COMM_WORLD)

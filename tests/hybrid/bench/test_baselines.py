@@ -19,17 +19,12 @@ def facts(world):
     return world.run(2, "baselines_program:facts")
 
 
-def test_the_process_group_has_the_ranks_of_the_communicator(facts):
-    assert [rank["rank"] for rank in facts] == [[0, 2], [1, 2]]
-
-
 def test_the_plain_loop_equals_one_written_by_hand_bit_for_bit_on_rank_0_alone(facts):
     assert [rank["plain"]["equal"] for rank in facts] == [True, None]
     assert [rank["plain"]["sent"] for rank in facts] == [0, 0]
     assert facts[1]["plain"]["waited"] == 0
-
-
-def test_the_plain_loop_takes_all_cores_while_it_trains_and_gives_them_back(facts):
+    assert [rank["rank"] for rank in facts] == [[0, 2], [1, 2]]
+    # all cores while it trains, and then as before
     plain = facts[0]["plain"]
     assert plain["cores"]["before"] == plain["cores"]["after"] == [1, 1]
     assert plain["cores"]["during"] == [[plain["host"]] * 2]
@@ -40,34 +35,24 @@ def test_parts_of_a_batch_add_up_to_the_plain_loop(facts, row):
     # a gradient that is 1/4 too large or small is off by about 0.2
     assert facts[0][row]["off"] < 1e-3
     assert facts[1][row]["off"] is None
-
-
-def test_one_micro_batch_equals_the_plain_loop_with_its_running_statistics(facts):
-    # a pass more to find the shapes would have moved the statistics and the count of batches
+    # one micro-batch has the running statistics, too; a pass more to find the shapes moves them
     assert facts[0]["exact"]["off"] < 1e-6
+    assert facts[0]["resized"] < 1e-3, "a second mini-batch of another size"
 
 
 @pytest.mark.parametrize("row", ["data parallel", "exact", *PIPELINES])
 def test_the_state_has_the_model_s_names_and_is_the_model_s_before_training(facts, row):
     assert [rank[row]["untouched"] for rank in facts] == [True, None]
+    # the first stage alone makes images, the last labels; data parallel ranks their own part
+    made = [[32, 32]] * 2 if row == "data parallel" else [[64, 0], [0, 64]]
+    assert [rank[row]["made"] for rank in facts] == made
 
 
-def test_a_pipeline_takes_mini_batches_of_another_size(facts):
-    assert facts[0]["resized"] < 1e-3
-
-
-@pytest.mark.parametrize("row", ["exact", *PIPELINES])
-def test_the_first_stage_alone_makes_images_and_the_last_labels(facts, row):
-    assert [rank[row]["made"] for rank in facts] == [[64, 0], [0, 64]]
-
-
-def test_data_parallel_ranks_make_their_own_part(facts):
-    assert [rank["data parallel"]["made"] for rank in facts] == [[32, 32]] * 2
-
-
-def test_data_parallel_bytes_are_a_ring_all_reduce_of_the_gradients_each_step(facts):
+def test_data_parallel_ranks_send_a_ring_all_reduce_a_step_and_wait_for_the_slower_one(facts):
     count = sum(p.numel() for p in models.build("resnet8", 10, 1, 8).parameters())
     assert [rank["data parallel"]["sent"] for rank in facts] == [4 * count * 2] * 2
+    # rank 0 takes 0.3 seconds longer for its images in each of two steps
+    assert facts[1]["data parallel"]["waited"] > 0.3
 
 
 @pytest.mark.parametrize("row", PIPELINES)
@@ -77,11 +62,6 @@ def test_pipeline_bytes_are_what_crosses_the_cuts(facts, row):
     cuts = [4 * 64 * prod(shape) for shape in blocks.cut_shapes(torch.zeros(1, 1, 8, 8))]
     # an activation down and a gradient up at every cut, and all of them are between the two ranks
     assert [rank[row]["sent"] for rank in facts] == [sum(cuts)] * 2
-
-
-def test_a_rank_waits_for_a_slower_one(facts):
-    # rank 0 takes 0.3 seconds longer for its images in each of two steps
-    assert facts[1]["data parallel"]["waited"] > 0.3
 
 
 def test_what_cannot_be_is_refused_with_its_numbers(facts):

@@ -67,10 +67,3 @@ def test_the_model_is_left_as_it_was(measure) -> None:
         assert before is None or torch.equal(p.grad, before)
     assert model[1].track_running_stats
     assert model.training
-
-
-def test_a_unit_without_parameters_may_be_the_first() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(50, 3))
-    costs = unit_costs(model, units(model), torch.randn(8, 2, 5, 5), operations)
-    assert costs[0] == Cost(0.0, 0.0)
-    assert costs[1].backward > 0

@@ -63,10 +63,6 @@ def test_augmentation_can_be_left_out():
     assert not torch.equal(augmented.batch(ids, 0, 0), plain.batch(ids, 0, 0))
 
 
-def test_targets_are_the_labels_of_the_ids():
-    assert make().targets(torch.tensor([1, 4, 6])).tolist() == [1, 0, 2]
-
-
 @pytest.mark.parametrize("limit", [1, 5, 20])
 def test_take_keeps_the_first_samples(limit):
     taken = make().take(limit)

@@ -2,12 +2,10 @@
 
 import io
 import tarfile
-from pathlib import Path
 
-import pooch
 import pytest
 
-from hybrid.data.download import Download, extract, retrieve
+from hybrid.data.download import extract, retrieve
 
 
 def archive(path, entries):
@@ -47,8 +45,6 @@ def test_a_path_of_the_archive_never_reaches_the_disk(tmp_path, name):
     ("entries", "missing"),
     [
         ([("a.bin", (tarfile.SYMTYPE, "/etc/passwd")), ("b.bin", b"B")], r"a\.bin: "),
-        ([("a.bin", (tarfile.LNKTYPE, "/etc/passwd")), ("b.bin", b"B")], r"a\.bin: "),
-        ([("a.bin", (tarfile.DIRTYPE, "")), ("b.bin", b"B")], r"a\.bin: "),
         ([("other.bin", b"A")], r"a\.bin, b\.bin"),
     ],
 )
@@ -71,24 +67,7 @@ def test_a_truncated_archive_is_refused_and_leaves_no_half_written_file(tmp_path
     assert files(tmp_path / "out") == []
 
 
-def test_a_file_with_another_checksum_is_refused(tmp_path, monkeypatch):
-    def wrong(_self, _url, dest, *_args):
-        Path(dest).write_bytes(b"not it")
-
-    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", wrong)
-    with pytest.raises(ValueError, match=r"http://host/x\.gz does not have the MD5 checksum 0123"):
-        retrieve("http://host/x.gz", "0123", tmp_path)
-    assert files(tmp_path) == []
-
-
 def test_a_file_that_is_there_is_not_downloaded_again(tmp_path):
     (tmp_path / "x.gz").write_bytes(b"A")
     found = retrieve("http://host/x.gz", "7fc56270e7a70fa81a5935b72eacbe29", tmp_path)
     assert found == tmp_path / "x.gz"
-
-
-def test_an_archive_lands_in_its_folder(tmp_path, monkeypatch):
-    packed = archive(tmp_path / "x.tar.gz", [("top/a.bin", b"A")])
-    monkeypatch.setattr(pooch, "retrieve", lambda *_args, **_settings: str(packed))
-    Download("http://host/x.tar.gz", "0", "folder", ("a.bin",)).into(tmp_path)
-    assert (tmp_path / "folder/a.bin").read_bytes() == b"A"

@@ -1,9 +1,7 @@
 """Readers accept the official formats and name the fault of anything else."""
 
-import builtins
 import contextlib
 import gzip
-import os
 import pickle
 import struct
 
@@ -30,22 +28,6 @@ def binary(labels):
 
 def pickled(protocol=2, **changes):
     return pickle.dumps({"data": PIXELS, "labels": LABELS} | changes, protocol)
-
-
-def global_named(module, name):
-    """A pickle that is this name."""
-    words = [b"\x8c" + bytes([len(word)]) + word.encode() for word in (module, name)]
-    return b"\x80\x04" + b"".join(words) + b"\x93."
-
-
-class Reduced:
-    """What its pickle says how to make."""
-
-    def __init__(self, *how):
-        self.how = how
-
-    def __reduce__(self):
-        return self.how
 
 
 def cifar10(path, *rest):
@@ -83,13 +65,6 @@ def test_an_idx_file_has_the_shape_of_its_header(tmp_path, pack):
 FLIPPED = bytearray(gzip.compress(idx()))
 FLIPPED[-6] ^= 1
 ROWS = "... expected uint8 of shape (n, 3072)"
-STATES = [
-    (1, (10**5000, 3072), np.dtype("u1"), False, b"x"),
-    (1, (1, 3072), np.dtype("u1"), False, 7),
-    (1, (1, 3072), "u1", False, bytes(3072)),
-    (1, 5, np.dtype("u1"), False, b"x"),
-    (1,),
-]
 REFUSED = {
     read_idx: [
         *((pack(idx(data=bytes(5))), "has 17 bytes, expected 18") for pack in PACKS),
@@ -129,19 +104,7 @@ REFUSED = {
         (pickle.dumps({"labels": LABELS}), "no 'data'"),
         (pickle.dumps({"data": 1}), "no 'labels'"),
         *((pickled()[:keep], "is not a CIFAR batch") for keep in (0, 1, 40, 6000, -1)),
-        *(
-            (
-                pickled(
-                    data=Reduced(np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), x)
-                ),
-                "",
-            )
-            for x in STATES
-        ),
-        *(
-            (global_named(module, name), f"{module}.{name}, refused")
-            for module, name in (("numpy", "load"), ("numpy.ndarray", "tofile"), ("sys", "exit"))
-        ),
+        (b"csys\nexit\n.", "sys.exit, refused"),
     ],
 }
 
@@ -203,13 +166,3 @@ def test_a_python_2_pickle_is_read(tmp_path):
     images, labels = read_cifar_python(write(tmp_path / "x", content))
     assert images.numpy().tobytes() == raw
     assert labels.tolist() == [5]
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("function", [os.system, builtins.eval, builtins.exec])
-def test_a_pickle_that_calls_a_function_is_refused_and_runs_nothing(tmp_path, function, protocol):
-    mark = tmp_path / "ran"
-    script = f"touch {mark}" if function is os.system else f"open({str(mark)!r}, 'w').close()"
-    path = write(tmp_path / "x", pickled(protocol, data=Reduced(function, (script,))))
-    assert f".{function.__name__}, refused" in fault(read_cifar_python, path)
-    assert not mark.exists()

@@ -116,27 +116,6 @@ def test_mnist_is_found_zipped_or_not_in_its_folder_or_not(tmp_path, name, insid
 
 
 @pytest.mark.parametrize(
-    ("name", "contents", "said"),
-    [
-        (
-            "mnist",
-            {x: idx("labels", 1) for x in MNIST_FILES},
-            r"train-images.* shape \(4,\), expected \(4, 28, 28\)",
-        ),
-        (
-            "cifar10",
-            CIFAR10_BINARY | {"data_batch_3.bin": records(0)[:-1]},
-            r"data_batch_3\.bin has 12291 bytes, expected 12292",
-        ),
-    ],
-)
-def test_a_file_of_another_shape_or_size_is_named(tmp_path, name, contents, said):
-    put(tmp_path, contents)
-    with pytest.raises(ValueError, match=said):
-        load(name, tmp_path)
-
-
-@pytest.mark.parametrize(
     ("name", "file"),
     [
         ("cifar10", "cifar-10-batches-bin/data_batch_4.bin"),
@@ -154,18 +133,17 @@ def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path, nam
     assert "\n" not in message
 
 
+def test_a_file_of_another_shape_is_named(tmp_path):
+    put(tmp_path, {name: idx("labels", 1) for name in MNIST_FILES})
+    with pytest.raises(ValueError, match=r"train-images.* shape \(4,\), expected \(4, 28, 28\)"):
+        load("mnist", tmp_path)
+
+
 def test_only_what_the_fullest_layout_lacks_is_named(tmp_path):
     put(tmp_path / "cifar-10-batches-py", CIFAR10_PYTHON)
     (tmp_path / "cifar-10-batches-py/data_batch_2").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks cifar-10-batches-py/data_batch_2 in"):
         load("cifar10", tmp_path)
-
-
-def test_a_directory_that_is_a_file_is_a_fault_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match="--data-dir"):
-        fetch("cifar10", tmp_path / "file")
 
 
 def test_a_failing_download_is_quick_and_logs_nothing(tmp_path, monkeypatch, caplog, capfd):
@@ -223,14 +201,6 @@ def test_a_limit_keeps_the_first_images_of_the_directory_in_the_environment(tmp_
 def test_an_unknown_name_gets_the_nearest_and_the_list(call):
     with pytest.raises(ValueError, match=r"'cifar11': did you mean 'cifar10'\? choose from digits"):
         call("cifar11")
-
-
-def test_official_sizes_are_expected(monkeypatch):
-    monkeypatch.undo()
-    sizes = {name: source.records for name, source in sources._SOURCES.items()}
-    assert sizes["cifar10"] == (10_000, 10_000)
-    assert sizes["cifar100"] == (50_000, 10_000)
-    assert sizes["mnist"] == sizes["fashion-mnist"] == (60_000, 10_000)
 
 
 def test_generated_sets_need_no_directory():

@@ -119,22 +119,6 @@ def test_only_one_rank_runs_at_a_time() -> None:
     assert len(running) == 9
 
 
-def test_stages_that_overlap_end_before_the_sum_of_their_work() -> None:
-    stages, items, sent = 4, 8, message(0)
-
-    def program(links: VirtualLinks, work: Work) -> float:
-        for _ in range(items):
-            if links.rank > 0:
-                links.from_previous()
-            work(1.0)
-            if links.rank < links.size - 1:
-                links.to_next(sent)
-        return links.now()
-
-    ends = by_hand(stages, program, Network(1e9, 0.0))
-    assert max(ends) == pytest.approx(items + stages - 1)
-
-
 def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do() -> None:
     def program(links: RankLinks) -> float:
         end = thread_time() + 0.1

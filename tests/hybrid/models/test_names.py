@@ -34,13 +34,6 @@ def test_every_suggested_name_builds(name):
         assert units(build(name, 10, 3, 32))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "preact-resnet8"])
-def test_the_shortcut_reaches_the_model(name):
-    with torch.device("meta"):
-        model = build(name, 10, 3, 32, shortcut="projection")
-    assert any("downsample" in key for key in model.state_dict())
-
-
 @pytest.mark.parametrize("name", ["resnet18", "wrn-10-1"])
 def test_a_model_of_projections_refuses_identity_shortcuts(name):
     with pytest.raises(ValueError, match=f"^{name} has no shortcut 'identity': choose projection"):
@@ -60,9 +53,6 @@ def test_a_model_of_projections_refuses_identity_shortcuts(name):
         ("resnet0", "try resnet8$"),
         ("resnet157", "try resnet152 or resnet158$"),
         ("cifar-resnet18", "no depth 18, .*: try 14 or 20$"),
-        ("preact-resnet18", "no depth 18, .*: try 14 or 20$"),
-        ("wrn-17-4", "no depth 17, .*: try 16 or 22$"),
-        ("wrn-16-0", "width is 0, the least is 1: set width >= 1$"),
     ],
 )
 def test_an_impossible_name_gets_the_nearest_one_in_one_line(name, remedy):

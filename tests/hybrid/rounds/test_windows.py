@@ -49,11 +49,6 @@ def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, s
     assert rates[0] == rates[1]
 
 
-def test_epochs_differ():
-    made = windows(50, 5, 2)
-    assert ids(made, 0) != ids(made, 1)
-
-
 def test_windows_of_a_few_batches_are_trained_and_swept_alike():
     for trained, swept in windows(50, 5, 4, pad=1).of_epoch(0, 0):
         assert trained is swept
