@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,3 @@ def test_what_a_benchmark_imports_is_there(file: Path) -> None:
         if isinstance(node, ast.ImportFrom) and re.match("hybrid|solvers", node.module or ""):
             for name in node.names:
                 exec(f"from {node.module} import {name.name}", {})
-
-
-def test_the_job_script_is_valid_shell() -> None:
-    subprocess.run(["bash", "-n", ROOT / "jobs" / "train.sbatch"], check=True, timeout=10)

@@ -18,26 +18,16 @@ def program(name: str) -> dict[str, object]:
     return runpy.run_path(str(PROGRAMS / f"{name}.py"))
 
 
-def dry_run(*words: str) -> str:
-    command = ["make", "--dry-run", "--always-make", "--directory", ROOT, "gpu-bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-
-
-def test_an_interpreter_that_is_there_is_taken_as_it_is() -> None:
-    folder = Path(sys.executable).parent
-    said = dry_run(f"BIN={folder}")
-    assert f"{folder}/python docs/benchmarks/gpu_all.py" in said
-    assert "venv" not in said.replace(str(folder), "")
-    assert "pip install" not in said
-
-
-def test_a_folder_with_python3_alone_will_do(tmp_path: Path) -> None:
+def test_an_interpreter_that_is_there_is_taken_as_it_is_and_else_one_is_made(tmp_path) -> None:
     (tmp_path / "python3").touch()
-    assert f"{tmp_path}/python3 docs/benchmarks/gpu_all.py" in dry_run(f"BIN={tmp_path}")
-
-
-def test_without_one_the_environment_is_made() -> None:
-    assert "-m venv .venv" in dry_run()
+    for words, expected in (
+        ((f"BIN={tmp_path}",), f"{tmp_path}/python3 docs/benchmarks/gpu_all.py"),
+        ((), "-m venv .venv"),
+    ):
+        command = ["make", "--dry-run", "--always-make", "--directory", ROOT, "gpu-bench", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        assert expected in done.stdout
+        assert ("pip install" in done.stdout) == (not words)
 
 
 @pytest.mark.parametrize("name", ["gpu_all", "gpu_kernels", "gpu_training"])
@@ -69,10 +59,6 @@ def test_what_cannot_run_here_is_left_out_with_what_it_needs(
         *("tests", "kernels", "training", "four ranks on one card")
     ]
     assert {step.name: step.missing for step in steps if step.missing} == left_out
-
-
-def test_without_mpirun_several_ranks_are_left_out(tmp_path, monkeypatch) -> None:
-    made = program("gpu_all")["steps"]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert made(tmp_path)[-1].missing.startswith("mpirun")

@@ -21,62 +21,62 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 RECIPES = {
-    "backprop": "--solver backprop",
-    "backprop, m=4": "--solver backprop --set solver.micro_batches=4 --set solver.clip_norm=1.0",
-    "backprop, recompute": "--solver backprop --set solver.recompute=true",
-    "backprop, int8": "--solver backprop --set solver.messages=int8",
-    "backprop, adamw": "--solver backprop --set optimiser.name=adamw --lr 0.002",
-    "backprop, bfloat16": "--solver backprop --precision bfloat16",
-    "backprop, float16": "--solver backprop --precision float16",
-    "penalty, gaps": "--solver penalty",
-    "penalty, window": "--solver penalty --window 4 --sweeps 1",
-    "penalty, own sgd": "--solver penalty --window 4 --sweeps 2 --set solver.momentum=0.5",
-    "augmented-lagrangian, gaps": "--solver augmented-lagrangian",
-    "augmented-lagrangian, own gaps": "--solver augmented-lagrangian --set rounds.fill=true"
-    " --set rounds.fill_step=own --set correction.micro_batches=4",
-    "augmented-lagrangian, window": "--solver augmented-lagrangian --window 4 --sweeps 1",
-    "augmented-lagrangian, sweeps": "--solver augmented-lagrangian --window 4 --sweeps 3"
-    " --set solver.clip_norm=0.5 --set solver.return_ratio=9",
-    "augmented-lagrangian, filter": "--solver augmented-lagrangian --window 2 --sweeps 2"
-    " --set solver.filter=2 --set solver.storage=bfloat16",
-    "augmented-lagrangian, all": "--solver augmented-lagrangian --window all --sweeps 2",
-    "augmented-lagrangian, float16": "--solver augmented-lagrangian --window 4 --sweeps 2"
-    " --precision float16",
-    "block-admm": "--solver block-admm --window 4 --sweeps 1",
-    "block-admm, kept": "--solver block-admm --window all --sweeps 1 --correct-every 0",
-    "block-admm, gauss-seidel": "--solver block-admm --window 4 --sweeps 2"
-    " --set solver.order=gauss-seidel --set solver.z_steps=2 --set solver.theta_steps=2"
-    " --set solver.balance_ratio=2.0",
-    "block-admm, adam": "--solver block-admm --window 4 --sweeps 2 --set solver.optimiser=adam"
-    " --set solver.local_lr=0.01",
-    "block-admm, constraint": "--solver block-admm --window 4 --sweeps 2"
-    " --set solver.constraint=box:-2:2",
-    "auxnet": "--solver auxnet --window 4",
-    "ddg": "--solver ddg --lr 0.02",
-    "ddg, corrected": "--solver ddg --lr 0.02 --correct-every 2 --set solver.clip_norm=1.0",
-    "features-replay": "--solver features-replay --lr 0.02",
-    "fdg": "--solver fdg --lr 0.02 --set solver.gradient_shrinking=0.9",
-    "petra": "--solver petra --lr 0.02 --model revnet20",
-    "petra, accumulate": "--solver petra --lr 0.02 --model revnet20 --set solver.accumulate=2",
-    "local-updates": "--solver local-updates",
-    "local-updates, overlapping": "--solver local-updates --set solver.style=overlapping"
-    " --set solver.head=mlp:16",
-    "local-updates, chunked": "--solver local-updates --set solver.style=chunked"
-    " --set solver.chunks=1",
+    "backprop": "",
+    "backprop, m=4": "solver.micro_batches=4 solver.clip_norm=1.0",
+    "backprop, recompute": "solver.recompute=true",
+    "backprop, int8": "solver.messages=int8",
+    "backprop, adamw": "optimiser.name=adamw optimiser.lr=0.002",
+    "backprop, bfloat16": "train.precision=bfloat16",
+    "backprop, float16": "train.precision=float16",
+    "penalty, gaps": "",
+    "penalty, window": "rounds.window=4 rounds.sweeps=1",
+    "penalty, own sgd": "rounds.window=4 rounds.sweeps=2 solver.momentum=0.5",
+    "augmented-lagrangian, gaps": "",
+    "augmented-lagrangian, own gaps": "rounds.fill=true rounds.fill_step=own"
+    " correction.micro_batches=4",
+    "augmented-lagrangian, window": "rounds.window=4 rounds.sweeps=1",
+    "augmented-lagrangian, sweeps": "rounds.window=4 rounds.sweeps=3 solver.clip_norm=0.5"
+    " solver.return_ratio=9",
+    "augmented-lagrangian, filter": "rounds.window=2 rounds.sweeps=2 solver.filter=2"
+    " solver.storage=bfloat16",
+    "augmented-lagrangian, all": "rounds.window=all rounds.sweeps=2",
+    "augmented-lagrangian, float16": "rounds.window=4 rounds.sweeps=2 train.precision=float16",
+    "block-admm": "rounds.window=4 rounds.sweeps=1",
+    "block-admm, kept": "rounds.window=all rounds.sweeps=1 rounds.correct_every=0",
+    "block-admm, gauss-seidel": "rounds.window=4 rounds.sweeps=2 solver.order=gauss-seidel"
+    " solver.z_steps=2 solver.theta_steps=2 solver.balance_ratio=2.0",
+    "block-admm, adam": "rounds.window=4 rounds.sweeps=2 solver.optimiser=adam"
+    " solver.local_lr=0.01",
+    "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
+    "auxnet": "rounds.window=4",
+    "ddg": "optimiser.lr=0.02",
+    "ddg, corrected": "optimiser.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0",
+    "features-replay": "optimiser.lr=0.02",
+    "fdg": "optimiser.lr=0.02 solver.gradient_shrinking=0.9",
+    "petra": "optimiser.lr=0.02 model.name=revnet20",
+    "petra, accumulate": "optimiser.lr=0.02 model.name=revnet20 solver.accumulate=2",
+    "local-updates": "",
+    "local-updates, overlapping": "solver.style=overlapping solver.head=mlp:16",
+    "local-updates, chunked": "solver.style=chunked solver.chunks=1",
 }
+"""A solver, what sets it apart, and its settings."""
 COMMON = (
-    "--data digits --epochs 2 --batch-size 32 --set data.limit=256 --set train.threads=1 "
-    "--set checkpoint.keep_last=0 --set checkpoint.minutes=1e-9 --set train.report_every=2"
+    "data.name=digits train.epochs=2 train.batch_size=32 data.limit=256 train.threads=1 "
+    "checkpoint.keep_last=0 checkpoint.minutes=1e-9 train.report_every=2"
 )
 BLOCKS = (1, 2, 4)
-LINKS = {"threads": "", "mpirun": "", "virtual": "--set links.kind=virtual"}
+LINKS = {"threads": "", "mpirun": "", "virtual": "links.kind=virtual"}
 STEPS_AN_EPOCH = 8
 
 
 def rows(links: str, blocks: int, only: str) -> dict[str, str]:
-    """The rows of one kind of links, and what each recipe asks of the command."""
-    named = {f"{recipe} | K={blocks} | {links}": line for recipe, line in RECIPES.items()}
-    return {name: line for name, line in named.items() if only in name}
+    """The rows of one kind of links, and what each asks of the command."""
+    found = {}
+    for recipe, settings in RECIPES.items():
+        row = f"{recipe} | K={blocks} | {links}"
+        words = " --set ".join(["", *f"{COMMON} {settings} {LINKS[links]}".split()])
+        found[row] = f"train --solver {recipe.partition(',')[0]} --blocks {blocks} {words}"
+    return {row: line for row, line in found.items() if only in row}
 
 
 def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[str, str]:
@@ -87,23 +87,22 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
     from hybrid.cli.app import app
 
     command = typer.main.get_command(app)
-    barrier = _barrier()
+    barrier = _barrier() if links == "mpirun" else lambda: None
 
-    def hybrid(line: str, *more: object) -> None:
-        command.main(args=[*line.split(), *map(str, more)], standalone_mode=False)
+    def hybrid(line: str) -> None:
+        command.main(args=line.split(), standalone_mode=False)
 
     found = {}
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
-    for number, (row, recipe) in enumerate(rows(links, blocks, only).items()):
+    for number, (row, line) in enumerate(rows(links, blocks, only).items()):
         torch.set_num_threads(1)
         folder, file = scratch / str(number), scratch / f"{number}.safetensors"
-        settings = f"train {COMMON} {recipe} {LINKS[links]} --blocks {blocks} --out {folder}"
         for name, extra in ((row, ""), (f"{row} | resumed", "--resume")):
             try:
                 if extra and rank == 0:
                     _forget_the_end(folder)
                 barrier()
-                hybrid(f"{settings} {extra}")
+                hybrid(f"{line} --out {folder} {extra}")
                 hybrid(f"export {folder} {file}")
                 found[name] = _hash(file) if rank == 0 else ""
             except ValueError as error:
@@ -116,8 +115,6 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
 
 
 def _barrier():
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        return lambda: None
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Barrier

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, make_problem
+from problems import Problem, assert_weights_moved, make_problem
 from torch import Tensor
 
 from hybrid.links import RankLinks
@@ -141,13 +141,7 @@ def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up() -> No
     ranks = trained(problem, AuxNet())
     one = problem.samples * 3 * 6 * 6 * 8
     assert [mine.links.traffic.total_bytes for mine, _ in ranks] == [one, 2 * one, one]
-    after = problem.tensors()
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    statistics = {name for name in before if "running" in name or "tracked" in name}
-    assert statistics
-    assert not moved & statistics
-    weights = {name for name, _ in problem.blocks.model.named_parameters() if "weight" in name}
-    assert weights <= moved
+    assert_weights_moved(problem, before)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

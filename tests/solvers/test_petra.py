@@ -17,6 +17,7 @@ from hybrid.cuts.partition import Blocks
 from hybrid.links import RankLinks
 from hybrid.models.reversible import Residual
 from solvers import Batch, Block, Petra
+from solvers.base import Setup
 from solvers.layers.reversible import Reversible
 from solvers.state import Tensors
 
@@ -145,6 +146,11 @@ def test_gradients_are_averaged_over_the_mini_batches_of_a_step() -> None:
         trained(made, Petra(accumulate=len(made.batches)))
     weights = [dict(made.blocks.model.named_parameters()) for made in (one, four)]
     torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-14)
+
+
+def test_compiled_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"train\.compile is true, but 'petra' goes"):
+        Petra().check(Setup(compiled=True))
 
 
 def test_running_statistics_move_once_a_mini_batch() -> None:

@@ -22,26 +22,18 @@ WATCHED_TOO = ("import", "compile", "exec", "ctypes.dlopen", "marshal.loads", "c
 
 def reader(kind: str) -> Callable[[Path], Any]:
     """What reads files of a kind; imported alone, to be quick."""
-    if kind in ("cifar", "idx"):
+    if kind == "cifar":
         from hybrid.data import formats
 
-        return formats.read_cifar_python if kind == "cifar" else formats.read_idx
+        return formats.read_cifar_python
     if kind == "tar":
         from hybrid.data import download
 
         download.MOST_BYTES = 1 << 26  # quicker to reach
         return lambda path: download.extract(path, ["a.bin"], path.with_suffix(".out"))
-    if kind == "checkpoint":
-        from hybrid.folder import checkpoint
+    from hybrid.folder import checkpoint
 
-        return lambda path: checkpoint.load_model(path, checkpoint.read_manifest(path))
-    if kind == "settings":
-        from hybrid.settings.resolve import load
-
-        return lambda path: load(path, {})
-    from hybrid.report.records import read
-
-    return read
+    return lambda path: checkpoint.load_model(path, checkpoint.read_manifest(path))
 
 
 def main() -> None:

@@ -196,6 +196,17 @@ def assert_same(found: Tensors, expected: Tensors) -> None:
         assert torch.equal(found[name], expected[name]), name
 
 
+def assert_weights_moved(problem: Problem, before: Tensors) -> None:
+    """Every weight, and no statistics."""
+    after = problem.tensors()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    statistics = {name for name in before if "running" in name or "tracked" in name}
+    weights = {name for name, _ in problem.blocks.model.named_parameters() if "weight" in name}
+    assert statistics
+    assert not moved & statistics
+    assert weights <= moved
+
+
 def gradients(block: Block) -> dict[str, Tensor]:
     """The gradients at hand under their global names."""
     return {

@@ -10,6 +10,7 @@ import torch
 from hybrid import doctor
 from hybrid.doctor import cores, mpi, versions
 from hybrid.doctor.cores import Place
+from hybrid.doctor.finding import Finding
 
 
 def place(
@@ -18,25 +19,41 @@ def place(
     return Place(host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible)
 
 
-@pytest.mark.parametrize(
-    ("started", "found", "warned"), [(4, 1, True), (4, 4, False), (0, 1, False)]
-)
-def test_ranks_that_do_not_find_each_other_are_told_the_remedy(started, found, warned) -> None:
-    assert ("srun --mpi=pmix" in mpi.ranks_found(started, found).remedy) == warned
+def launched(version: str) -> Finding:
+    return mpi.matching("Open MPI", "5.0.11", version)
+
+
+HERE = versions.installed()
+OTHER = HERE | {"torch": "1.0"}, HERE | {"numpy": ""}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "warned"),
+    ("found", "value", "remedy"),
     [
-        ("mpirun (Open MPI) 5.0.11", False),
-        ("mpirun (Open MPI) 5.0.3", False),
-        ("mpirun (Open MPI) 4.1.6", True),
-        ("HYDRA build details: Version: 4.2.1", True),
-        ("", False),
+        (mpi.ranks_found(4, 1), "", "srun --mpi=pmix"),
+        (mpi.ranks_found(4, 4), "", ""),
+        (mpi.ranks_found(0, 1), "", ""),
+        *((launched(f"mpirun (Open MPI) {same}"), "", "") for same in ("5.0.11", "5.0.3")),
+        (launched(""), "", ""),
+        (launched("mpirun (Open MPI) 4.1.6"), "", "--no-binary mpi4py"),
+        (launched("HYDRA build details: Version: 4.2.1"), "", "--no-binary mpi4py"),
+        (cores.binding([place(cpus="0"), place(cpus="1")])[0], "", ""),
+        (cores.binding([place("n1"), place("n2")])[0], "", ""),
+        (cores.binding([place(cpus="0,1"), place(cpus="0,1")])[0], "", ""),
+        (cores.binding([place(), place()])[0], "", "--map-by"),
+        (cores.binding([place(cpus=c, threads=2) for c in ("0,1", "1,2")])[0], "", "--map-by"),
+        (versions.same_versions([HERE, HERE])[0], "", ""),
+        (
+            versions.same_versions([HERE, *OTHER])[0],
+            "on rank 0, 1.0 on rank 1; numpy",
+            "activate the same",
+        ),
     ],
 )
-def test_a_launcher_of_another_mpi_is_pointed_out(launcher, warned) -> None:
-    assert ("--no-binary mpi4py" in mpi.matching("Open MPI", "5.0.11", launcher).remedy) == warned
+def test_what_is_amiss_has_its_remedy_and_nothing_else_has_one(found, value, remedy) -> None:
+    assert value in found.value
+    assert remedy in found.remedy
+    assert bool(remedy) == bool(found.remedy)
 
 
 def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> None:
@@ -44,21 +61,6 @@ def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> 
     monkeypatch.setattr(os, "statvfs", lambda _: small)
     (shared,) = mpi.shared_memory()
     assert (shared.value, "--shm-size" in shared.remedy) == ("64 MB", True)
-
-
-@pytest.mark.parametrize(
-    ("places", "warned"),
-    [
-        ([place(cpus="0"), place(cpus="1")], False),
-        ([place("n1"), place("n2")], False),
-        ([place(cpus="0,1", threads=1), place(cpus="0,1", threads=1)], False),
-        ([place(), place()], True),
-        ([place(cpus="0,1", threads=2), place(cpus="1,2", threads=2)], True),
-    ],
-)
-def test_ranks_that_share_a_core_are_pointed_out(places, warned) -> None:
-    (found,) = cores.binding(places)
-    assert ("--map-by" in found.remedy) == warned
 
 
 @pytest.mark.parametrize(
@@ -86,14 +88,6 @@ def test_a_torch_that_cannot_use_the_gpus_of_the_host_is_pointed_out(monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "CUDA build" in cores.gpus()[0].remedy
-
-
-def test_versions_that_differ_are_named() -> None:
-    here = versions.installed()
-    assert not versions.same_versions([here, here])[0].remedy
-    (found,) = versions.same_versions([here, here | {"torch": "1.0"}, here | {"numpy": ""}])
-    assert found.value.startswith(f"torch {here['torch']} on rank 0, 1.0 on rank 1; numpy")
-    assert found.remedy
 
 
 def test_a_check_that_fails_is_a_line_and_not_the_end(monkeypatch, tmp_path) -> None:

@@ -179,18 +179,6 @@ def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, par
     assert not (by_hand / "report").is_dir()
 
 
-def test_a_damaged_checkpoint_names_its_file_and_leaves_an_earlier_report(
-    hybrid, run_folder
-) -> None:
-    before = write(run_folder).read_bytes()
-    file = next((run_folder / "checkpoints").glob("*/layer1.0.safetensors"))
-    content = bytearray(file.read_bytes())
-    content[700] ^= 1
-    file.write_bytes(content)
-    assert_one_line(hybrid("report", run_folder), str(file), "wrong checksum")
-    assert (run_folder / "report" / "index.html").read_bytes() == before
-
-
 def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder) -> None:
     path = run_folder / "config.toml"
     path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))

@@ -15,8 +15,7 @@ from hybrid.cli import options
 from hybrid.cli.app import app
 from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
-from hybrid.settings.resolve import load, resolve
-from hybrid.settings.text import to_toml, tomllib
+from hybrid.settings.resolve import load
 from solvers import registry
 from solvers.passes.exact import PassSettings
 
@@ -83,12 +82,6 @@ def test_help_shows_the_defaults_and_what_unset_means() -> None:
         assert text.startswith(known[dotted])
         assert not default or f"[default: {default}]" in text
         assert default is not None or "unset: " in text
-
-
-def test_the_written_file_has_the_defaults_of_the_declarations() -> None:
-    written, declared = tomllib.loads(to_toml(resolve({}))), Config()
-    for section in ("model", "data", "train", "optimiser", "schedule", "split", "links"):
-        assert written[section] == getattr(declared, section).model_dump()
 
 
 def test_two_equal_calls_of_split_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
-from hybrid.training import recovery
 from solvers import AuxNet, Backprop, Penalty
 
 
@@ -106,9 +105,3 @@ def test_a_diverging_sub_problem_is_answered_with_its_own_clipping(tmp_path, dig
     with pytest.raises(DivergedError, match=r"sub-problem.*set solver\.clip_norm") as raised:
         wild.fit(*digits)
     assert "correction" not in str(raised.value)
-
-
-def test_roll_backs_halve_local_steps_first():
-    assert recovery.rates(1, local=True) == {"local": 0.5, "exact": 1.0}
-    assert recovery.rates(3, local=True) == {"local": 0.125, "exact": 0.25}
-    assert recovery.rates(1, local=False) == {"local": 0.5, "exact": 0.5}

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 from trainings import (
     BATCH,
     Data,
-    assert_same,
     digits,
-    interrupted,
     lines,
     network,
     refused,
@@ -21,9 +18,9 @@ from trainings import (
     trainer,
 )
 
-from hybrid import Trainer, data, models, split
-from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings, TrainSettings
-from solvers import AugmentedLagrangian, AuxNet, Backprop, Penalty, Solver
+from hybrid import Trainer, split
+from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings
+from solvers import AugmentedLagrangian, Backprop, Solver
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps, fit
 
@@ -46,37 +43,6 @@ def filled(blocks: int, out: Path | None = None, **settings: Any) -> Trainer:
     return trainer(AugmentedLagrangian(), out, blocks, **pipeline, **settings)
 
 
-@pytest.mark.parametrize(
-    ("solver", "settings"),
-    [
-        (Backprop(), {}),
-        (AugmentedLagrangian(momentum=0.5), {"window": 3}),
-        (Penalty(), {"window": 3}),
-        (AuxNet(), {"window": 3}),
-        (AugmentedLagrangian(), {"fill": True, "fill_step": "own"}),
-    ],
-    ids=["serial", "windows", "penalty", "auxnet", "gaps"],
-)
-def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path) -> None:
-    run = tmp_path / "run"
-    whole = trainer(solver, run, **settings)
-    expected, told = whole.fit(*few), lines(run)
-    interrupted(run, after=1)
-    resumed = trainer(solver, run, resume=True, **settings)
-    assert resumed.fit(*few)["test_accuracy"] == expected["test_accuracy"]
-    assert_same(resumed.blocks.model.state_dict(), whole.blocks.model.state_dict())
-    assert lines(run) == told
-
-
-def test_a_run_of_two_blocks_trains_on_with_four_and_with_one(many, tmp_path) -> None:
-    settings = {"window": 4, "train": {"batch_size": 96}}
-    trainer(AugmentedLagrangian(), tmp_path / "run", **settings).fit(*many)
-    for blocks in (4, 1):
-        interrupted(tmp_path / "run", after=1)
-        made = trainer(AugmentedLagrangian(), tmp_path / "run", blocks, resume=True, **settings)
-        assert made.fit(*many)["test_accuracy"] > 0.8
-
-
 def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(few) -> None:
     hybrid = trainer(AugmentedLagrangian(), window=5, **ONCE).fit(*few)
     assert hybrid["bytes_sent"] == trainer(Backprop(), **ONCE).fit(*few)["bytes_sent"]
@@ -96,27 +62,6 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path) -> None:
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
     assert list((run / "events").iterdir())
-
-
-def test_un_augmented_storage_records_other_images_than_it_trains_on() -> None:
-    train, test = data.load("synthetic", limit=64)
-    seen: list[bool] = []
-    batch = data.Dataset.batch
-
-    class Watched(data.Dataset):
-        def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
-            seen.append(augment)
-            return batch(self, ids, seed, epoch, augment)
-
-    augmentation = data.Augmentation(pad=4, flip=True)
-    train = Watched(train.images, train.labels, train.classes, train.mean, train.std, augmentation)
-    cut = split(models.build("resnet8", 10, 3, 32), 2, balance="even")
-    settings = TrainSettings(epochs=1, batch_size=32, threads=1)
-    made = Trainer(cut, AugmentedLagrangian(), window="all", train=settings, quiet=True)
-    made.fit(train, test.take(10))
-    trained, observed, swept = seen[:2], seen[2:4], seen[4:6]
-    assert trained == [True, True]
-    assert observed == swept == [False, False]
 
 
 @pytest.mark.parametrize(
