@@ -1,7 +1,5 @@
 """The audit of dependencies fails for a vulnerability, and says so where nothing was audited."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
@@ -33,18 +31,18 @@ FLAWED = {
         ([FLAWED, UNKNOWN], 1, "audit: rich 15.0.0 has PYSEC-2026-1 (mended in 15.0.1)"),
     ],
 )
-def test_only_a_known_vulnerability_fails_and_is_named(packages, status, said) -> None:
+def test_only_a_known_vulnerability_fails_and_is_named(packages, status, said):
     assert audit.verdict({"dependencies": packages}) == (status, said)
 
 
-def test_without_the_database_one_line_says_that_nothing_was_audited() -> None:
+def test_without_the_database_one_line_says_that_nothing_was_audited():
     status, said = audit.verdict("Connection refused")
     assert (status, said.count("\n")) == (0, 0)
     assert "NOT AUDITED" in said
     assert "Connection refused" in said
 
 
-def test_what_is_installed_is_asked_about_without_local_versions() -> None:
+def test_what_is_installed_is_asked_about_without_local_versions():
     pins = audit.installed()
     assert any(pin.startswith("torch==") for pin in pins)
     assert not any("+" in pin for pin in pins)

@@ -1,7 +1,5 @@
 """The documentation tells the truth of today."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re
@@ -14,7 +12,7 @@ from solvers import registry
 ROOT = Path(__file__).parents[1]
 
 
-def test_tables_of_settings_are_the_declarations() -> None:
+def test_tables_of_settings_are_the_declarations():
     spec = importlib.util.spec_from_file_location("settings_pages", ROOT / "docs" / "settings.py")
     assert spec is not None
     assert spec.loader is not None
@@ -27,19 +25,19 @@ def test_tables_of_settings_are_the_declarations() -> None:
 
 
 @pytest.mark.parametrize("name", registry.OWN)
-def test_every_method_has_a_page(name: str) -> None:
+def test_every_method_has_a_page(name):
     page = ROOT / "docs" / f"{name}.md"
     assert page.read_text().startswith(f"# `{name}`")
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=str)
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("docs/benchmarks/*.py")), ids=str)
-def test_what_a_benchmark_imports_is_there(file: Path) -> None:
+def test_what_a_benchmark_imports_is_there(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and re.match("hybrid|solvers", node.module or ""):
             for name in node.names:

@@ -1,7 +1,5 @@
 """What can be known of `make gpu-bench` without a GPU."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys
@@ -18,7 +16,7 @@ def program(name: str) -> dict[str, object]:
     return runpy.run_path(str(PROGRAMS / f"{name}.py"))
 
 
-def test_an_interpreter_that_is_there_is_taken_as_it_is_and_else_one_is_made(tmp_path) -> None:
+def test_an_interpreter_that_is_there_is_taken_as_it_is_and_else_one_is_made(tmp_path):
     (tmp_path / "python3").touch()
     for words, expected in (
         ((f"BIN={tmp_path}",), f"{tmp_path}/python3 docs/benchmarks/gpu_all.py"),
@@ -31,7 +29,7 @@ def test_an_interpreter_that_is_there_is_taken_as_it_is_and_else_one_is_made(tmp
 
 
 @pytest.mark.parametrize("name", ["gpu_all", "gpu_kernels", "gpu_training"])
-def test_without_a_gpu_a_program_says_so_in_one_line(name, monkeypatch) -> None:
+def test_without_a_gpu_a_program_says_so_in_one_line(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", [name])
     with pytest.raises(SystemExit, match=r"^gpu.* torch .+ sees no GPU: .+$"):
@@ -48,7 +46,7 @@ def test_without_a_gpu_a_program_says_so_in_one_line(name, monkeypatch) -> None:
 )
 def test_what_cannot_run_here_is_left_out_with_what_it_needs(
     missing, left_out, tmp_path, monkeypatch
-) -> None:
+):
     made = program("gpu_all")["steps"]
     found = made.__globals__["find_spec"]
     monkeypatch.setitem(

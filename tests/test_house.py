@@ -1,7 +1,5 @@
 """The rules of the house: imports run downwards, no circle, short files, methods named once."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache
@@ -67,13 +65,13 @@ def room(module: str) -> str:
     return module
 
 
-def test_the_rooms_are_all_there() -> None:
+def test_the_rooms_are_all_there():
     assert [name for name in ROOMS if name not in FILES] == []
     in_the_face = {name for name in FILES if room(name) == "hybrid"}
     assert in_the_face == {"hybrid"}, "a room that is missing in the table"
 
 
-def test_imports_run_downwards() -> None:
+def test_imports_run_downwards():
     found = {
         (module, other)
         for module in FILES
@@ -83,7 +81,7 @@ def test_imports_run_downwards() -> None:
     assert found == set()
 
 
-def test_no_import_goes_in_a_circle() -> None:
+def test_no_import_goes_in_a_circle():
     assert circles(set(FILES)) == []
 
 
@@ -116,7 +114,7 @@ def importers() -> dict[str, set[str]]:
     return {module: {m for m in FILES if module in imports(m)} for module in FILES}
 
 
-def test_the_search_for_circles_finds_one(monkeypatch) -> None:
+def test_the_search_for_circles_finds_one(monkeypatch):
     ring = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"a"})}
     ring["d"] = frozenset({"a"})
     backwards = {m: {n for n in ring if m in ring[n]} for m in ring}
@@ -126,11 +124,11 @@ def test_the_search_for_circles_finds_one(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("module", FILES)
-def test_a_file_is_short(module: str) -> None:
+def test_a_file_is_short(module):
     assert len(FILES[module].read_text().splitlines()) <= LONGEST_FILE
 
 
-def test_a_folder_is_not_crowded() -> None:
+def test_a_folder_is_not_crowded():
     crowd: dict[Path, list[str]] = {}
     for module, path in FILES.items():
         if module not in HOMES:
@@ -138,7 +136,7 @@ def test_a_folder_is_not_crowded() -> None:
     assert {str(p): files for p, files in crowd.items() if len(files) > FULLEST_FOLDER} == {}
 
 
-def test_a_method_is_named_in_its_own_file_and_the_registry_alone() -> None:
+def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
     word = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, NAMES))})(?![\w-])")
     found = {
         (module, name)

@@ -1,7 +1,5 @@
 """No file of data, settings or tensors is ever code: no source can run what a file holds."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -49,7 +47,7 @@ UNSAFE = {"shell", "allow_pickle"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_source_can_run_what_a_file_holds(path) -> None:
+def test_no_source_can_run_what_a_file_holds(path):
     allowed = ["importlib.import_module"] * (str(path.relative_to(ROOT)) in IMPORTING)
     # every name that it looks up is a stand-in, as tests/hybrid/data/test_unpickle.py shows
     allowed += ["pickle"] * (path == ROOT / "hybrid" / "data" / "unpickle.py")
@@ -70,5 +68,5 @@ def test_no_source_can_run_what_a_file_holds(path) -> None:
         "def f():\n    from multiprocessing import Pool",
     ],
 )
-def test_the_search_finds(line) -> None:
+def test_the_search_finds(line):
     assert faults(ast.parse(line)) != []

@@ -4,8 +4,6 @@ A triple is (setting, solver, mode). `make test` tries a part of them, chosen by
 SETTINGS_SHARE=1, or `pytest -m slow`; `python -m tests.test_settings_act` counts what they do.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -327,7 +325,7 @@ def _settled(mode: Mode) -> Values:
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_every_setting_acts_or_is_refused(mode: Mode) -> None:
+def test_every_setting_acts_or_is_refused(mode):
     for setting in (s for s, m in triples() if m == mode and tried(s, m, SHARE)):
         outcome(setting, mode)
 
@@ -335,7 +333,7 @@ def test_every_setting_acts_or_is_refused(mode: Mode) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("solver", registry.OWN)
-def test_every_setting_acts_or_is_refused_without_exception(solver: str) -> None:
+def test_every_setting_acts_or_is_refused_without_exception(solver):
     count(pair for pair in triples() if pair[1].solver == solver)
 
 

@@ -8,8 +8,6 @@ mid-epoch. The bits depend on the machine and on torch: compare before and after
 place. `--only` takes a part of a row's name.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -89,7 +87,7 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
     command = typer.main.get_command(app)
     barrier = _barrier() if links == "mpirun" else lambda: None
 
-    def hybrid(line: str) -> None:
+    def hybrid(line):
         command.main(args=line.split(), standalone_mode=False)
 
     found = {}

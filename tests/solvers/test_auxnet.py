@@ -1,7 +1,5 @@
 """AuxNet: its iterates are those of its equations, and nothing is kept per sample."""
 
-from __future__ import annotations
-
 import io
 from copy import deepcopy
 from typing import Any
@@ -11,8 +9,7 @@ import torch
 from problems import Problem, assert_weights_moved, make_problem
 from torch import Tensor
 
-from hybrid.links import RankLinks
-from solvers import AuxNet, Block
+from solvers import AuxNet
 from solvers.auxnet import auxiliary_network
 from solvers.state import State
 
@@ -22,7 +19,7 @@ CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
 def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float = 0.9) -> list[Any]:
     """Of each rank: its program after a window, and what the phase did."""
 
-    def program(block: Block, links: RankLinks) -> tuple[Any, Any]:
+    def program(block, links):
         mine = solver.start(block, links, problem.setup(sweeps))
         return mine, mine.train(problem.window(sweeps))
 
@@ -90,7 +87,7 @@ class Simulation:
 
 @pytest.mark.parametrize("K", CUTS)
 @pytest.mark.parametrize("sweeps", [1, 2])
-def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
+def test_its_iterates_are_those_of_its_equations(K, sweeps):
     problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
     solver = AuxNet(
         momentum=None, beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02
@@ -119,8 +116,8 @@ def test_its_iterates_are_those_of_its_equations(K: int, sweeps: int) -> None:
         assert norms == pytest.approx(simulation.squares[k].sqrt().tolist(), rel=1e-6)
 
 
-def test_what_is_kept_does_not_grow_with_the_window() -> None:
-    def held(batches: int) -> list[int]:
+def test_what_is_kept_does_not_grow_with_the_window():
+    def held(batches):
         problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=batches)
         sizes = []
         for mine, _ in trained(problem, AuxNet(), sweeps=2):
@@ -135,7 +132,7 @@ def test_what_is_kept_does_not_grow_with_the_window() -> None:
     assert AuxNet().memory(problem.setup(sweeps=2), 1) == 0
 
 
-def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up() -> None:
+def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up():
     problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
     before = problem.tensors()
     ranks = trained(problem, AuxNet())
@@ -159,7 +156,7 @@ def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up() -> No
         ((1, 6, 6), (1,)),
     ],
 )
-def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth) -> None:
+def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth):
     network = auxiliary_network(image, cut, width=4, depth=depth, seed=0)
     out = network(torch.randn(2, *image))
     assert tuple(out.shape) == (2, *cut)
@@ -168,7 +165,7 @@ def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth) -> N
     assert bool(out.isfinite().all())
 
 
-def test_its_weights_are_a_function_of_the_seed_alone() -> None:
+def test_its_weights_are_a_function_of_the_seed_alone():
     made = []
     for number, seed in enumerate((3, 3, 4)):
         torch.manual_seed(number)
@@ -180,7 +177,7 @@ def test_its_weights_are_a_function_of_the_seed_alone() -> None:
     assert not any(torch.equal(made[0][name], made[2][name]) for name in weights)
 
 
-def test_a_network_of_another_size_is_refused_in_one_line() -> None:
+def test_a_network_of_another_size_is_refused_in_one_line():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     mine, _ = trained(problem, AuxNet(width=4))[1]
     other = AuxNet(width=8).start(mine.block, mine.links, problem.setup())

@@ -1,7 +1,5 @@
 """Block-ADMM: what it computes, where it converges to, and what Z is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from hybrid.links import RankLinks
 from solvers import AugmentedLagrangian, Batch, Block, BlockADMM, Penalty
 from solvers.layers.projection import PROJECTIONS, Projection, Sign
 
@@ -61,7 +58,7 @@ def trained(
 ) -> list[list[Snapshot]]:
     """[window][rank] over windows of one sweep each, their Z and U kept."""
 
-    def program(block: Block, links: RankLinks) -> list[Snapshot]:
+    def program(block, links):
         mine = start(problem, solver, block, links)
         found = []
         for _ in range(windows):
@@ -112,8 +109,8 @@ def assert_follows(ranks: list[Snapshot], reference: ScaledADMM) -> None:
     st.sampled_from(["zero", "adjoint"]),
 )
 def test_with_one_step_of_everything_it_is_the_augmented_lagrangian_bit_for_bit(
-    problem: Problem, beta: float, lam_step: float, kappa_step: float, start: str
-) -> None:
+    problem, beta, lam_step, kappa_step, start
+):
     same: dict[str, Any] = {"lam_step": lam_step, "kappa_step": kappa_step}
     same |= {"multiplier_start": start, "local_lr": 0.3}
     other = deepcopy(problem)
@@ -137,14 +134,8 @@ def test_with_one_step_of_everything_it_is_the_augmented_lagrangian_bit_for_bit(
 )
 @settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
 def test_its_iterates_are_those_of_the_scaled_form(
-    order: str,
-    theta_steps: int,
-    z_steps: int,
-    problem: Problem,
-    rho: float,
-    kappa_step: float,
-    start: str,
-) -> None:
+    order, theta_steps, z_steps, problem, rho, kappa_step, start
+):
     solver = BlockADMM(
         rho=rho,
         order=order,
@@ -164,7 +155,7 @@ def test_its_iterates_are_those_of_the_scaled_form(
         assert ranks[0].norms is None
 
 
-def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_variable() -> None:
+def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_variable():
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
     solver = BlockADMM(rho=0.4, balance_ratio=1.2, **CLASSIC)
     reference = scaled(problem, solver)
@@ -184,7 +175,7 @@ def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_vari
     assert {0.5, 2.0} <= factors
 
 
-def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_once() -> None:
+def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_once():
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
     # from zero multipliers only the last cut's residual moves in the first window
     wild = {"rho": 0.5, "multiplier_start": "zero", "kappa_step": 1e6}
@@ -226,12 +217,12 @@ MEMBER: dict[str, Callable[[Tensor], Tensor]] = {
 @ORDERS
 @pytest.mark.parametrize("constraint", MEMBER)
 @pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
-def test_z_lies_in_its_set_after_every_sweep(order, constraint, factor, mode, monkeypatch) -> None:
+def test_z_lies_in_its_set_after_every_sweep(order, constraint, factor, mode, monkeypatch):
     monkeypatch.setitem(PROJECTIONS, "sphere", Sphere)
     problem = make_problem(seed=1, units=2, cuts=[1, 2], batch=4, batches=2)
     other, inside = deepcopy(problem), MEMBER[constraint]
 
-    def program(block: Block, links: RankLinks, held_to: str) -> list[tuple[Tensor, Tensor]]:
+    def program(block, links, held_to):
         solver = BlockADMM(
             rho=0.5, order=order, constraint=held_to, filter=factor, filter_mode=mode, **LONG
         )
@@ -256,8 +247,8 @@ def test_z_lies_in_its_set_after_every_sweep(order, constraint, factor, mode, mo
 @ORDERS
 @pytest.mark.parametrize("z_steps", [1, 2])
 def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_through(
-    order: str, z_steps: int
-) -> None:
+    order, z_steps
+):
     torch.manual_seed(2)
     parts = [nn.Linear(4, 6), Sign(), nn.Linear(6, 5), Sign(), nn.Linear(5, 4)]
     blocks = split(nn.Sequential(*parts).double(), cuts=["1", "3"])
@@ -267,7 +258,7 @@ def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_t
     # steps so long that Z is outside [-1, 1], where a straight-through gradient is zero
     solver = BlockADMM(rho=0.5, order=order, z_steps=z_steps, **LONG)
 
-    def sign(z: Tensor) -> Tensor:
+    def sign(z):
         return torch.where(z >= 0, 1.0, -1.0).double()
 
     reference = scaled(problem, solver, sets=[lambda z: z, sign, sign])
@@ -293,17 +284,17 @@ def linear_chain(K: int) -> tuple[Problem, Callable[[Tensor], Tensor]]:
     blocks = split(nn.Sequential(*parts), cuts=[str(k) for k in range(1, K)])
     x, t, ids = *(torch.randn(24, n, dtype=torch.float64) for n in (4, 3)), torch.arange(24)
 
-    def loss(out: Tensor, ids: Tensor) -> Tensor:
+    def loss(out, ids):
         return (out - t[ids]).square().sum(1).mean() / 2
 
     class Linear(Problem):
-        def build(self, index: int, lr: float = 0.1, momentum: float = 0.9) -> Block:
+        def build(self, index, lr=0.1, momentum=0.9):
             made = super().build(index, lr, momentum=0.0)
             made.optimisers["exact"].param_groups[0]["weight_decay"] = 0.05
             made.loss = loss
             return made
 
-    def objective(W: Tensor) -> Tensor:
+    def objective(W):
         out = nn.Sequential(*parts[1:])(x @ W.T)
         return loss(out, ids) + 0.05 / 2 * W.square().sum()
 
@@ -312,12 +303,12 @@ def linear_chain(K: int) -> tuple[Problem, Callable[[Tensor], Tensor]]:
 
 @ORDERS
 @pytest.mark.parametrize("K", [2, 3])
-def test_it_converges_to_the_ridge_regression_of_a_linear_chain(order: str, K: int) -> None:
+def test_it_converges_to_the_ridge_regression_of_a_linear_chain(order, K):
     problem, objective = linear_chain(K)
     steps: dict[str, Any] = {"theta_steps": 2, "z_steps": 2, "lam_step": 0.4, "local_lr": 1.0}
     solver = BlockADMM(rho=1.0, order=order, return_ratio=1e9, **steps)
 
-    def program(block: Block, links: RankLinks) -> tuple[float, float]:
+    def program(block, links):
         mine = started(problem, solver, block, links)
         windows = [mine.train(problem.window(50)) for _ in range(2 * K)]
         return windows[-1].residual_norms() or (0.0, 0.0)

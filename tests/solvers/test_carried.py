@@ -1,7 +1,5 @@
 """Auxiliary variables and multipliers carried over to other cuts of the same network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ from problems import Problem, copied, exact_pass, make_problem, started
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Block, BlockADMM, Penalty, PhaseStats
+from solvers import AugmentedLagrangian, BlockADMM, Penalty, PhaseStats
 from solvers.state import State, Tensors
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
@@ -31,7 +28,7 @@ def cut_anew(problem: Problem, cuts: list[int]) -> Problem:
 def swept(problem: Problem, solver: Penalty) -> dict[str, Tensors]:
     """What is kept at each cut after three sweeps."""
 
-    def program(block: Block, links: RankLinks) -> Tensors:
+    def program(block, links):
         mine = started(problem, solver, block, links)
         mine.train(problem.window(3))
         return copied(mine.state().cut)
@@ -45,7 +42,7 @@ def carried(
     """Programs that have taken back what was kept at the cuts that still are, and begun."""
     named = ["", *problem.blocks.cuts, ""]
 
-    def program(block: Block, links: RankLinks) -> tuple[Block, Any]:
+    def program(block, links):
         mine = solver.start(block, links, problem.setup(carried=True))
         before, after = (dict(kept.get(cut, {})) for cut in named[block.index : block.index + 2])
         mine.load_state(State(cut=before, after=after))
@@ -77,8 +74,8 @@ def stored(ranks: list[Any], name: str, rank: int) -> Tensor:
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
 @given(before=CUTS, after=CUTS, seed=st.integers(0, 999))
 def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
-    solver: Penalty, before: list[int], after: list[int], seed: int
-) -> None:
+    solver, before, after, seed
+):
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
     kept = swept(problem, solver)
     again = cut_anew(problem, after)
@@ -104,7 +101,7 @@ def test_what_was_kept_at_a_cut_that_stays_is_kept_and_new_cuts_start_feasible(
 
 @pytest.mark.parametrize("solver", SOLVERS[:2], ids=lambda solver: solver.name)
 @given(before=CUTS, more=CUTS, seed=st.integers(0, 999))
-def test_more_cuts_leave_the_lagrangian_as_it_was(solver, before, more, seed) -> None:
+def test_more_cuts_leave_the_lagrangian_as_it_was(solver, before, more, seed):
     problem = make_problem(seed, units=5, cuts=before, batch=3, batches=2)
     kept = swept(problem, solver)
     norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -114,7 +111,7 @@ def test_more_cuts_leave_the_lagrangian_as_it_was(solver, before, more, seed) ->
     assert value(finer, carried(finer, solver, kept)) == pytest.approx(was, rel=1e-12)
 
 
-def test_an_exact_pass_replaces_what_was_carried() -> None:
+def test_an_exact_pass_replaces_what_was_carried():
     problem = make_problem(1, units=3, cuts=[2], batch=3)
     solver = AugmentedLagrangian(beta=0.1)
     kept = swept(problem, solver)

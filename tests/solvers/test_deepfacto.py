@@ -1,7 +1,5 @@
 """A factorisation layer as a constraint of block-ADMM: its visits, and both sides of its cut."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -12,8 +10,7 @@ from problems import Problem, make_problem, recorded
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from hybrid.links import RankLinks
-from solvers import Block, BlockADMM
+from solvers import BlockADMM
 from solvers.layers.factorisation import EPSILON, Factorisation
 from solvers.variables.factors import FactorCut
 from solvers.variables.store import Store
@@ -83,7 +80,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 
 @SHAPES
-def test_a_visit_is_that_of_the_formulas(shape: tuple[int, ...]) -> None:
+def test_a_visit_is_that_of_the_formulas(shape):
     z = normal(*shape) + 0.5
     cut, store = cut_of(z)
     rows = slice(0, len(z))
@@ -108,7 +105,7 @@ def test_a_visit_is_that_of_the_formulas(shape: tuple[int, ...]) -> None:
 
 
 @SHAPES
-def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape) -> None:
+def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape):
     M, S = normal(shape[0] * 6, RANK).abs(), normal(RANK, shape[1], seed=2).abs()
     like = torch.empty(shape)
     z = shaped((M @ S)[: rows_of(like).shape[0]], like)
@@ -139,11 +136,11 @@ def admm(**settings: Any) -> BlockADMM:
 @ORDERS
 @pytest.mark.parametrize("kept", [False, True], ids=["windowed", "kept"])
 @pytest.mark.parametrize("extra", [(), ("3",)], ids=["two-blocks", "three-blocks"])
-def test_both_sides_of_the_cut_agree_on_z_and_u(order: str, kept: bool, extra: Any) -> None:
+def test_both_sides_of_the_cut_agree_on_z_and_u(order, kept, extra):
     problem = factored(units=3, extra=extra)
     rows = slice(0, problem.samples)
 
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+    def program(block, links):
         mine = recorded(problem, admm(order=order), block, links, sweeps=2, carried=kept)
         before = {} if block.first else {"was": mine._store.get("lam", rows).clone()}
         mine.train(problem.window(1 if kept else 2))
@@ -159,14 +156,14 @@ def test_both_sides_of_the_cut_agree_on_z_and_u(order: str, kept: bool, extra: A
     assert bool((above["lam"] < 0).any()), "Z itself is free: only M S is non-negative"
 
 
-def test_a_visit_of_both_blocks_is_that_of_the_formulas() -> None:
+def test_a_visit_of_both_blocks_is_that_of_the_formulas():
     problem = factored(batches=1)
     (batch,) = problem.batches
     N, rows = len(batch), slice(0, len(batch))
     blocks = [deepcopy(problem.blocks.module(k)).train() for k in range(2)]
     solver = admm(local_lr=0.5)
 
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+    def program(block, links):
         mine = recorded(problem, solver, block, links, carried=True)
         found = {}
         if block.last:

@@ -1,24 +1,17 @@
 """Delayed gradients equal their formulas, written down a second time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from problems import Problem, make_problem
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hybrid.links import RankLinks
-from solvers import DDG, FDG, Block, FeaturesReplay
+from solvers import DDG, FDG, FeaturesReplay
 from solvers.delayed import Delayed
 from solvers.state import Tensors
 
 LR, MOMENTUM = 0.1, 0.9
-METHODS = {
-    "ddg": DDG(),
-    "features-replay": FeaturesReplay(),
-    "fdg": FDG(gradient_shrinking=0.7),
-}
+METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
 
 
 class Simulation:
@@ -78,14 +71,14 @@ class Simulation:
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cuts", [[2], [1, 2, 3]], ids=["K = 2", "K = 4"])
-def test_fifty_steps_equal_a_simulation_from_the_formulas(name: str, cuts: list[int]) -> None:
-    def problem() -> Problem:
+def test_fifty_steps_equal_a_simulation_from_the_formulas(name, cuts):
+    def problem():
         return make_problem(5, units=3, cuts=cuts, batch=4, batches=50)
 
     wanted = Simulation(problem(), METHODS[name]).run()
     found = problem()
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         mine = METHODS[name].start(block, links, found.setup(window=0))
         mine.train(found.window())
         mine.drain()

@@ -1,7 +1,5 @@
 """What every method keeps to: what it is alone, what a resume needs, where weights move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from problems import Problem, assert_same, exact_pass, handed_over, make_problem
 from torch import nn
 
-from hybrid.links import RankLinks, run_threads, run_virtual
+from hybrid.links import run_threads, run_virtual
 from solvers import (
     DDG,
     FDG,
@@ -59,7 +57,7 @@ EVERY = ALONE | SWEEPING | {"accumulating": Petra(accumulate=3)}
 CUTS = st.sampled_from([[2], [1, 3], [1, 2, 3]])
 
 
-def test_every_method_is_here() -> None:
+def test_every_method_is_here():
     assert {solver.name for solver in EVERY.values()} == set(registry.OWN)
 
 
@@ -83,7 +81,7 @@ def trained(
     parts = [problem.window(1, 0, at), problem.window(1, at)]
     windows = [problem.window(3)] * 2 if solver.alternates else parts
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         prepare(block)
         setup = problem.setup(3, carried=True)
         mine = solver.start(block, links, setup)
@@ -107,7 +105,7 @@ def trained(
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_one_block_alone_is_plain_sgd_bit_for_bit(name: str) -> None:
+def test_one_block_alone_is_plain_sgd_bit_for_bit(name):
     problem, plain = (problem_for(ALONE[name], []) for _ in range(2))
     assert_same(trained(problem, ALONE[name]), plain.plain_loop())
 
@@ -116,8 +114,8 @@ def test_one_block_alone_is_plain_sgd_bit_for_bit(name: str) -> None:
 @settings(max_examples=4, deadline=None)
 @given(CUTS, st.integers(1, 7), st.sampled_from(["asked", "moved"]))
 def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(
-    name: str, cuts: list[int], at: int, goes_on: str
-) -> None:
+    name, cuts, at, goes_on
+):
     solver = EVERY[name]
     found = trained(problem_for(solver, cuts), solver, at, goes_on)
     assert_same(found, trained(problem_for(solver, cuts), solver, run=run_virtual))
@@ -125,7 +123,7 @@ def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit
 
 @pytest.mark.parametrize("empty", ["flatten", "frozen"])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_block_without_trainable_parameters_takes_part(name: str, empty: str) -> None:
+def test_a_block_without_trainable_parameters_takes_part(name, empty):
     solver, index = EVERY[name], 2 if empty == "flatten" else 1
     filtered = getattr(solver, "filter", 1) > 1
     if filtered and empty == "flatten":
@@ -166,10 +164,10 @@ class Watching:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_replicas_are_asked_before_and_after_every_step(name: str) -> None:
+def test_replicas_are_asked_before_and_after_every_step(name):
     solver, blocks = EVERY[name], []
 
-    def prepare(block: Block) -> None:
+    def prepare(block):
         block.sync = Watching(block.module)
         blocks.append(block)
 
@@ -183,10 +181,10 @@ def test_replicas_are_asked_before_and_after_every_step(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("added", {"exact"}), ("own", {"exact", "local"})])
-def test_replicas_are_asked_where_gaps_are_filled(kind: Any, steps: set[str]) -> None:
+def test_replicas_are_asked_where_gaps_are_filled(kind, steps):
     problem = make_problem(1, 3, [2], batch=4, batches=4)
 
-    def program(block: Block, links: RankLinks) -> set[str]:
+    def program(block, links):
         block.sync = watching = Watching(block.module)
         filling = Penalty().start(block, links, problem.setup(window=2))
         fill = BubbleFill(filling, [Gaps(4, 0), Gaps(0, 4)][block.index], 4, kind)
@@ -219,6 +217,6 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     ("solver", "name", "value"),
     [(solver, *setting) for solver, wrong in IMPOSSIBLE for setting in wrong.items()],
 )
-def test_impossible_settings_name_the_value_in_one_line(solver, name, value) -> None:
+def test_impossible_settings_name_the_value_in_one_line(solver, name, value):
     with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):
         solver(**{name: value})

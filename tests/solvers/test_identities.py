@@ -1,7 +1,5 @@
 """Identities 1 to 3 of the penalty and augmented Lagrangian methods, in float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 from problems import Problem, gradients, make_problem, problems, recorded
 from torch import Tensor
 
-from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Block, Penalty, PhaseStats, Solver
+from solvers import AugmentedLagrangian, Penalty, PhaseStats, Solver
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-4, 10)
@@ -21,7 +18,7 @@ BETA = st.floats(1e-4, 10)
 def local_gradients(problem: Problem, solver: Solver) -> dict[str, Tensor]:
     """Every block's gradient of its own sub-problem, all blocks at once."""
 
-    def program(block: Block, links: RankLinks) -> dict[str, Tensor]:
+    def program(block, links):
         mine = recorded(problem, solver, block, links)
         mine.gradient(problem.batches[0], slice(0, problem.samples), False, PhaseStats())
         return gradients(block)
@@ -35,11 +32,11 @@ def swept_gradients(
     """[rank][sweep] -> local gradients, while lam (and kappa) move and the weights are frozen."""
     frozen = problem.frozen()
 
-    def program(block: Block, links: RankLinks) -> list[dict[str, Tensor]]:
+    def program(block, links):
         mine = recorded(frozen, solver, block, links, sweeps=2)
         found, step = [], block.step
 
-        def watched_step(*arguments: Any) -> None:
+        def watched_step(*arguments):
             found.append(gradients(block))
             step(*arguments)
 
@@ -55,7 +52,7 @@ def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, An
     """[rank] -> lam, p_in and x after many exchanges at frozen weights."""
     frozen = problem.frozen()
 
-    def program(block: Block, links: RankLinks) -> dict[str, Any]:
+    def program(block, links):
         mine = recorded(frozen, solver, block, links, sweeps=2)
         window, rows = frozen.window(), slice(0, frozen.samples)
         for number in range(sweeps):
@@ -68,14 +65,14 @@ def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, An
 
 
 @given(problems(), BETA)
-def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(problem, beta) -> None:
+def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(problem, beta):
     local = local_gradients(problem, AugmentedLagrangian(beta=beta))
     for name, exact in problem.plain_gradients(problem.batches[0]).items():
         torch.testing.assert_close(local[name], exact, **CLOSE)
 
 
 @given(problems(), BETA)
-def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(problem, beta) -> None:
+def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(problem, beta):
     solver = AugmentedLagrangian(beta=beta, multiplier_start="zero")
     local = local_gradients(problem, solver)
     last = {
@@ -90,8 +87,8 @@ def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(proble
 
 @given(problems(), BETA, st.floats(0.05, 1.0) | st.just(1.0))
 def test_identity_2_the_exact_signal_climbs_one_block_a_sweep_and_is_damped_by_lam_step(
-    problem: Problem, beta: float, lam_step: float
-) -> None:
+    problem, beta, lam_step
+):
     exact = problem.plain_gradients(problem.batches[0])
     blocks = len(problem.blocks)
     solver = Penalty(beta=beta, lam_step=lam_step, lam_start="feasible")
@@ -105,9 +102,7 @@ def test_identity_2_the_exact_signal_climbs_one_block_a_sweep_and_is_damped_by_l
 
 
 @given(st.integers(0, 10_000), BETA)
-def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_once(
-    seed: int, beta: float
-) -> None:
+def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_once(seed, beta):
     problem = make_problem(seed=seed, units=3, cuts=[2], batch=4)
     exact = problem.plain_gradients(problem.batches[0])
     local = local_gradients(problem, Penalty(beta=beta, lam_step=1.0, lam_start="stepped"))
@@ -116,7 +111,7 @@ def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_onc
         torch.testing.assert_close(local[name], exact[name], **CLOSE)
 
 
-def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta() -> None:
+def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta():
     problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
     beta = 10.0
     solver = Penalty(beta=beta, lam_step=0.2, lam_start="feasible")
@@ -127,7 +122,7 @@ def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_be
         torch.testing.assert_close(residual, -after["p_in"] / (2 * beta), **CLOSE)
 
 
-def test_the_augmented_lagrangian_removes_that_bias() -> None:
+def test_the_augmented_lagrangian_removes_that_bias():
     problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
     solver = AugmentedLagrangian(beta=10.0, lam_step=0.2, multiplier_start="zero")
     ranks = settled(problem, solver, sweeps=500)

@@ -1,9 +1,6 @@
 """Local updates: which gradients cross which cut, and nothing of the heads in the network."""
 
-from __future__ import annotations
-
 from copy import deepcopy
-from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -13,10 +10,9 @@ from problems import Problem, assert_same, copied, make_problem
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.links import RankLinks
 from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings, TrainSettings
-from solvers import Block, LocalUpdates
+from solvers import LocalUpdates
 from solvers.blocks.heads import Head
 from solvers.local_updates import AHEAD, LocalUpdatesProgram
 from solvers.state import State, Tensors
@@ -29,11 +25,11 @@ def four_blocks(batches: int = 1) -> Problem:
 def gradients(solver: LocalUpdates, problem: Problem) -> tuple[list[Tensors], list[Any]]:
     """Every block's gradients of one mini-batch, and the heads."""
 
-    def program(block: Block, links: RankLinks) -> tuple[Tensors, Any]:
+    def program(block, links):
         found: Tensors = {}
         mine = solver.start(block, links, problem.setup(window=0))
 
-        def keep(*arguments: Any) -> None:
+        def keep(*arguments):
             found.update({n: p.grad.clone() for n, p in block.module.named_parameters()})
 
         block.step = keep
@@ -84,9 +80,7 @@ OVERLAPPING = LocalUpdates(style="overlapping", head="mlp:5")
     ],
     ids=["greedy", "two chunks", "one chunk", "overlapping"],
 )
-def test_gradients_cross_the_cuts_of_their_style_and_no_others(
-    solver: LocalUpdates, headed: list[int], detached: list[list[int]], losses: list[list[int]]
-) -> None:
+def test_gradients_cross_the_cuts_of_their_style_and_no_others(solver, headed, detached, losses):
     problem = four_blocks()
     found, heads = gradients(solver, problem)
     assert [k for k in EVERY if heads[k] is not None or k == 3] == headed
@@ -97,15 +91,15 @@ def test_gradients_cross_the_cuts_of_their_style_and_no_others(
 
 
 @pytest.mark.parametrize("style", ["greedy", "chunked"])
-def test_a_fast_block_waits_for_a_slow_one(style: Any) -> None:
+def test_a_fast_block_waits_for_a_slow_one(style):
     problem = four_blocks(8 * AHEAD)
     done = [0] * 4
     ahead = []
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         stepped = block.step
 
-        def step(*arguments: Any) -> None:
+        def step(*arguments):
             if links.rank == 2:
                 sleep(0.002)
             stepped(*arguments)
@@ -122,10 +116,10 @@ def test_a_fast_block_waits_for_a_slow_one(style: Any) -> None:
     assert done == [8 * AHEAD] * 4
 
 
-def test_heads_of_another_style_are_refused() -> None:
+def test_heads_of_another_style_are_refused():
     problem = four_blocks()
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         chunked, greedy = LocalUpdates(style="chunked"), LocalUpdates()
         mine = greedy.start(block, links, problem.setup(window=0))
         mine.train(problem.window())
@@ -139,23 +133,21 @@ def test_heads_of_another_style_are_refused() -> None:
     problem.on_every_block(program)
 
 
-def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(tmp_path, monkeypatch):
     kept: dict[str, Tensors] = {}
     given: dict[str, Tensors] = {}
     state, load_state = LocalUpdatesProgram.state, LocalUpdatesProgram.load_state
 
-    def last_unit(mine: LocalUpdatesProgram) -> str:
+    def last_unit(mine):
         name, _ = list(mine.block.module.named_parameters())[-1]
         return mine.block.module.global_name(name).rsplit(".", 2)[0]
 
-    def keep(mine: LocalUpdatesProgram) -> State:
+    def keep(mine):
         found = state(mine)
         kept[last_unit(mine)] = copied(found.block)
         return found
 
-    def give(mine: LocalUpdatesProgram, found: State) -> None:
+    def give(mine, found):
         load_state(mine, found)
         given[last_unit(mine)] = copied(found.block)
         if found.block:
@@ -165,7 +157,7 @@ def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(
     monkeypatch.setattr(LocalUpdatesProgram, "load_state", give)
     train, test = data.load("digits", limit=64)
 
-    def fit(cuts: list[str], epochs: int) -> None:
+    def fit(cuts, epochs):
         torch.manual_seed(0)
         blocks = split(models.build("resnet8", classes=10, channels=1, image_size=8), cuts=cuts)
         settings = TrainSettings(epochs=epochs, batch_size=32, threads=1)
@@ -182,7 +174,7 @@ def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_heads_step_with_the_settings_of_their_block(name: str) -> None:
+def test_heads_step_with_the_settings_of_their_block(name):
     settings = OptimiserSettings(name=name, lr=0.2, momentum=0.8, weight_decay=0.01)
     block = four_blocks().build(0)
     block.optimisers["exact"] = make(block.module, settings)

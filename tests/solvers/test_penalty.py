@@ -1,7 +1,5 @@
 """The windowed sweeps of the penalty and augmented Lagrangian methods."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
@@ -12,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import Problem, assert_weights_moved, make_problem, problems, recorded
 
-from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Block, BlockADMM, Penalty, Solver
+from solvers import AugmentedLagrangian, BlockADMM, Penalty, Solver
 from solvers.base import Setup
 from solvers.kernels import pool
-from solvers.state import Tensors
 from solvers.variables.store import Store
 
 
@@ -32,11 +28,11 @@ def swept(problem: Problem, solver: Solver, sweeps: int = 1) -> list[Any]:
     [Penalty(), AugmentedLagrangian(), BlockADMM(), BlockADMM(order="gauss-seidel")],
     ids=repr,
 )
-def test_a_single_sweep_sends_nothing_and_trains_every_block_but_for_statistics(solver) -> None:
+def test_a_single_sweep_sends_nothing_and_trains_every_block_but_for_statistics(solver):
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=3)
     before = problem.tensors()
 
-    def program(block: Block, links: RankLinks) -> tuple[int, float]:
+    def program(block, links):
         mine = recorded(problem, solver, block, links)
         sent, waited = links.traffic.total_bytes, links.traffic.total_waiting
         mine.train(problem.window())
@@ -52,13 +48,13 @@ def test_a_single_sweep_sends_nothing_and_trains_every_block_but_for_statistics(
     st.sampled_from(["coupling", "input"]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
 )
-def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, storage) -> None:
+def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, storage):
     solver = AugmentedLagrangian(
         filter=factor, filter_mode=mode, storage=storage, beta=1.0, lam_step=0.1
     )
     problem, rows = problem.single_precision(), slice(0, problem.samples)
 
-    def program(block: Block, links: RankLinks) -> Tensors:
+    def program(block, links):
         mine = recorded(problem, solver, block, links, sweeps=2)
         mine.sweep(problem.window(), 0, exchange=True)
         names = ([] if block.first else ["lam", "kappa_in"]) + (
@@ -79,11 +75,11 @@ def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, stor
 @pytest.mark.parametrize("mode", ["coupling", "input"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])
-def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps) -> None:
+def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps):
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2).single_precision()
     solver = kind(storage=storage, filter=2, filter_mode=mode, beta=1.0, lam_step=0.01)
 
-    def program(block: Block, links: RankLinks) -> tuple[int, int]:
+    def program(block, links):
         mine = recorded(problem, solver, block, links, sweeps)
         mine.train(problem.window(sweeps))
         held = sum(b.numel() * b.element_size() for b in mine._store._buffers.values())
@@ -102,10 +98,10 @@ def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps) -> None
     ],
     ids=repr,
 )
-def test_an_optimiser_of_its_own_leaves_the_exact_one_alone(solver: Penalty, kind: str) -> None:
+def test_an_optimiser_of_its_own_leaves_the_exact_one_alone(solver, kind):
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
 
-    def program(block: Block, links: RankLinks) -> tuple[str, bool, bool]:
+    def program(block, links):
         mine = recorded(problem, solver, block, links)
         before = deepcopy(block.module.state_dict())
         mine.train(problem.window())
@@ -116,12 +112,12 @@ def test_an_optimiser_of_its_own_leaves_the_exact_one_alone(solver: Penalty, kin
     assert problem.on_every_block(program) == [(kind, True, False)] * 2
 
 
-def test_local_clipping_bounds_each_block_by_itself() -> None:
+def test_local_clipping_bounds_each_block_by_itself():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     free, clipped = AugmentedLagrangian(), AugmentedLagrangian(clip_norm=1e-3)
 
-    def moved(solver: Penalty) -> list[float]:
-        def program(block: Block, links: RankLinks) -> float:
+    def moved(solver):
+        def program(block, links):
             mine = recorded(problem, solver, block, links)
             before = torch.nn.utils.parameters_to_vector(block.module.parameters()).clone()
             mine.train(problem.window())
@@ -135,7 +131,7 @@ def test_local_clipping_bounds_each_block_by_itself() -> None:
     assert all(m > 1e-2 * rate for m in moved(free))
 
 
-def test_sweeping_stops_when_the_residual_grows_too_fast_and_says_so() -> None:
+def test_sweeping_stops_when_the_residual_grows_too_fast_and_says_so():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4, batches=2)
     wild = AugmentedLagrangian(beta=1.0, lam_step=20.0, return_ratio=1.2)
     first, last = swept(problem, wild, 20)
@@ -147,12 +143,12 @@ def test_sweeping_stops_when_the_residual_grows_too_fast_and_says_so() -> None:
     )
 
 
-def test_shuffled_sweeps_meet_every_stored_sample_with_its_own_variables() -> None:
+def test_shuffled_sweeps_meet_every_stored_sample_with_its_own_variables():
     problem = make_problem(seed=1, units=2, cuts=[1], batch=4, batches=3)
     frozen = problem.frozen()
     permutation = torch.randperm(12, generator=torch.Generator().manual_seed(0))
 
-    def program(block: Block, links: RankLinks) -> float:
+    def program(block, links):
         for module in block.module.modules():
             module.eval()
         mine = recorded(frozen, AugmentedLagrangian(), block, links)
@@ -164,7 +160,7 @@ def test_shuffled_sweeps_meet_every_stored_sample_with_its_own_variables() -> No
     assert max(problem.on_every_block(program)) < 1e-12
 
 
-def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one() -> None:
+def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one():
     problem = make_problem(seed=1, units=2, cuts=[1], batch=4, batches=2)
     first, last = swept(problem, AugmentedLagrangian(beta=1.0), 3)
     assert first.samples == last.samples == 8
@@ -172,7 +168,7 @@ def test_a_phase_of_several_sweeps_counts_the_answers_of_its_last_one() -> None:
     assert first.steps == last.steps > 2
 
 
-def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly() -> None:
+def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
     store = Store(4, "float32")
     store.put("lam", slice(0, 4), torch.randn(4, 3).bfloat16())
     assert store.get("lam", slice(0, 4)).dtype is torch.float32
@@ -186,7 +182,7 @@ def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly() -> None:
         ({"momentum": 0.3}, Setup(fills=True), "solver.momentum is 0.3, but gaps are filled"),
     ],
 )
-def test_a_setting_that_cannot_act_is_refused(settings_: Any, setup: Setup, said: str) -> None:
+def test_a_setting_that_cannot_act_is_refused(settings_, setup, said):
     with pytest.raises(ValueError, match=f"^{said}.*, so it would change nothing: leave it out$"):
         AugmentedLagrangian(**settings_).check(setup)
     AugmentedLagrangian(**settings_).check(Setup(window=4, sweeps=2))

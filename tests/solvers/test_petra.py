@@ -1,7 +1,5 @@
 """PETRA: inverses to rounding, exact gradients while weights stand still, and what it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import Fixed, Problem, exact_pass
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid import models, split
 from hybrid.cuts.partition import Blocks
-from hybrid.links import RankLinks
 from hybrid.models.reversible import Residual
 from solvers import Batch, Block, Petra
 from solvers.base import Setup
@@ -43,10 +40,10 @@ def trained(
 ) -> list[Any]:
     """Train and drain on every block; `after(program)` between the two."""
 
-    def program(block: Block, links: RankLinks) -> Any:
+    def program(block, links):
         step = block.step
 
-        def watched(*arguments: Any) -> None:
+        def watched(*arguments):
             watch(block)
             step(*arguments)
 
@@ -62,7 +59,7 @@ def trained(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(seed=st.integers(0, 999), width=st.integers(1, 5), bottleneck=st.booleans())
-def test_the_inverse_is_the_input_to_rounding(dtype, seed, width, bottleneck) -> None:
+def test_the_inverse_is_the_input_to_rounding(dtype, seed, width, bottleneck):
     torch.manual_seed(seed)
     unit = Reversible(Residual(4 * width, 4 * width, 1, bottleneck)).to(dtype).train()
     x = torch.randn(3, 8 * width, 5, 5, dtype=dtype)
@@ -72,7 +69,7 @@ def test_the_inverse_is_the_input_to_rounding(dtype, seed, width, bottleneck) ->
         assert (unit.inverse(y) - x).abs().max() <= 4 * eps * (1 + y.abs().max())
 
 
-def test_reversing_a_unit_gives_autograds_gradients() -> None:
+def test_reversing_a_unit_gives_autograds_gradients():
     torch.manual_seed(0)
     unit = Reversible(Residual(3, 3)).double().train()
     x = torch.randn(4, 6, 5, 5, dtype=torch.float64, requires_grad=True)
@@ -80,7 +77,7 @@ def test_reversing_a_unit_gives_autograds_gradients() -> None:
     y = unit(x)
     wanted = torch.autograd.grad(y, [x, *unit.parameters()], p)
 
-    def backward(x1: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
+    def backward(x1, out, p_out):
         out.backward(p_out)
         assert x1.grad is not None
         return x1.grad
@@ -95,11 +92,11 @@ def test_reversing_a_unit_gives_autograds_gradients() -> None:
     "cuts",
     [["layer2.0"], ["layer1.1", "layer2.0", "layer3.0"], ["layer1.0", "layer2.1", "layer3.1"]],
 )
-def test_while_weights_stand_still_gradients_are_those_of_back_propagation(cuts) -> None:
+def test_while_weights_stand_still_gradients_are_those_of_back_propagation(cuts):
     assert_gradients_of_back_propagation(revnet(cuts))
 
 
-def test_repeated_modules_and_modules_that_work_in_place_are_run_like_any_other() -> None:
+def test_repeated_modules_and_modules_that_work_in_place_are_run_like_any_other():
     torch.manual_seed(0)
     tanh = nn.Tanh()
     unit = Reversible(Residual(2, 2))
@@ -113,14 +110,14 @@ def assert_gradients_of_back_propagation(cut: Blocks) -> None:
     made = problem(cut, 7, lr=0.0)
     found: dict[int, list[Tensors]] = {k: [] for k in range(len(cut))}
 
-    def keep(block: Block) -> None:
+    def keep(block):
         kept = {n: p.grad.clone() for n, p in block.module.named_parameters()}
         found[block.index].append(kept)
 
     trained(made, Petra(), keep)
     delayed, found = found, {k: [] for k in range(len(cut))}
 
-    def exact(block: Block, links: RankLinks) -> None:
+    def exact(block, links):
         step = block.step
         block.step = lambda *arguments: (keep(block), step(*arguments))
         exact_pass(block, links).train(made.window())
@@ -131,10 +128,10 @@ def assert_gradients_of_back_propagation(cut: Blocks) -> None:
         torch.testing.assert_close(delayed[k], found[k], rtol=1e-7, atol=1e-9)
 
 
-def test_gradients_are_averaged_over_the_mini_batches_of_a_step() -> None:
+def test_gradients_are_averaged_over_the_mini_batches_of_a_step():
     steps = [0, 0]
 
-    def count(block: Block) -> None:
+    def count(block):
         steps[block.index] += 1
 
     trained(problem(revnet(["layer2.0"]), 8), Petra(accumulate=3), count)
@@ -148,12 +145,12 @@ def test_gradients_are_averaged_over_the_mini_batches_of_a_step() -> None:
     torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-14)
 
 
-def test_compiled_blocks_are_refused() -> None:
+def test_compiled_blocks_are_refused():
     with pytest.raises(ValueError, match=r"train\.compile is true, but 'petra' goes"):
         Petra().check(Setup(compiled=True))
 
 
-def test_running_statistics_move_once_a_mini_batch() -> None:
+def test_running_statistics_move_once_a_mini_batch():
     made = problem(revnet(["layer1.1", "layer2.0"]), 6)
     trained(made, Petra())
     norms = [m for m in made.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -161,7 +158,7 @@ def test_running_statistics_move_once_a_mini_batch() -> None:
 
 
 @pytest.mark.parametrize("depth", [14, 44])
-def test_what_a_block_keeps_does_not_grow_with_its_reversible_units(depth: int) -> None:
+def test_what_a_block_keeps_does_not_grow_with_its_reversible_units(depth):
     """Between ticks: the queue of the stem's inputs alone."""
     kept = trained(
         problem(revnet(["layer2.0"], depth), 6),
@@ -172,7 +169,7 @@ def test_what_a_block_keeps_does_not_grow_with_its_reversible_units(depth: int) 
 
 
 @pytest.mark.parametrize("name", ["revnet18", "revnet34", "revnet50", "revnet20"])
-def test_revnets_have_about_the_weights_of_their_resnets(name: str) -> None:
+def test_revnets_have_about_the_weights_of_their_resnets(name):
     with torch.device("meta"):
         mine = models.build(name, 10, 3, 32)
         resnet = models.build(name.replace("revnet", "resnet"), 10, 3, 32)

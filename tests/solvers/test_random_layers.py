@@ -1,10 +1,6 @@
 """Blocks that draw random numbers: the same bits on every kind of links, run after run, resumed."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 from random_layers import METHODS, trained
@@ -14,8 +10,8 @@ from hybrid.folder import checkpoint
 
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_in_a_row_on_threads_virtual_clocks_and_ranks_and_resumed_have_the_same_bits(
-    name: str, world: Any, tmp_path: Path
-) -> None:
+    name, world, tmp_path
+):
     first = trained(name, tmp_path / "first")
     assert trained(name, tmp_path / "second", minutes=0.0) == first
     assert trained(name, tmp_path / "virtual", "virtual", minutes=0.0) == first

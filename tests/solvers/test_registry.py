@@ -1,7 +1,5 @@
 """Methods by name: imported when asked for, other packages' among them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
@@ -25,14 +23,14 @@ def others(monkeypatch, *points: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", registry.OWN)
-def test_every_name_leads_to_the_class_that_has_it(name) -> None:
+def test_every_name_leads_to_the_class_that_has_it(name):
     found = registry.solver_class(name)
     assert issubclass(found, Solver)
     assert found.name == name
     assert getattr(solvers, found.__name__) is found
 
 
-def test_names_are_read_without_torch() -> None:
+def test_names_are_read_without_torch():
     program = "import sys, solvers.registry as r; print(len(r.names()), 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
@@ -47,18 +45,18 @@ def test_names_are_read_without_torch() -> None:
         ("q", "unknown solver 'q'; known: backprop, penalty, augmented-lagrangian, "),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name, said) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(name, said):
     with pytest.raises(ValueError, match=r"^.+$") as caught:
         registry.solver_class(name)
     assert str(caught.value).startswith(said)
 
 
-def test_what_the_package_has_not_is_no_attribute() -> None:
+def test_what_the_package_has_not_is_no_attribute():
     with pytest.raises(AttributeError, match="'solvers' has no attribute 'Nope'"):
         _ = solvers.Nope
 
 
-def test_another_package_adds_a_method(monkeypatch) -> None:
+def test_another_package_adds_a_method(monkeypatch):
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
     others(monkeypatch, ("mine", "mine:Mine"))
     assert registry.names() == [*registry.OWN, "mine"]
@@ -79,7 +77,7 @@ def test_another_package_adds_a_method(monkeypatch) -> None:
     ],
     ids=str,
 )
-def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said) -> None:
+def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said):
     others(monkeypatch, *points)
     with pytest.raises(ValueError, match=r"^.+$") as caught:
         registry.solver_class("x")

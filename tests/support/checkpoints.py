@@ -1,7 +1,5 @@
 """Checkpoints of small split models, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The `hybrid` command in this process."""
 
-from __future__ import annotations
-
 import io
 from contextlib import redirect_stderr, redirect_stdout
 

@@ -4,8 +4,6 @@ The process may take 512 MB beyond what its imports took, and tells of everythin
 it start, import, compile, look up or open for writing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -42,7 +40,7 @@ def main() -> None:
     seen: list[str] = []
     watching = False
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    def hook(event, arguments):
         writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
         if watching and (writes or event in WATCHED_TOO or event.startswith(WATCHED)):
             seen.append(f"{event} {str(arguments[0])[:80]}")

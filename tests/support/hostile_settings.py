@@ -1,7 +1,5 @@
 """Settings that are valid but for a few hostile changes, as flags, --set and TOML."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 

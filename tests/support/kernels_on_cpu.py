@@ -1,7 +1,5 @@
 """The source of the fused kernels, run on the CPU: compiled as C++, thread by thread."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A small chain whose units draw random numbers, trained by many methods."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Block-ADMM in scaled form, straight from its formulas: one process, all blocks at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Small trainings on a few digits, and what they leave."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

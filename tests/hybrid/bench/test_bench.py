@@ -1,7 +1,5 @@
 """One bench on two ranks, from the command to the files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -33,7 +31,7 @@ NAMES = [
 ]
 
 
-def test_every_row_is_measured_in_every_turn_the_base_case_first(report) -> None:
+def test_every_row_is_measured_in_every_turn_the_base_case_first(report):
     raw = json.loads((report[0] / "bench.json").read_text())
     assert [speed["name"] for speed in raw["speeds"]] == NAMES
     assert all(len(speed["images_per_second"]) == 2 for speed in raw["speeds"])
@@ -42,14 +40,14 @@ def test_every_row_is_measured_in_every_turn_the_base_case_first(report) -> None
     assert raw["machine"]["torch"]
 
 
-def test_both_pipelines_send_the_same_bytes_and_one_device_sends_none(report) -> None:
+def test_both_pipelines_send_the_same_bytes_and_one_device_sends_none(report):
     raw = json.loads((report[0] / "bench.json").read_text())
     sent = {speed["name"]: speed["bytes_per_image"] for speed in raw["speeds"]}
     assert sent["plain loop"] == 0
     assert sent["backprop, m=2"] == sent["torch 1f1b, m=2"] > 0
 
 
-def test_rows_train_to_the_stated_accuracy_and_no_longer_than_needed(report) -> None:
+def test_rows_train_to_the_stated_accuracy_and_no_longer_than_needed(report):
     runs = json.loads((report[0] / "bench.json").read_text())["runs"]
     assert sorted(run["name"] for run in runs) == sorted(NAMES)
     assert all(run["epochs"] == 1 and len(run["test_accuracy"]) == 2 for run in runs)
@@ -57,7 +55,7 @@ def test_rows_train_to_the_stated_accuracy_and_no_longer_than_needed(report) -> 
     assert exact["backprop, m=1"] == exact["plain loop"]
 
 
-def test_the_report_is_printed_once_written_and_drawn(report) -> None:
+def test_the_report_is_printed_once_written_and_drawn(report):
     out, printed = report
     text = (out / "bench.md").read_text()
     assert printed.count("| plain loop |") == text.count("| plain loop |") == 2
@@ -74,7 +72,7 @@ def test_the_report_is_printed_once_written_and_drawn(report) -> None:
         (["--rows", "pipedream"], "there are: plain loop; plain loop, "),
     ],
 )
-def test_wrong_use_gets_one_line(world: World, arguments: list[str], reason) -> None:
+def test_wrong_use_gets_one_line(world, arguments, reason):
     status, _, err = world.hybrid(2, "bench", "--model", "resnet8", *arguments)
     assert status != 0
     said = [line for line in err.splitlines() if line.startswith("hybrid: error")]
@@ -82,7 +80,7 @@ def test_wrong_use_gets_one_line(world: World, arguments: list[str], reason) -> 
     assert reason in said[0]
 
 
-def test_without_ranks_it_says_how_to_start() -> None:
+def test_without_ranks_it_says_how_to_start():
     from typer.testing import CliRunner
 
     from hybrid.cli.app import app

@@ -1,7 +1,5 @@
 """Predictions on virtual links."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Callable, Sequence
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from typer.testing import CliRunner
-from world import World
 
 from hybrid.bench import plan
 from hybrid.bench.recipes import Recipe
@@ -21,15 +18,7 @@ from hybrid.links import Network
 from hybrid.models import build as build_model
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import (
-    DDG,
-    FDG,
-    AugmentedLagrangian,
-    Backprop,
-    FeaturesReplay,
-    LocalUpdates,
-    Petra,
-)
+from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -44,7 +33,7 @@ def piped(m: int = 4, **settings) -> Recipe:
     return Recipe("piped", Backprop(micro_batches=m, **settings))
 
 
-def test_bytes_are_those_of_the_cuts() -> None:
+def test_bytes_are_those_of_the_cuts():
     made = planner()
     blocks = split(made.model, cuts=["layer2.0"])
     (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
@@ -54,7 +43,7 @@ def test_bytes_are_those_of_the_cuts() -> None:
 
 
 @pytest.mark.alone
-def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle() -> None:
+def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
     fast, slow = planner(), planner(Network(bytes_per_second=1e6))
     blocks = split(fast.model, cuts=["layer2.0"])
     quick, late = fast.predict(blocks, piped()), slow.predict(blocks, piped())
@@ -69,14 +58,14 @@ def fastest(predict: Callable[[Any], plan.Prediction], kinds: Sequence[Any]) -> 
 
 
 @pytest.mark.alone
-def test_pipelining_is_faster_than_passing_whole_mini_batches() -> None:
+def test_pipelining_is_faster_than_passing_whole_mini_batches():
     made = planner(**{"data.name": "synthetic", "data.limit": 256})
     blocks = split(made.model, cuts=["layer2.0"])
     rates = fastest(lambda m: made.predict(blocks, piped(m), steps=4), (1, 4))
     assert rates[1] > 1.05 * rates[0]
 
 
-def test_memory_counts_weights_graphs_and_stores() -> None:
+def test_memory_counts_weights_graphs_and_stores():
     made = planner()
     blocks = split(made.model, cuts=["layer2.0"])
     plain = made.predict(blocks, piped())
@@ -89,7 +78,7 @@ def test_memory_counts_weights_graphs_and_stores() -> None:
 
 
 @pytest.mark.parametrize("solver", [DDG(), FDG(), FeaturesReplay(), Petra(), LocalUpdates()])
-def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
+def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
     name = "revnet8" if isinstance(solver, Petra) else "resnet8"
     script = Path(__file__).parents[3] / "docs/benchmarks/held_memory.py"
     measured = runpy.run_path(str(script))["peaks"](solver, name, 3, 16)
@@ -104,7 +93,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver) -> None:
 
 
 @pytest.mark.slow  # a fifth of a time of milliseconds, which a busy neighbour hides
-def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower() -> None:
+def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
     recipe = Recipe("fdg", FDG(), sweeps=1)
     asked = {"solver.name": "fdg"}
     often, rarely = (planner(**asked, **{"train.report_every": n}) for n in (1, 64))
@@ -115,7 +104,7 @@ def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower() -> None
     assert rates[1] > 1.1 * rates[0]
 
 
-def test_the_command_of_a_solver_that_trains_alone_has_its_settings() -> None:
+def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
     assert Recipe("fdg", FDG()).flags() == "--solver fdg"
     asked = Recipe("asked", FDG(gradient_shrinking=0.5))
     assert asked.flags() == "--solver fdg --set solver.gradient_shrinking=0.5"
@@ -125,7 +114,7 @@ def test_the_command_of_a_solver_that_trains_alone_has_its_settings() -> None:
     ("solver", "rows"),
     [("augmented-lagrangian", ["gaps filled", "window 4"]), ("auxnet", ["window 4"])],
 )
-def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(solver, rows) -> None:
+def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(solver, rows):
     words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
     outcome = CliRunner().invoke(app, [*words.split(), "--set", f"solver.name={solver}"])
     assert outcome.exit_code == 0, outcome.exception
@@ -135,7 +124,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(solver
     assert "mpirun -n 2 hybrid train --model resnet8" in outcome.stdout
 
 
-def test_the_advice_is_a_command_that_runs(tmp_path: Path) -> None:
+def test_the_advice_is_a_command_that_runs(tmp_path):
     made = planner()
     found = made.predictions([2], [2], lambda text: None)
     words = plan.advice(found, made.settings).replace("'", "").split()[3:]
@@ -147,7 +136,7 @@ def test_the_advice_is_a_command_that_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_the_prediction_is_near_what_two_ranks_do(world: World, tmp_path) -> None:
+def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
     made = planner(**{"data.name": "synthetic", "data.limit": 512})
     blocks = split(made.model, 2, balance="operations")
     predicted = made.predict(blocks, piped(), steps=4).images_per_second

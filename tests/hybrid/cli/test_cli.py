@@ -1,9 +1,6 @@
 """The command: wrong use is one line and a non-zero exit; a run can be evaluated and exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,18 +47,18 @@ def assert_one_line(answer: tuple[int, str, str], *parts: str, status: int = 1) 
         ("no.toml", ("no.toml",)),
     ],
 )
-def test_wrong_settings_are_one_line_with_a_remedy(hybrid, tmp_path, flags, parts) -> None:
+def test_wrong_settings_are_one_line_with_a_remedy(hybrid, tmp_path, flags, parts):
     assert_one_line(hybrid("train", *flags.split(), "--out", tmp_path / "run"), *parts)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("words", ["--modle x", "--epochs three", "a b"])
-def test_words_that_are_no_options_are_one_line(hybrid, words) -> None:
+def test_words_that_are_no_options_are_one_line(hybrid, words):
     assert_one_line(hybrid("train", *words.split()), status=2)
 
 
-def test_an_interrupted_command_says_so(capfd) -> None:
-    def interrupted() -> None:
+def test_an_interrupted_command_says_so(capfd):
+    def interrupted():
         raise KeyboardInterrupt
 
     own = typer.Typer()
@@ -84,16 +81,14 @@ def test_an_interrupted_command_says_so(capfd) -> None:
 )
 def test_a_folder_that_holds_a_run_is_gone_on_with_as_it_is_or_not_at_all(
     hybrid, run_folder, flags, parts
-) -> None:
+):
     words = [*flags.split(), *(NO_WAY_BACK if "--lr" in flags else ())]
     before = (run_folder / "metrics.jsonl").read_bytes()
     assert_one_line(hybrid("train", "--out", run_folder, *words), *parts)
     assert (run_folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_goes_on_with_a_file_and_flags_over_its_own_settings(
-    hybrid, run_folder, tmp_path
-) -> None:
+def test_a_run_goes_on_with_a_file_and_flags_over_its_own_settings(hybrid, run_folder, tmp_path):
     (tmp_path / "more.toml").write_text("[train]\nepochs = 3\n")
     words = ("train", tmp_path / "more.toml", "--resume", "--solver", "backprop")
     assert hybrid(*words, "--out", run_folder)[0] == 0
@@ -102,10 +97,10 @@ def test_a_run_goes_on_with_a_file_and_flags_over_its_own_settings(
     assert summary(run_folder)["solver"] == "backprop"
 
 
-def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monkeypatch) -> None:
+def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monkeypatch):
     step = Block.step
 
-    def wild(block: Block, *arguments: Any) -> None:
+    def wild(block, *arguments):
         step(block, *arguments)
         with torch.no_grad():
             next(block.module.parameters()).fill_(float("inf"))
@@ -117,9 +112,7 @@ def test_weights_that_are_not_finite_are_no_checkpoint(hybrid, run_folder, monke
     assert newest(run_folder).name == "00000010"
 
 
-def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(
-    hybrid, run_folder
-) -> None:
+def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(hybrid, run_folder):
     file = newest(run_folder) / "layer1.0.safetensors"
     content = bytearray(file.read_bytes())
     content[700] ^= 1
@@ -141,7 +134,7 @@ def test_a_flipped_byte_in_a_checkpoint_names_the_file_and_the_one_before(
         ("export . m.safetensors", "not a run folder"),
     ],
 )
-def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, monkeypatch, words, said) -> None:
+def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     assert_one_line(hybrid(*words.split()), said)
 
@@ -149,7 +142,7 @@ def test_a_folder_that_is_no_run_is_named(hybrid, tmp_path, monkeypatch, words, 
 @pytest.mark.parametrize("name", ["model.pt", "model", "model.safetensors.bak", ".safetensors"])
 def test_export_under_a_name_that_is_no_safetensors_files_is_refused(
     hybrid, run_folder, tmp_path, name
-) -> None:
+):
     answer = hybrid("export", run_folder, tmp_path / name)
     assert_one_line(answer, str(tmp_path / name), ".safetensors")
     assert not (tmp_path / name).exists()
@@ -159,7 +152,7 @@ def test_export_under_a_name_that_is_no_safetensors_files_is_refused(
 
 def test_evaluate_and_a_plain_model_with_the_export_give_the_accuracy_of_the_summary(
     hybrid, run_folder, tmp_path
-) -> None:
+):
     accuracy = summary(run_folder)["test_accuracy"]
     status, out, _ = hybrid("evaluate", run_folder)
     assert status == 0
@@ -174,27 +167,27 @@ def test_evaluate_and_a_plain_model_with_the_export_give_the_accuracy_of_the_sum
     assert accuracy == float((answers == test.labels).double().mean())
 
 
-def test_a_runs_own_settings_repeat_it(hybrid, run_folder, tmp_path) -> None:
+def test_a_runs_own_settings_repeat_it(hybrid, run_folder, tmp_path):
     again = tmp_path / "again"
     assert hybrid("train", run_folder / "config.toml", "--out", again)[0] == 0
     assert_same(weights(again), weights(run_folder))
 
 
-def test_without_a_command_the_help_is_shown(hybrid) -> None:
+def test_without_a_command_the_help_is_shown(hybrid):
     status, out, err = hybrid()
     assert (status, err) == (0, "")
     assert out == hybrid("--help")[1]
 
 
 @pytest.mark.parametrize("command", ["train", "submit", "evaluate", "export", "report", "doctor"])
-def test_every_command_has_help_with_an_example(hybrid, command) -> None:
+def test_every_command_has_help_with_an_example(hybrid, command):
     status, out, _ = hybrid(command, "--help")
     assert status == 0
     assert "Example:" in out
 
 
-def test_what_no_user_should_see_is_one_line_and_a_file_with_the_details(capfd) -> None:
-    def broken() -> None:
+def test_what_no_user_should_see_is_one_line_and_a_file_with_the_details(capfd):
+    def broken():
         raise KeyError("lost")
 
     assert run_command(broken) == 1

@@ -1,7 +1,5 @@
 """Help, the version and wrong words are answered at once: without torch."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys
@@ -45,7 +43,7 @@ def seconds_and_said(words: tuple[str, ...]) -> tuple[float, str]:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_what_needs_no_torch_comes_without_it_and_at_once(words, said) -> None:
+def test_what_needs_no_torch_comes_without_it_and_at_once(words, said):
     # the least of a few: a core that is shared with a busy neighbour counts slower, never faster
     for _ in range(4):
         seconds, output = seconds_and_said(words)

@@ -1,7 +1,5 @@
 """What units cost: counted or measured, with the model left as it was."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest
@@ -31,7 +29,7 @@ def counted(samples: int = 8) -> list[Cost]:
     return unit_costs(model, units(model), torch.randn(samples, 2, 5, 5), operations)
 
 
-def test_a_linear_layer_costs_its_operations_and_four_for_every_byte_it_moves() -> None:
+def test_a_linear_layer_costs_its_operations_and_four_for_every_byte_it_moves():
     layer, x = nn.Linear(7, 5, bias=False), torch.randn(3, 7)
     product = 2 * 3 * 7 * 5 + 4 * 4 * (3 * 7 + 7 * 5 + 3 * 5)
     (forward, without), (_, with_input) = (operations(layer, x, needed) for needed in (False, True))
@@ -39,14 +37,14 @@ def test_a_linear_layer_costs_its_operations_and_four_for_every_byte_it_moves() 
     assert product <= with_input - without < 3 * product
 
 
-def test_costs_are_of_one_sample() -> None:
+def test_costs_are_of_one_sample():
     for small, large in zip(counted(8), counted(64), strict=True):
         # what a batch reads once, the weights, weighs less in a larger one
         assert 0.4 * sum(small) < sum(large) <= sum(small)
 
 
 @MEASURES
-def test_every_unit_with_work_costs_something_forward_and_backward(measure) -> None:
+def test_every_unit_with_work_costs_something_forward_and_backward(measure):
     model = network()
     costs = unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure)
     assert all(cost.backward > 0 for cost in costs)
@@ -54,7 +52,7 @@ def test_every_unit_with_work_costs_something_forward_and_backward(measure) -> N
 
 
 @MEASURES
-def test_the_model_is_left_as_it_was(measure) -> None:
+def test_the_model_is_left_as_it_was(measure):
     model = network()
     model(torch.randn(4, 2, 5, 5)).sum().backward()
     model[4].weight.grad = None

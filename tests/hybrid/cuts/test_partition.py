@@ -156,7 +156,7 @@ def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
         blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
 
 
-def test_a_module_that_works_in_place_stays_with_the_one_before_it() -> None:
+def test_a_module_that_works_in_place_stays_with_the_one_before_it():
     relu = nn.ReLU(inplace=True)
     model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), nn.ReLU(inplace=True))
     for balance in BALANCES:

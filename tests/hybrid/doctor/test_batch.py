@@ -1,7 +1,5 @@
 """What the doctor says of Slurm, by stand-ins for its commands."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
 
-    def make(**texts: str) -> None:
+    def make(**texts):
         for name, text in texts.items():
             (folder / name).write_text(f"#!/bin/sh\n{text}\n")
             (folder / name).chmod(0o755)
@@ -38,12 +36,12 @@ def look(**environment: str) -> dict[str, Finding]:
     return {found.subject: found for found in batch.slurm(environment)}
 
 
-def test_a_machine_without_slurm_is_no_fault_outside_a_job(commands) -> None:
+def test_a_machine_without_slurm_is_no_fault_outside_a_job(commands):
     assert not look()["Slurm"].remedy
     assert "PATH" in look(SLURM_JOB_ID="17")["Slurm"].remedy
 
 
-def test_a_healthy_cluster_has_nothing_to_mend(commands) -> None:
+def test_a_healthy_cluster_has_nothing_to_mend(commands):
     commands(sbatch="echo slurm 24.05.1", scontrol=CONFIG, srun="echo 'pmix\npmix_v4'")
     found = look()
     assert [f for f in found.values() if f.remedy] == []
@@ -51,7 +49,7 @@ def test_a_healthy_cluster_has_nothing_to_mend(commands) -> None:
     assert found["PMIx"].value.startswith("pmix_v4 listed")
 
 
-def test_a_controller_that_does_not_answer_is_said_soon(commands, monkeypatch) -> None:
+def test_a_controller_that_does_not_answer_is_said_soon(commands, monkeypatch):
     commands(sbatch="echo slurm 24.05.1", scontrol="exit 1")
     assert "does not answer" in look()["Slurm"].value
     commands(scontrol="while :; do :; done")
@@ -59,7 +57,7 @@ def test_a_controller_that_does_not_answer_is_said_soon(commands, monkeypatch) -
     assert "login node" in look()["Slurm"].remedy
 
 
-def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands) -> None:
+def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands):
     no = "echo 'PluginDir =\nJobRequeue = 0'"
     commands(sbatch="echo slurm 22.05.8", scontrol=no, srun="echo none; echo pmi2")
     found = look()
@@ -76,9 +74,7 @@ def test_a_cluster_without_requeueing_or_pmix_is_met_with_the_way_round(commands
         ("preempt/qos", "REQUEUE", "idle_on_node_suspend,preempt_send_user_signal", False),
     ],
 )
-def test_preemption_that_mpirun_does_not_survive_is_pointed_out(
-    kind, mode, parameters, warned
-) -> None:
+def test_preemption_that_mpirun_does_not_survive_is_pointed_out(kind, mode, parameters, warned):
     given = {"PreemptType": kind, "PreemptMode": mode, "SlurmctldParameters": parameters}
     settings = {name: value for name, value in given.items() if value}
     assert bool(batch.preemption(settings).remedy) == warned
@@ -98,7 +94,7 @@ def test_preemption_that_mpirun_does_not_survive_is_pointed_out(
 )
 def test_inside_a_job_its_time_signal_and_requeueing_are_told(
     commands, line, shown, subject, value, remedy
-) -> None:
+):
     script = "" if line is None else f"#!/bin/bash\n#SBATCH --nodes=2\n{line}"
     words = (
         f"case $2 in config) {CONFIG};; batch_script) echo '{script}';; job) echo {shown};; esac"
@@ -110,13 +106,13 @@ def test_inside_a_job_its_time_signal_and_requeueing_are_told(
     assert bool(remedy) == bool(found.remedy)
 
 
-def test_the_scripts_of_hybrid_submit_pass(tmp_path) -> None:
+def test_the_scripts_of_hybrid_submit_pass(tmp_path):
     jobs = (Path(__file__).parents[3] / "jobs").glob("*.sbatch")
     ours = script(Request(tmp_path / "a.toml", tmp_path / "run", 2, 2))
     for text in (ours, *(job.read_text() for job in jobs)):
         assert not batch.signal(text).remedy
 
 
-def test_programs_that_are_not_there_or_cannot_start_say_nothing(tmp_path) -> None:
+def test_programs_that_are_not_there_or_cannot_start_say_nothing(tmp_path):
     assert finding.said("no-such-program") is None
     assert finding.said(os.fspath(tmp_path)) is None

@@ -1,7 +1,5 @@
 """The page on clusters and the doctor's lines belong together."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -25,7 +23,7 @@ def subjects() -> set[str]:
     return found - {"doctor"}
 
 
-def test_every_line_of_the_doctor_stands_at_its_point_of_the_page() -> None:
+def test_every_line_of_the_doctor_stands_at_its_point_of_the_page():
     page = (ROOT / "docs" / "clusters.md").read_text()
     places = re.findall(r"\(doctor[:,]([^)]*)\)", page)
     named = {name for place in places for name in re.findall(r"`([^`]+)`", place)} - {"name"}

@@ -1,9 +1,6 @@
 """The doctor's report."""
 
-from __future__ import annotations
-
 import builtins
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ def lines() -> str:
     return "\n".join(said)
 
 
-def test_it_tells_versions_mpi_cores_threads_and_gpus() -> None:
+def test_it_tells_versions_mpi_cores_threads_and_gpus():
     report = lines()
     for subject in ("python", "torch", "mpi4py", "mpirun", "MPI", "cores", "threads", "GPUs"):
         assert subject in report
@@ -29,7 +26,7 @@ def without_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     load = builtins.__import__
 
-    def broken(name: str, *rest: Any) -> Any:
+    def broken(name, *rest):
         if name == "mpi4py":
             raise ImportError("libmpi.so.40: no such file")
         return load(name, *rest)
@@ -49,12 +46,12 @@ def with_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         (with_many_threads, "train.threads=N"),
     ],
 )
-def test_what_is_amiss_is_a_line_of_the_report(monkeypatch, change, said) -> None:
+def test_what_is_amiss_is_a_line_of_the_report(monkeypatch, change, said):
     change(monkeypatch)
     assert said in lines()
 
 
-def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli) -> None:
+def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli):
     done = mpirun(2, hybrid_cli, "doctor")
     assert done.returncode == 0, done.stderr
     assert "2 started, 2 in MPI" in done.stdout

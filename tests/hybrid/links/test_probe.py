@@ -1,7 +1,5 @@
 """Whether MPI takes GPU memory is tried in a child, whatever becomes of it."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -30,16 +28,16 @@ def child(program: str) -> list[str]:
         ),
     ],
 )
-def test_the_end_of_the_child_is_the_answer(program: str, answer: Answer) -> None:
+def test_the_end_of_the_child_is_the_answer(program, answer):
     assert try_in_child(child(program)) == answer
 
 
-def test_a_child_that_hangs_is_a_no() -> None:
+def test_a_child_that_hangs_is_a_no():
     answer = try_in_child(child("import time; time.sleep(60)"), seconds=0.5)
     assert answer == Answer(False, "a trial gave no answer in 0.5 s")
 
 
-def test_the_child_is_no_rank(monkeypatch) -> None:
+def test_the_child_is_no_rank(monkeypatch):
     for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_PROCID"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("OMPI_MCA_pml", "ucx")
@@ -65,9 +63,7 @@ NO, YES = Answer(False, "a trial was ended by SIGSEGV"), Answer(True, "whole")
         ("on", None, YES, 0, Answer(False, "no GPU")),
     ],
 )
-def test_all_ranks_do_what_the_least_able_can(
-    monkeypatch, setting, device, other, rank, answer
-) -> None:
+def test_all_ranks_do_what_the_least_able_can(monkeypatch, setting, device, other, rank, answer):
     monkeypatch.setattr(probe, "try_in_child", lambda: YES)
     comm = SimpleNamespace(allgather=lambda mine: [mine, other])
     found = agreed(setting, device, comm, rank)
@@ -75,5 +71,5 @@ def test_all_ranks_do_what_the_least_able_can(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_a_real_trial_says_so() -> None:
+def test_without_a_gpu_a_real_trial_says_so():
     assert try_in_child() == Answer(False, "torch sees no GPU")

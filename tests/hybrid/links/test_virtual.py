@@ -1,7 +1,5 @@
 """Virtual links: clocks that add up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter, sleep, thread_time
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybrid.links import Network, RankLinks, VirtualLinks, run_virtual
+from hybrid.links import Network, VirtualLinks, run_virtual
 
 SLOW = Network(bytes_per_second=100.0, latency_seconds=0.25)
 """A byte takes 10 ms."""
@@ -22,13 +20,13 @@ def by_hand(
 ) -> list[Any]:
     """Run `program(links, work)` on clocks that only `work(seconds)` moves."""
 
-    def on_rank(links: RankLinks) -> Any:
+    def on_rank(links):
         assert isinstance(links, VirtualLinks)
         worked = [0.0]
         links._timer = lambda: worked[0]
         links._begun = 0.0
 
-        def work(seconds: float) -> None:
+        def work(seconds):
             worked[0] += seconds
 
         return program(links, work)
@@ -56,8 +54,8 @@ TIMINGS = {
 
 
 @pytest.mark.parametrize(("scripts", "clocks"), TIMINGS.values(), ids=TIMINGS.keys())
-def test_a_clock_follows_work_bytes_and_latency(scripts: Any, clocks: list[float]) -> None:
-    def program(links: VirtualLinks, work: Work) -> float:
+def test_a_clock_follows_work_bytes_and_latency(scripts, clocks):
+    def program(links, work):
         for step in scripts[links.rank]:
             if isinstance(step, float):
                 work(step)
@@ -71,8 +69,8 @@ def test_a_clock_follows_work_bytes_and_latency(scripts: Any, clocks: list[float
     assert by_hand(len(scripts), program) == pytest.approx(clocks)
 
 
-def test_waiting_is_recorded_on_its_side_and_shown_to_the_watcher() -> None:
-    def program(links: VirtualLinks, work: Work) -> Any:
+def test_waiting_is_recorded_on_its_side_and_shown_to_the_watcher():
+    def program(links, work):
         spans: list[tuple[str, float, float]] = []
         links.watch = lambda *span: spans.append(span)
         work(0.5)
@@ -90,10 +88,8 @@ def test_waiting_is_recorded_on_its_side_and_shown_to_the_watcher() -> None:
 
 
 @pytest.mark.parametrize(("size", "hops"), [(1, 0), (2, 1), (3, 2), (5, 3)])
-def test_a_gather_sets_every_clock_to_the_latest_and_a_tree_of_latencies(
-    size: int, hops: int
-) -> None:
-    def program(links: VirtualLinks, work: Work) -> tuple[list[int], float, float]:
+def test_a_gather_sets_every_clock_to_the_latest_and_a_tree_of_latencies(size, hops):
+    def program(links, work):
         work(1.0 + links.rank)
         everyone = links.all_gather(10 * links.rank)
         return everyone, links.now(), links.traffic.waiting_seconds["everyone"]
@@ -105,10 +101,10 @@ def test_a_gather_sets_every_clock_to_the_latest_and_a_tree_of_latencies(
         assert waited == pytest.approx(end - 1.0 - rank)
 
 
-def test_only_one_rank_runs_at_a_time() -> None:
+def test_only_one_rank_runs_at_a_time():
     running: list[int] = []
 
-    def program(links: RankLinks) -> None:
+    def program(links):
         for _ in range(3):
             running.append(links.rank)
             sleep(0.005)
@@ -119,8 +115,8 @@ def test_only_one_rank_runs_at_a_time() -> None:
     assert len(running) == 9
 
 
-def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do() -> None:
-    def program(links: RankLinks) -> float:
+def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do():
+    def program(links):
         end = thread_time() + 0.1
         while thread_time() < end:
             pass

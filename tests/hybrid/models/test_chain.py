@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid.models import Chain, build, units
 
@@ -84,7 +84,7 @@ def test_a_plain_sequential_has_its_leaves_as_units():
 
 def test_a_sequential_with_a_forward_of_its_own_is_one_unit_inside_another():
     class Doubling(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return 2 * x
 
     model = nn.Sequential(nn.ReLU(), Doubling(nn.ReLU(), nn.ReLU()))

@@ -1,7 +1,5 @@
 """The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from io import BytesIO
@@ -73,7 +71,7 @@ def assert_one_line(answer: tuple[int, str, str], *parts: str) -> None:
     assert all(part in err for part in parts)
 
 
-def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder) -> None:
+def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     status, out, err = hybrid("report", run_folder)
     assert (status, err) == (0, "")
     assert out == f"wrote {run_folder / 'report' / 'index.html'}\n"
@@ -93,7 +91,7 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder) 
     assert [p.name for p in (run_folder / "report").iterdir()] == ["index.html"]
 
 
-def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run_folder) -> None:
+def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run_folder):
     (run_folder / "summary.json").unlink()
     lines = (run_folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run_folder / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:9])
@@ -106,7 +104,7 @@ def test_a_run_that_was_killed_is_reported_up_to_its_last_whole_line(hybrid, run
     assert page.rows["1"][1] == f"{json.loads(lines[1])['residual'][0]:.3g}"
 
 
-def test_a_roll_back_is_a_row_with_its_reason(run_folder) -> None:
+def test_a_roll_back_is_a_row_with_its_reason(run_folder):
     path = run_folder / "summary.json"
     told = {"step": 640, "to": 512, "rates": {"exact": 1.0, "local": 0.5}}
     told["reason"] = "the loss <is> not finite"
@@ -117,7 +115,7 @@ def test_a_roll_back_is_a_row_with_its_reason(run_folder) -> None:
     assert page.rows["waited for checkpoints"] == ["1.25 s"]
 
 
-def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_folder) -> None:
+def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_folder):
     ended = read(run_folder).summary
     (run_folder / "summary.json").unlink()
     so_far = read(run_folder).summary
@@ -126,7 +124,7 @@ def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_fo
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
 
-def test_hostile_names_are_text(by_hand) -> None:
+def test_hostile_names_are_text(by_hand):
     (by_hand / "summary.json").write_text(
         json.dumps({"solver": HOSTILE, "model": HOSTILE, "cuts": [HOSTILE], "residual": [0.5]})
     )
@@ -138,7 +136,7 @@ def test_hostile_names_are_text(by_hand) -> None:
     assert page.rows["1"][0].startswith(HOSTILE[:-1])
 
 
-def test_curves_are_drawn_of_what_the_lines_hold() -> None:
+def test_curves_are_drawn_of_what_the_lines_hold():
     serial = Line(step=1, epoch=0, phase="serial", loss=2.0)
     parallel = Line(step=1, epoch=0, phase="parallel", loss=2.0, residual=[0.1, 0.0])
     tested = Line(step=1, epoch=1, phase="test", accuracy=0.5)
@@ -170,7 +168,7 @@ def test_curves_are_drawn_of_what_the_lines_hold() -> None:
         ("report", "a file", ("report", "where a folder must be", "remove it")),
     ],
 )
-def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, parts) -> None:
+def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, parts):
     (by_hand / file).unlink(missing_ok=True)
     if content is not None:
         raw = content if isinstance(content, bytes) else content.encode()
@@ -179,14 +177,14 @@ def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, par
     assert not (by_hand / "report").is_dir()
 
 
-def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder) -> None:
+def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
     path = run_folder / "config.toml"
     path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
         restore.restore(run_folder, None)
 
 
-def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch) -> None:
+def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
     monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
     assert hybrid("report", by_hand) == (0, "", "")
     assert not (by_hand / "report").exists()
@@ -217,7 +215,7 @@ def _factorised(flat: bool = False) -> tuple[nn.Sequential, Factorisation]:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_factors_find_the_classes_and_images_they_respond_to(flat) -> None:
+def test_factors_find_the_classes_and_images_they_respond_to(flat):
     model, layer = _factorised(flat)
     found = responses(model, "1", layer, _images([0, 1, 2, 1]))
     assert [factor.number for factor in found.factors] == [2, 0]
@@ -234,7 +232,7 @@ def test_factors_find_the_classes_and_images_they_respond_to(flat) -> None:
     assert model.training
 
 
-def test_the_page_shows_factors_and_lists_the_unused(tmp_path) -> None:
+def test_the_page_shows_factors_and_lists_the_unused(tmp_path):
     model, layer = _factorised()
     (tmp_path / "page").write_text("".join(factor_sections(model, _images([0, 1, 2, 1]))))
     page = Page(tmp_path / "page")
@@ -247,9 +245,7 @@ def test_the_page_shows_factors_and_lists_the_unused(tmp_path) -> None:
     assert "No factor responds to any of 2" in "".join(section(nothing))
 
 
-def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown(
-    monkeypatch,
-) -> None:
+def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown(monkeypatch):
     model, layer = _factorised()
     few = responses(model, "1", layer, _images([1] * 10 + [0] * 10), limit=4)
     assert few.images == 4
@@ -260,7 +256,7 @@ def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown
     assert "1 more factors respond" in "".join(section(found))
 
 
-def test_a_strip_has_the_images_above_their_code_maps() -> None:
+def test_a_strip_has_the_images_above_their_code_maps():
     model, layer = _factorised()
     second = responses(model, "1", layer, _images([0, 1, 2, 1])).factors[1]
     pixels = imread(BytesIO(strip(second)))

@@ -1,7 +1,5 @@
 """Which parameters decay."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,7 +16,7 @@ def decays(settings: OptimiserSettings) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_biases_and_batch_norm_do_not_decay_unless_asked_to(name: str) -> None:
+def test_biases_and_batch_norm_do_not_decay_unless_asked_to(name):
     found = decays(OptimiserSettings(name=name, weight_decay=0.01))
     assert found["layer1.0.conv1.weight"] == found["fc.weight"] == 0.01
     assert found["layer1.0.bn1.weight"] == found["fc.bias"] == 0.0
@@ -27,5 +25,5 @@ def test_biases_and_batch_norm_do_not_decay_unless_asked_to(name: str) -> None:
     assert everything.keys() == found.keys()
 
 
-def test_a_block_without_parameters_has_an_optimiser_that_does_nothing() -> None:
+def test_a_block_without_parameters_has_an_optimiser_that_does_nothing():
     make(torch.nn.Sequential(torch.nn.ReLU()), OptimiserSettings()).step()

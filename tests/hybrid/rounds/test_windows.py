@@ -1,7 +1,5 @@
 """The windows of an epoch: a pure function of seed and epoch, the same on every rank."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """One truth for defaults: the command, its help, the written file, the library and README agree."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -36,7 +34,7 @@ def flags() -> dict[str, str]:
     return {options._KEYS[p.name]: p.help for p in command.params if p.name in options._KEYS}
 
 
-def test_the_library_has_the_defaults_of_the_declarations() -> None:
+def test_the_library_has_the_defaults_of_the_declarations():
     trainer = {f.name: f for f in fields(Trainer)}
     for name, declared in RoundSettings.model_fields.items():
         default = trainer[name].default
@@ -61,7 +59,7 @@ def programmed(solver: str, asked: dict[str, Any]) -> tuple[RoundSettings, PassS
 
 @pytest.mark.parametrize("solver", registry.OWN)
 @pytest.mark.parametrize("asked", ROUNDS, ids=str)
-def test_rounds_mean_the_same_in_the_command_and_in_the_library(solver: str, asked) -> None:
+def test_rounds_mean_the_same_in_the_command_and_in_the_library(solver, asked):
     found = []
     for way in (commanded, programmed):
         try:
@@ -73,7 +71,7 @@ def test_rounds_mean_the_same_in_the_command_and_in_the_library(solver: str, ask
     assert found[0] == found[1]
 
 
-def test_help_shows_the_defaults_and_what_unset_means() -> None:
+def test_help_shows_the_defaults_and_what_unset_means():
     known, defaults = declared_settings(), Config().model_dump()
     assert len(flags()) > 10
     for dotted, text in flags().items():
@@ -84,8 +82,8 @@ def test_help_shows_the_defaults_and_what_unset_means() -> None:
         assert default is not None or "unset: " in text
 
 
-def test_two_equal_calls_of_split_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(*arguments: object) -> None:
+def test_two_equal_calls_of_split_cut_alike(monkeypatch):
+    def timed(*arguments):
         raise AssertionError("a time differs from call to call")
 
     monkeypatch.setattr("hybrid.cuts.partition.seconds", timed)
@@ -94,7 +92,7 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch: pytest.MonkeyPatch) -> 
     assert split.__kwdefaults__["balance"] == SplitSettings().balance
 
 
-def test_readme_gives_settings_and_arguments_that_there_are() -> None:
+def test_readme_gives_settings_and_arguments_that_there_are():
     text = (ROOT / "README.md").read_text()
     given = {f"--{name.replace('_', '-')}" for name in options._KEYS}
     lines = [line for line in text.splitlines() if "hybrid train" in line]

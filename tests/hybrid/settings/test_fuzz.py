@@ -1,7 +1,5 @@
 """Any input is accepted or answered in one line: no traceback, no wait, nothing written."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections import Counter
@@ -32,10 +30,10 @@ def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
     digits = data.load("digits")
     load = data.load
 
-    def offline(*_args: object, **_settings: object) -> None:
+    def offline(*_args, **_settings):
         raise requests.ConnectionError
 
-    def quick_load(name: str, directory: Path | None = None, limit: int = 0) -> object:
+    def quick_load(name, directory=None, limit=0):
         if name != "digits":
             return load(name, directory, limit)
         return digits[0].take(limit) if limit else digits[0], digits[1]
@@ -60,7 +58,7 @@ def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
 def nothing_written(folder: Path) -> Iterator[None]:
     """The folder, and where errors nobody should see are kept, hold what they did."""
 
-    def listing() -> set[str]:
+    def listing():
         logs = {p for p in os.listdir(tempfile.gettempdir()) if p.startswith("hybrid-error-")}
         return {str(p) for p in folder.rglob("*")} | {str(p) for p in Path().rglob("*")} | logs
 
@@ -86,13 +84,13 @@ def assert_answered(words: list[str], folder: Path) -> None:
 
 @MORE
 @given(command_lines())
-def test_a_command_line_is_accepted_or_answered_in_one_line(tmp_path, words) -> None:
+def test_a_command_line_is_accepted_or_answered_in_one_line(tmp_path, words):
     assert_answered(["train", "--out", str(tmp_path / "run"), *words], tmp_path)
 
 
 @MORE
 @given(toml_texts())
-def test_a_settings_file_is_accepted_or_answered_in_one_line(tmp_path, text) -> None:
+def test_a_settings_file_is_accepted_or_answered_in_one_line(tmp_path, text):
     file = tmp_path / "x.toml"
     file.write_bytes(text)
     assert_answered(["train", str(file), "--out", str(tmp_path / "run")], tmp_path)

@@ -1,7 +1,5 @@
 """A method's rounds: as asked, else as it wants; what cannot act is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ def rounds(solver: str, **asked: object) -> RoundSettings:
     ],
     ids=("exact", "alone", "filling", "sweeping"),
 )
-def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_batches) -> None:
+def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_batches):
     assert solvers
     for solver in solvers:
         config = resolve({"solver": {"name": solver}})
@@ -58,12 +56,12 @@ def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_
     ],
     ids=str,
 )
-def test_rounds_that_are_asked_for_are_as_asked(solver, asked, settled) -> None:
+def test_rounds_that_are_asked_for_are_as_asked(solver, asked, settled):
     assert rounds(solver, **asked) == RoundSettings(**{**asked, **settled})
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
-def test_what_is_settled_is_settled_as_it_is(solver) -> None:
+def test_what_is_settled_is_settled_as_it_is(solver):
     once = rounds(solver)
     asked = {k: v for k, v in once.model_dump().items() if v is not None}
     assert rounds(solver, **asked) == once
@@ -85,14 +83,14 @@ def test_what_is_settled_is_settled_as_it_is(solver) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_act_is_refused_in_one_line(solvers, asked, said) -> None:
+def test_what_cannot_act_is_refused_in_one_line(solvers, asked, said):
     for solver in solvers:
         with pytest.raises(ValueError, match=r"^.+$") as caught:
             rounds(solver, **asked)
         assert str(caught.value).startswith(said), solver
 
 
-def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled() -> None:
+def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
     settings = {"memory_gb": 1.0, "fill_step": "own", "gaps": [(8, 8), (0, 8)]}
     for asked in ({"messages": "bfloat16"}, {"micro_batches": 2}):
         config = resolve({"rounds": settings, "correction": asked})
@@ -113,7 +111,7 @@ def stored(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "overrides", [{}, {"solver.name": "augmented-lagrangian"}, {"train.epochs": 9}], ids=str
 )
-def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides) -> None:
+def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides):
     config = load(None, overrides, base=stored)
     gaps = [(8, 8), (0, 8)]
     assert config.rounds == RoundSettings(correct_every=1, fill=True, gaps=gaps, memory_gb=2.0)
@@ -122,7 +120,7 @@ def test_a_run_taken_up_again_has_its_own_rounds(stored, overrides) -> None:
 
 
 @pytest.mark.parametrize("solver", [*SWEEPING, *ALONE, *EXACT])
-def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored) -> None:
+def test_a_run_taken_up_with_another_solver_drops_what_was_the_old_ones(solver, stored):
     config = load(None, {"solver.name": solver}, base=stored)
     afresh = resolve({"solver": {"name": solver}, "rounds": {"memory_gb": 2.0}})
     assert (config.rounds, config.solver) == (afresh.rounds, afresh.solver)

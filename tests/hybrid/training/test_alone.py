@@ -1,7 +1,5 @@
 """Rounds with rare corrections or none: which phases run, the same result everywhere, resume."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -32,7 +30,6 @@ from solvers import (
     BlockADMM,
     LocalUpdates,
     Penalty,
-    Solver,
 )
 
 BATCHES = 4
@@ -70,7 +67,7 @@ def spans(run: Path) -> dict[str, int]:
         (0, "all", {"forward": 2, "parallel": 2}),
     ],
 )
-def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_path) -> None:
+def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_path):
     trainer(PLAIN, tmp_path / "run", window=window, correct_every=every).fit(*few)
     assert spans(tmp_path / "run") == expected
     found = [line["phase"] for line in lines(tmp_path / "run")]
@@ -79,7 +76,7 @@ def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_pa
 
 @pytest.mark.parametrize("window", [2, "all"])
 @pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian(), admm()], ids=lambda s: s.name)
-def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few) -> None:
+def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few):
     still = type(solver)(local_lr=1e-30)
     made = trainer(still, window=window, **ALONE, **ONCE)
     before = {k: v.clone() for k, v in made.blocks.model.named_parameters()}
@@ -92,7 +89,7 @@ def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few) -> 
     assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
-def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path) -> None:
+def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
     trainer(admm(), tmp_path / "kept", blocks=3, **KEPT).fit(*few)
     for line in lines(tmp_path / "kept"):
         told = {name: line[name] for name in ("primal", "dual") if name in line}
@@ -112,7 +109,7 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path) ->
     ],
     ids=["block-admm", "auxnet"],
 )
-def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path) -> None:
+def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path):
     trainer(solver, tmp_path / "run", train={"epochs": 8}, **settings).fit(*few)
     losses = [line["loss"] for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
     assert losses[-1] < share * losses[0]
@@ -136,7 +133,7 @@ def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path) -
         *("auxnet", "auxnet-whole-set"),
     ],
 )
-def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path) -> None:
+def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path):
     run, settings = tmp_path / "run", {"blocks": 3, "train": {"epochs": 3}, **settings}
     whole = fitted(trainer(solver, run, **settings), few)
     told, kept = lines(run), cut_files(run)
@@ -152,7 +149,7 @@ def cut_files(run: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
 
 
-def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path) -> None:
+def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path):
     for name, settings, count in (("online", ALONE, 0), ("batch", KEPT, 2)):
         trainer(PLAIN, tmp_path / name, blocks=3, **ONCE, **settings).fit(*few)
         assert sum(b'/lam"' in file for file in cut_files(tmp_path / name).values()) == count
@@ -166,7 +163,7 @@ def batch_run(few: Data, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut short", "missing"])
-def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few) -> None:
+def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few):
     (path,) = newest(batch_run).glob("cut*")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -192,7 +189,7 @@ def test_a_damaged_file_of_a_cut_is_named_in_one_line(damage, batch_run, few) ->
     ],
     ids=["lagrangian", "penalty", "filter", "filtered-input", "online", "hybrid", "backprop"],
 )
-def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few) -> None:
+def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few):
     summary = trainer(solver, batch_run, resume=True, **settings).fit(*few)
     assert summary["solver"] == solver.name
     assert lines(batch_run)[-1]["epoch"] == 2
@@ -201,7 +198,7 @@ def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few
 @pytest.mark.parametrize("start", [AugmentedLagrangian(), Penalty()], ids=lambda s: s.name)
 def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_once(
     start, few, tmp_path
-) -> None:
+):
     run = tmp_path / "run"
     trainer(start, run, **KEPT, **ONCE).fit(*few)
     (run / "summary.json").unlink()
@@ -211,7 +208,7 @@ def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_on
 
 
 @pytest.mark.parametrize("solver", [DDG(), LocalUpdates()], ids=lambda s: s.name)
-def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path, solver) -> None:
+def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path, solver):
     rounds = {"window": 1, "correct_every": 2}
     summary = trainer(solver, tmp_path / "run", **rounds).fit(*few)
     assert spans(tmp_path / "run") == {"serial": 4, "parallel": 4}
@@ -222,7 +219,7 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
     )
 
 
-def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> None:
+def test_only_phases_that_trained_are_reported(few, tmp_path):
     settings = {"epochs": 1, "report_every": 1}
     trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)
     reported = [(line["phase"], line["samples"]) for line in lines(tmp_path) if "loss" in line]
@@ -230,9 +227,7 @@ def test_only_phases_that_trained_are_reported(few: Data, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2), (LocalUpdates(), 2)])
-def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(
-    solver: Solver, reports: int, tmp_path: Path
-) -> None:
+def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(solver, reports, tmp_path):
     settings = {"epochs": 1, "report_every": WINDOW}
     trainer(solver, tmp_path, train=settings).fit(*digits(4 * WINDOW))
     assert sum("loss" in line for line in lines(tmp_path)) == reports

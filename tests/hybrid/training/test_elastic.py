@@ -1,7 +1,5 @@
 """Resuming on other blocks: what a solver keeps at a cut follows the cut."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ def carried(run: Path, few: Data, cuts: list[str], patch: pytest.MonkeyPatch) ->
     """What the programs hold at each cut when a resumed run is about to go on."""
     held: dict[str, dict[str, Tensor]] = {}
 
-    def look(self: Run) -> dict[str, Any]:
+    def look(self):
         assert self.rounds.program is not None
         held[self.place.before] = dict(self.rounds.program.state().cut)
         return {}
@@ -58,7 +56,7 @@ def carried(run: Path, few: Data, cuts: list[str], patch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("cuts", OTHERS, ids=lambda cuts: "+".join(cuts) or "one block")
 def test_kept_variables_follow_their_cuts_to_any_number_of_blocks(
     cuts, stopped, few, tmp_path, monkeypatch
-) -> None:
+):
     run = Path(shutil.copytree(stopped, tmp_path / "run"))
     manifest = checkpoint.read_manifest(newest(run))
     held = carried(run, few, cuts, monkeypatch)

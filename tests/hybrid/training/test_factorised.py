@@ -1,7 +1,5 @@
 """A factorisation layer in a model: where it sits, and runs that train, resume and show it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,7 +27,7 @@ ADMM = ("train", "--solver", "block-admm", "--factorise", "layer3.0:8", *QUICK)
         ("preact-resnet20", "layer2.0", "layer2.factors", 16),
     ],
 )
-def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, channels) -> None:
+def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, channels):
     plain = network(name).train()
     names = [u.name for u in units(plain)]
     before = {k: v.clone() for k, v in plain.state_dict().items()}
@@ -45,7 +43,7 @@ def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, 
     assert made.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_the_other_weights_are_those_of_the_same_seed_without_the_layer() -> None:
+def test_the_other_weights_are_those_of_the_same_seed_without_the_layer():
     train, _ = load("digits", limit=8)
     plain = build.model(resolve({}), train).state_dict()
     wanted = {"solver": {"name": "block-admm"}, "model": {"factorise": "layer2.0:4"}}
@@ -65,16 +63,14 @@ def test_the_other_weights_are_those_of_the_same_seed_without_the_layer() -> Non
         ("layer3.0:0", "the rank must be at least 1"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused_in_one_line(wanted: str, said: str) -> None:
+def test_a_layer_that_cannot_be_is_refused_in_one_line(wanted, said):
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
         models.factorised(network(), wanted)
     assert str(caught.value).startswith(f"model.factorise is {wanted!r}; ")
     assert said in str(caught.value)
 
 
-def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(
-    hybrid, tmp_path
-) -> None:
+def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(hybrid, tmp_path):
     run = tmp_path / "run"
     status, _, err = hybrid(*ADMM, "--epochs", 1, "--out", run)
     assert status == 0, err
@@ -106,7 +102,7 @@ def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(
     ],
     ids=["online", "kept"],
 )
-def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags) -> None:
+def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags):
     run = tmp_path / "run"
     words = (*ADMM, "--epochs", 2, "--set", "checkpoint.keep_last=0", *flags)
     status, _, err = hybrid(*words, "--out", run)
@@ -127,7 +123,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags) -> Non
         (("--factorise", "layer4.0:8"), "'layer4.0:8'; write UNIT:RANK"),
     ],
 )
-def test_what_cannot_be_trained_is_answered_in_one_line(hybrid, tmp_path, flags, said) -> None:
+def test_what_cannot_be_trained_is_answered_in_one_line(hybrid, tmp_path, flags, said):
     status, _, err = hybrid(*ADMM, *flags, "--out", tmp_path / "run")
     assert status == 1
     assert err.startswith("hybrid: error: ")

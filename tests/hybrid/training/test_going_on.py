@@ -1,7 +1,5 @@
 """What a run leaves behind when it is resumed, ended, or stopped between two reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from time import monotonic, sleep
@@ -49,7 +47,7 @@ def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, 
 
 
 def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
-    def serial_spans() -> int:
+    def serial_spans():
         spans = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
         return sum(span["name"] == "serial" for span in spans)
 

@@ -1,9 +1,5 @@
 """16 bits, graphs and kernels as settings of a run."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from trainings import Data, digits, refused, trainer
@@ -17,13 +13,13 @@ def many() -> Data:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_16_bits_train(precision, many) -> None:
+def test_16_bits_train(precision, many):
     train = {"epochs": 3, "precision": precision}
     made = trainer(AugmentedLagrangian(), window=4, model="plain", train=train)
     assert made.fit(*many)["test_accuracy"] > 0.8
 
 
-def test_the_summary_says_who_computed() -> None:
+def test_the_summary_says_who_computed():
     summary = trainer(AugmentedLagrangian(), train={"device": "cpu"}).fit(*digits(2))
     assert summary["kernels"] == "torch"
     assert summary["gpu_memory_bytes"] == [0, 0]
@@ -38,7 +34,5 @@ def test_the_summary_says_who_computed() -> None:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_cannot_be_had_here_is_refused(
-    train: dict[str, Any], rounds: dict[str, Any], said: str, many
-) -> None:
+def test_what_cannot_be_had_here_is_refused(train, rounds, said, many):
     assert said in refused(trainer(AugmentedLagrangian(), train=train, **rounds), many)

@@ -1,7 +1,5 @@
 """Trainings on MPI ranks have the bits of those on threads, and end as they do."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 
@@ -68,14 +66,12 @@ def by_hand(few: Data) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
-def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand) -> None:
+def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand):
     assert_same(fitted(trainer(Backprop(), blocks=blocks), few), by_hand)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_serial_training_under_mpirun_equals_a_hand_written_loop(
-    ranks, world, tmp_path, by_hand
-) -> None:
+def test_serial_training_under_mpirun_equals_a_hand_written_loop(ranks, world, tmp_path, by_hand):
     out = tmp_path / "run"
     status, _, err = world.hybrid(ranks, *FLAGS, "--solver", "backprop", "--out", out)
     assert status == 0, err
@@ -97,7 +93,7 @@ WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_path, few) -> None:
+def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_path, few):
     solver, flags, settings = WAYS[way]
     out = tmp_path / "run"
     status, _, err = world.hybrid(2, *FLAGS, "--solver", solver.name, *flags, "--out", out)
@@ -105,7 +101,7 @@ def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_pa
     assert_same(weights(out), fitted(trainer(solver, **settings), few))
 
 
-def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, by_hand) -> None:
+def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, by_hand):
     out = tmp_path / "run"
     assert world.hybrid(2, *FLAGS, "--solver", "backprop", "--out", out)[0] == 0
     for ranks in (3, 1):
@@ -116,9 +112,7 @@ def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, b
         assert_same(weights(out), by_hand)
 
 
-def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(
-    world, hybrid, tmp_path
-) -> None:
+def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(world, hybrid, tmp_path):
     whole, threads, ranks = (tmp_path / name for name in ("whole", "threads", "ranks"))
     assert hybrid(*KEPT, "--blocks", 2, "--out", whole)[0] == 0
     shutil.copytree(whole, threads)
@@ -132,7 +126,7 @@ def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(
     assert digests(ranks) == digests(whole)
 
 
-def test_a_hopeless_run_ends_with_one_line(world, tmp_path) -> None:
+def test_a_hopeless_run_ends_with_one_line(world, tmp_path):
     status, out, err = world.hybrid(2, *FLAGS, "--lr", "1e9", "--out", tmp_path / "run")
     assert status == 1
     said = [line for line in err.splitlines() if "hybrid: error:" in line]

@@ -1,7 +1,5 @@
 """A method, a sampler and a strategy for replicas of a user's own really run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

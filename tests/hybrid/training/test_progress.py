@@ -1,7 +1,5 @@
 """The progress line."""
 
-from __future__ import annotations
-
 import pytest
 
 from hybrid.rounds.report import PhaseReport
@@ -13,7 +11,7 @@ REPORTS = [
 ]
 
 
-def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys) -> None:
+def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys):
     progress = Progress(epochs=4, steps_per_epoch=10, start_step=0, quiet=False)
     progress.step(10, REPORTS, 1000)
     progress.epoch(1, REPORTS, 0.75)
@@ -24,7 +22,7 @@ def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys) -> None:
     assert "left" in line
 
 
-def test_a_long_epoch_speaks_in_between(capsys, monkeypatch) -> None:
+def test_a_long_epoch_speaks_in_between(capsys, monkeypatch):
     progress = Progress(epochs=4, steps_per_epoch=10, start_step=0, quiet=False)
     progress.spoken -= 31
     progress.step(5, REPORTS, 1000)
@@ -33,7 +31,7 @@ def test_a_long_epoch_speaks_in_between(capsys, monkeypatch) -> None:
     assert line.startswith("step 5/40")
 
 
-def test_quiet_says_nothing(capsys) -> None:
+def test_quiet_says_nothing(capsys):
     progress = Progress(epochs=4, steps_per_epoch=10, start_step=0, quiet=True)
     progress.say("hello")
     progress.epoch(1, REPORTS, 0.5)
@@ -41,13 +39,13 @@ def test_quiet_says_nothing(capsys) -> None:
 
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR", "SLURM_JOB_ID"])
-def test_a_terminal_gets_plain_lines_where_a_log_is_expected(variable, monkeypatch) -> None:
+def test_a_terminal_gets_plain_lines_where_a_log_is_expected(variable, monkeypatch):
     monkeypatch.setattr("hybrid.training.progress._terminal", lambda: True)
     monkeypatch.setenv(variable, "1")
     assert Progress(1, 1, 0, quiet=False)._bar is None
 
 
-def test_a_terminal_gets_a_live_line(monkeypatch, capsys) -> None:
+def test_a_terminal_gets_a_live_line(monkeypatch, capsys):
     for variable in ("CI", "NO_COLOR", "SLURM_JOB_ID"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("hybrid.training.progress._terminal", lambda: True)

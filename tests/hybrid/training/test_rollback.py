@@ -1,7 +1,5 @@
 """Divergence: back to a checkpoint with smaller steps, a bounded number of times, and reported."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from pathlib import Path
@@ -46,7 +44,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
     """From the second epoch on, weights become NaN while a kind of step is over its limit."""
     plain = Rounds.run
 
-    def run(self: Rounds, windows: Any, first_step: int, epoch: int, ends: bool) -> Any:
+    def run(self, windows, first_step, epoch, ends):
         block = self.exact.block
         if epoch and block.last and any(block.rates[k] > limits[k] for k in limits):
             with torch.no_grad():
@@ -56,7 +54,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
     monkeypatch.setattr(Rounds, "run", run)
 
 
-def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monkeypatch) -> None:
+def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monkeypatch):
     poison(monkeypatch, exact=0.5)
     trained = fitted(make(tmp_path / "run"), few)
     (told,) = summary(tmp_path / "run")["rollbacks"]
@@ -71,7 +69,7 @@ def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monk
 
 
 @pytest.mark.parametrize("way", ["gaps filled", "windows"])
-def test_local_steps_are_halved_first(way: str, few, tmp_path, monkeypatch) -> None:
+def test_local_steps_are_halved_first(way, few, tmp_path, monkeypatch):
     expected = [{"exact": 1.0, "local": 0.5}, {"exact": 0.5, "local": 0.25}]
     for kind, needed in (("local", 1), ("exact", 2)):
         run = tmp_path / kind
@@ -83,7 +81,7 @@ def test_local_steps_are_halved_first(way: str, few, tmp_path, monkeypatch) -> N
 
 def test_a_checkpoint_that_leads_to_divergence_again_gives_way_to_the_one_before(
     few, tmp_path, monkeypatch
-) -> None:
+):
     poison(monkeypatch, exact=0.25)
     make(tmp_path / "run").fit(*few)
     told = summary(tmp_path / "run")["rollbacks"]
@@ -93,7 +91,7 @@ def test_a_checkpoint_that_leads_to_divergence_again_gives_way_to_the_one_before
     ]
 
 
-def test_a_run_that_is_resumed_with_a_hopeless_rate_loses_no_checkpoint(few, tmp_path) -> None:
+def test_a_run_that_is_resumed_with_a_hopeless_rate_loses_no_checkpoint(few, tmp_path):
     make(tmp_path / "run", epochs=2).fit(*few)
     before = [path.name for path in complete(tmp_path / "run" / "checkpoints")]
     wild = OptimiserSettings(lr=1e12)
@@ -105,8 +103,8 @@ def test_a_run_that_is_resumed_with_a_hopeless_rate_loses_no_checkpoint(few, tmp
 
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_roll_backs_are_bounded_and_the_reason_says_what_was_tried(
-    allowed: int, few, tmp_path, monkeypatch
-) -> None:
+    allowed, few, tmp_path, monkeypatch
+):
     poison(monkeypatch, exact=0.0)
     made = make(tmp_path / "run", checkpoint=CheckpointSettings(rollbacks=allowed, keep_last=0))
     tried = f"{allowed} roll-backs did not help; " if allowed else ""
@@ -117,20 +115,20 @@ def test_roll_backs_are_bounded_and_the_reason_says_what_was_tried(
     assert complete(tmp_path / "run" / "checkpoints")
 
 
-def test_without_a_run_folder_there_is_nothing_to_go_back_to(few, monkeypatch) -> None:
+def test_without_a_run_folder_there_is_nothing_to_go_back_to(few, monkeypatch):
     poison(monkeypatch, exact=0.0)
     with pytest.raises(DivergedError, match=r"not finite .*; lower --lr"):
         make(None).fit(*few)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monkeypatch) -> None:
+def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monkeypatch):
     """A roll-back with the old step sizes gives the bits of an undisturbed run."""
     whole = fitted(make(tmp_path / "whole", way), few)
     monkeypatch.setattr("hybrid.training.recovery.rates", lambda *_, **__: {})
     failed: set[int] = set()
 
-    def diverging(everyone: Any, first_step: int, epoch: int) -> None:
+    def diverging(everyone, first_step, epoch):
         rank = threading.get_ident()
         if epoch == 2 and rank not in failed:
             failed.add(rank)
@@ -144,7 +142,7 @@ def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monke
 
 def test_a_run_killed_after_a_roll_back_resumes_to_the_bits_of_one_that_was_not(
     few, tmp_path, monkeypatch
-) -> None:
+):
     poison(monkeypatch, exact=0.5)
     whole = tmp_path / "whole"
     expected = fitted(make(whole, epochs=4), few)

@@ -1,26 +1,15 @@
 """The promises of a run: the same result everywhere and always, resume, what it reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import (
-    BATCH,
-    Data,
-    digits,
-    lines,
-    network,
-    refused,
-    summary,
-    trainer,
-)
+from trainings import BATCH, Data, digits, lines, network, refused, summary, trainer
 
 from hybrid import Trainer, split
 from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings
-from solvers import AugmentedLagrangian, Backprop, Solver
+from solvers import AugmentedLagrangian, Backprop
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps, fit
 
@@ -43,12 +32,12 @@ def filled(blocks: int, out: Path | None = None, **settings: Any) -> Trainer:
     return trainer(AugmentedLagrangian(), out, blocks, **pipeline, **settings)
 
 
-def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(few) -> None:
+def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(few):
     hybrid = trainer(AugmentedLagrangian(), window=5, **ONCE).fit(*few)
     assert hybrid["bytes_sent"] == trainer(Backprop(), **ONCE).fit(*few)["bytes_sent"]
 
 
-def test_the_summary_has_what_scripts_depend_on(few, tmp_path) -> None:
+def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     run = tmp_path / "run"
     found = trainer(AugmentedLagrangian(), run, 4, **ONCE).fit(*few)
     assert summary(run) == found
@@ -79,18 +68,18 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path) -> None:
     ],
     ids=["sgd", "adamw", "pipeline"],
 )
-def test_training_reaches_an_accuracy(solver: Solver, settings: dict[str, Any], many) -> None:
+def test_training_reaches_an_accuracy(solver, settings, many):
     made = trainer(solver, train={"batch_size": 96}, **settings)
     assert made.fit(*many)["test_accuracy"] > 0.7
 
 
-def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(many) -> None:
+def test_the_residual_of_a_harmful_parallel_phase_returns_training_to_serial(many):
     harmful = AugmentedLagrangian(local_lr=3.0, return_ratio=1.05)
     made = trainer(harmful, window=4, train={"epochs": 4, "batch_size": 96})
     assert made.fit(*many)["returns_to_serial"] > 0
 
 
-def test_a_run_folders_settings_give_the_gaps_of_its_run() -> None:
+def test_a_run_folders_settings_give_the_gaps_of_its_run():
     balanced = filled(3)
     cut = filled(3)
     cut.blocks = split(network(), cuts=balanced.blocks.cuts)
@@ -101,7 +90,7 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run() -> None:
     assert cut.setup(train).method.gaps == gaps
 
 
-def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path) -> None:
+def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
     filled(2, tmp_path / "run", gaps=[Gaps(BATCH, 0), Gaps(0, BATCH)]).fit(*few)
     parallel = [line for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
     # no record is left over from the epoch before
@@ -109,12 +98,12 @@ def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_gaps_of_another_number_of_blocks_are_refused(number: int, few) -> None:
+def test_gaps_of_another_number_of_blocks_are_refused(number, few):
     said = refused(filled(2, gaps=[Gaps(8, 8)] * number), few)
     assert said.startswith(f"rounds.gaps has {number} pairs for 2 blocks: give one [middle, turn]")
 
 
-def test_virtual_links_under_mpirun_are_refused(few) -> None:
+def test_virtual_links_under_mpirun_are_refused(few):
     made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
     with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it .+$"):
         made.setup(few[0], ranks=2)

@@ -1,7 +1,5 @@
 """A block's step: replicas, clipping, optimisers; float16's loss scale, which no gradient shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -49,7 +47,7 @@ class Averaging:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1e-2])
-def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm: float) -> None:
+def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm):
     mine, other, plain = with_gradient(1), with_gradient(2), with_gradient(1)
     mine.sync = Averaging(other.gradients())
     mine.step("local", 0.5, clip_norm)
@@ -66,7 +64,7 @@ def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm: flo
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(momentum, nesterov) -> None:
+def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(momentum, nesterov):
     made = block(torch.float32, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
     made.own_optimiser(momentum)
     own, exact = made.optimisers["local"], made.optimisers["exact"]
@@ -76,7 +74,7 @@ def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(momentum, n
     assert own.param_groups == [exact.param_groups[0] | changed]
 
 
-def test_an_own_optimiser_beside_adamw_is_adamw() -> None:
+def test_an_own_optimiser_beside_adamw_is_adamw():
     made = block(torch.float32, torch.optim.AdamW, betas=(0.9, 0.999), weight_decay=0.01)
     made.own_optimiser(0.5)
     own, exact = made.optimisers["local"], made.optimisers["exact"]
@@ -89,7 +87,7 @@ def test_an_own_optimiser_beside_adamw_is_adamw() -> None:
     assert not exact.state
 
 
-def test_other_formats_have_no_scale() -> None:
+def test_other_formats_have_no_scale():
     for precision in (torch.float32, torch.bfloat16):
         made = block(precision)
         assert made.loss_scale == 1.0
@@ -100,7 +98,7 @@ def test_other_formats_have_no_scale() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1e-8])
-def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(clip_norm) -> None:
+def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(clip_norm):
     made, plain = block(), block(torch.float32)
     x = torch.randn(3, 4)
     # too small for float16 without a scale: its least positive number is 6e-8
@@ -119,7 +117,7 @@ def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints
     torch.testing.assert_close(made.module.weight, plain.module.weight, rtol=1e-3, atol=1e-5)
 
 
-def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
+def test_an_overflow_leaves_out_the_step_and_halves_the_scale():
     made = block()
     before = made.module.weight.detach().clone()
     scale = made.loss_scale
@@ -134,7 +132,7 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale() -> None:
 
 
 @pytest.mark.parametrize("kind", ["exact", "local"])
-def test_a_step_without_gradients_is_none(kind: str) -> None:
+def test_a_step_without_gradients_is_none(kind):
     made = block()
     made.step(kind, 0.1)
     assert made.loss_scale == 2.0**16

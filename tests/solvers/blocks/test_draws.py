@@ -1,7 +1,5 @@
 """What units draw is a function of the pass's key and of their number, whoever else draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -51,7 +49,7 @@ def drawn(x: Tensor) -> Iterator[Callable[..., Tensor]]:
     """`drawn(module, key, unit)` runs the module on x, with gradients like autograd's own."""
     installed = []
 
-    def run(module: nn.Module, key: tuple[int, ...], unit: int = 0) -> Tensor:
+    def run(module, key, unit=0):
         for draws in installed:
             draws.remove()
         installed.append(Draws(7, {module: unit}))
@@ -63,7 +61,7 @@ def drawn(x: Tensor) -> Iterator[Callable[..., Tensor]]:
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_same_key_and_unit_draw_the_same_and_others_something_else(name, x, drawn) -> None:
+def test_the_same_key_and_unit_draw_the_same_and_others_something_else(name, x, drawn):
     unit = UNITS[name]
     before = torch.get_rng_state()
     first = drawn(unit, (1, 2))
@@ -76,13 +74,13 @@ def test_the_same_key_and_unit_draw_the_same_and_others_something_else(name, x, 
         assert not torch.equal(first, x)
 
 
-def test_a_reversible_unit_draws_the_same_where_its_branch_is_run_alone(x, drawn) -> None:
+def test_a_reversible_unit_draws_the_same_where_its_branch_is_run_alone(x, drawn):
     unit = Reversible(nn.Dropout())
     x1, x2 = x.chunk(2, dim=1)
     assert torch.equal(drawn(unit, (1,)), torch.cat((x2 + unit.residual(x1), x1), dim=1))
 
 
-def test_parts_that_draw_are_found_and_hooks_do_not_stay(x) -> None:
+def test_parts_that_draw_are_found_and_hooks_do_not_stay(x):
     parts = [nn.Identity(), UNITS["nested"], nn.ReLU(), UNITS["rand"]]
     assert drawing(parts, x) == [False, True, False, True]
     draws = Draws(0, dict.fromkeys(parts, 0))
@@ -93,7 +91,7 @@ def test_parts_that_draw_are_found_and_hooks_do_not_stay(x) -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
-def test_what_no_generator_fixes_is_refused_in_one_line(x) -> None:
+def test_what_no_generator_fixes_is_refused_in_one_line(x):
     tags = (torch.Tag.nondeterministic_seeded,)
     torch.library.define("tests::noise", "(Tensor x) -> Tensor", tags=tags)
     torch.library.impl("tests::noise", "CPU", torch.rand_like)

@@ -1,11 +1,8 @@
 """Local steps as graphs: fixed memory, the same bits, and a reason where there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +27,7 @@ class Repeat:
         results = compute()
         gradients = [p.grad for p in self.parameters]
 
-        def again() -> None:
+        def again():
             self.replays += 1
             for p in self.parameters:
                 p.grad = None
@@ -54,8 +51,8 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_run_with_graphs_has_the_bits_of_one_without(name: str) -> None:
-    def weights(with_graphs: bool) -> list[Any]:
+def test_a_run_with_graphs_has_the_bits_of_one_without(name):
+    def weights(with_graphs):
         problem = make_problem(3, units=3, cuts=[2], batch=4, batches=3)
         sweeps = 4
 
@@ -77,12 +74,12 @@ def test_a_run_with_graphs_has_the_bits_of_one_without(name: str) -> None:
         assert all(torch.equal(mine[key], plain[key]) for key in plain)
 
 
-def test_each_set_of_shapes_is_captured_once_after_its_warm_up() -> None:
+def test_each_set_of_shapes_is_captured_once_after_its_warm_up():
     weight = nn.Parameter(torch.ones(3))
     capture = Repeat([weight])
     graphs = StepGraphs([weight], capture)
 
-    def compute(x: torch.Tensor) -> Values:
+    def compute(x):
         loss = (weight * x).sum()
         loss.backward()
         return (loss.detach(), None)
@@ -103,9 +100,9 @@ def test_each_set_of_shapes_is_captured_once_after_its_warm_up() -> None:
     assert graphs.count == 2
 
 
-def test_what_cannot_be_captured_is_computed_and_the_reason_kept() -> None:
+def test_what_cannot_be_captured_is_computed_and_the_reason_kept():
     class Refusing(Repeat):
-        def record(self, compute: Callable[[], Values]) -> Any:
+        def record(self, compute):
             raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     graphs = StepGraphs([], Refusing([]))
@@ -118,15 +115,15 @@ def test_what_cannot_be_captured_is_computed_and_the_reason_kept() -> None:
 
 
 @pytest.mark.gpu
-def test_blocks_of_one_process_capture_at_the_same_time() -> None:
-    def capture(seed: int) -> bool:
+def test_blocks_of_one_process_capture_at_the_same_time():
+    def capture(seed):
         with torch.cuda.stream(torch.cuda.Stream()):
             weight = nn.Parameter(torch.full((64, 64), 1.0 + seed, device="cuda"))
             graphs = StepGraphs([weight])
             for number in range(20):
                 x = torch.full((64, 64), float(number), device="cuda")
 
-                def compute(x: torch.Tensor) -> Values:
+                def compute(x):
                     loss = (weight * x).sum()
                     loss.backward()
                     return (loss.detach(),)
@@ -142,10 +139,10 @@ def test_blocks_of_one_process_capture_at_the_same_time() -> None:
 
 
 @pytest.mark.gpu
-def test_a_capture_that_waits_for_the_gpu_leaves_the_stream_as_it_was() -> None:
+def test_a_capture_that_waits_for_the_gpu_leaves_the_stream_as_it_was():
     graphs, current = StepGraphs([]), torch.cuda.current_stream()
 
-    def waiting(x: torch.Tensor) -> Values:
+    def waiting(x):
         return (x * x.sum().item(),)
 
     for _ in range(WARM_UP + 2):
@@ -157,7 +154,7 @@ def test_a_capture_that_waits_for_the_gpu_leaves_the_stream_as_it_was() -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_graphs_train_like_kernels_one_by_one() -> None:
+def test_cuda_graphs_train_like_kernels_one_by_one():
     from solvers.blocks.graphs import CudaCapture
 
     torch.manual_seed(0)
@@ -165,7 +162,7 @@ def test_cuda_graphs_train_like_kernels_one_by_one() -> None:
     graphed = deepcopy(plain)
     graphs = StepGraphs(list(graphed.parameters()), CudaCapture())
 
-    def compute(model: nn.Module, x: torch.Tensor) -> Values:
+    def compute(model, x):
         loss = model(x).square().mean()
         loss.backward()
         return (loss.detach(),)

@@ -1,7 +1,5 @@
 """The coupling term: its adjoint, its filter."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +22,8 @@ def tensors(seed: int, factor: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @given(st.integers(0, 10_000), FACTOR, st.floats(1e-3, 10), st.booleans())
 def test_the_adjoint_is_the_derivative_of_the_loss_and_squares_are_of_what_is_filtered(
-    seed: int, factor: int, beta: float, multiplied: bool
-) -> None:
+    seed, factor, beta, multiplied
+):
     x, lam, kappa = tensors(seed, factor)
     x.requires_grad_()
     y = torch.nn.functional.avg_pool2d(x, factor)

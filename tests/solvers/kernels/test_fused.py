@@ -3,8 +3,6 @@
 Their source runs on the CPU, thread by thread; with `-m gpu` the same tests run it on the GPU.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from solvers.kernels.choice import set_launcher
 from solvers.kernels.fused import OPTIONS, SOURCE, Launcher
 from solvers.layers.factorisation import Factorisation
-from solvers.layers.projection import Box, Free, NonNegative, Projection, Quantised, Sign
+from solvers.layers.projection import Box, Free, NonNegative, Quantised, Sign
 from solvers.passes.wire import Wire
 
 ARCHITECTURES = (80, 90)
@@ -106,7 +104,7 @@ class Tensors:
 
 
 @given(images(), st.booleans(), st.sampled_from([1, 3, 128]))
-def test_coupling(on, case, multipliers, samples) -> None:
+def test_coupling(on, case, multipliers, samples):
     x_format, lam_format = case["formats"]
     tensors = Tensors(case, on.device_type)
     x, lam = tensors(x_format, big=True), tensors(lam_format)
@@ -121,7 +119,7 @@ def test_coupling(on, case, multipliers, samples) -> None:
 
 
 @given(images(), st.booleans(), st.booleans(), st.sampled_from(HELD))
-def test_step_of_lam_and_kappa(on, case, multipliers, flat, held: Projection | None) -> None:
+def test_step_of_lam_and_kappa(on, case, multipliers, flat, held):
     x_format, lam_format = case["formats"]
     tensors = Tensors(case, on.device_type)
     lam, x = tensors(lam_format, big=True), tensors(x_format)
@@ -144,7 +142,7 @@ def test_step_of_lam_and_kappa(on, case, multipliers, flat, held: Projection | N
 
 
 @given(images(factors=(1,)))
-def test_step_of_kappa_alone(on, case) -> None:
+def test_step_of_kappa_alone(on, case):
     x_format, kappa_format = case["formats"]
     tensors = Tensors(case, on.device_type)
     arguments = tensors(kappa_format), tensors(kappa_format), tensors(x_format), 0.6
@@ -152,7 +150,7 @@ def test_step_of_kappa_alone(on, case) -> None:
 
 
 @given(images(), st.sampled_from([*FORMATS, torch.int8]))
-def test_packing_and_unpacking(on, case, packed_format) -> None:
+def test_packing_and_unpacking(on, case, packed_format):
     x = Tensors(case, on.device_type)(case["formats"][0], big=True)
     factor, dtype = case["factor"], case["formats"][0]
     found, scale = fused(on, pack, x, packed_format, factor)
@@ -170,7 +168,7 @@ def test_packing_and_unpacking(on, case, packed_format) -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("pixel", range(9))
-def test_a_nan_is_still_one_behind_int8(on, last: bool, pixel: int) -> None:
+def test_a_nan_is_still_one_behind_int8(on, last, pixel):
     x = torch.arange(1.0, 37.0).view(2, 2, 3, 3)
     x[1, 1].view(-1)[pixel] = float("nan")
     layout = torch.channels_last if last else torch.contiguous_format
@@ -183,7 +181,7 @@ def test_a_nan_is_still_one_behind_int8(on, last: bool, pixel: int) -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 5), st.integers(0, 99))
-def test_multiplicative_updates(on, rows, rank, iterations, seed) -> None:
+def test_multiplicative_updates(on, rows, rank, iterations, seed):
     random = torch.Generator().manual_seed(seed)
     T, S = torch.rand(rows, 7, generator=random), torch.rand(rank, 7, generator=random) + 0.1
     start = torch.rand(rows, rank, generator=random)
@@ -193,7 +191,7 @@ def test_multiplicative_updates(on, rows, rank, iterations, seed) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
-def test_sums_are_the_same_bits_every_time_and_over_many_blocks(on, size) -> None:
+def test_sums_are_the_same_bits_every_time_and_over_many_blocks(on, size):
     x, lam = torch.randn(2, size, 1, device=on.device_type)
     first = fused(on, couple, x, lam, None, 1.0)
     again = fused(on, couple, x, lam, None, 1.0)
@@ -214,7 +212,7 @@ def specials(dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
-def test_number_formats_round_as_torch_does(on, source, target) -> None:
+def test_number_formats_round_as_torch_does(on, source, target):
     """Packed over squares of four equal pixels, a value is only converted."""
     values = specials(source)
     values = values[values.float().abs() < 8e37]  # four of them add up
@@ -261,10 +259,10 @@ TRAINED: dict[str, tuple[Any, set[str]]] = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_sub_problems_are_solved_by_these_kernels_as_by_torch(library, name) -> None:
+def test_sub_problems_are_solved_by_these_kernels_as_by_torch(library, name):
     solver, kernels = TRAINED[name]
 
-    def weights() -> list[Any]:
+    def weights():
         problem = make_problem(3, units=3, cuts=[2], batch=4, batches=3).single_precision()
 
         def program(block, links):
@@ -285,7 +283,7 @@ def test_sub_problems_are_solved_by_these_kernels_as_by_torch(library, name) -> 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("names", [SOME, pytest.param(NAMES, marks=pytest.mark.slow)], ids=len)
-def test_every_kernel_compiles_for_both_architectures(names: list[str]) -> None:
+def test_every_kernel_compiles_for_both_architectures(names):
     """With nvcc, else with NVRTC as CuPy brings it."""
     binaries = _by_nvcc(names) if shutil.which("nvcc") else _by_nvrtc(names)
     for kernel in {name.partition("<")[0] for name in NAMES}:

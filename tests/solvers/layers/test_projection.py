@@ -1,7 +1,5 @@
 """Projections onto the sets of the constraints, and the non-negative factorisation."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -12,15 +10,7 @@ from sklearn.decomposition import NMF
 from torch import Tensor, nn
 
 from solvers.layers.factorisation import Factorisation
-from solvers.layers.projection import (
-    Box,
-    Free,
-    Quantised,
-    Sign,
-    leading,
-    passing_by,
-    projection,
-)
+from solvers.layers.projection import Box, Free, Quantised, Sign, leading, passing_by, projection
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 
@@ -30,7 +20,7 @@ def double(values: list[float]) -> Tensor:
 
 
 @given(st.integers(1, 16), st.floats(-100, 100), st.floats(0.01, 100), VALUES)
-def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(bits, low, width, values) -> None:
+def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(bits, low, width, values):
     P = Quantised(bits, low, low + width)
     for z in (double(values), double(values).float()):
         once = P.project(z * width)
@@ -38,7 +28,7 @@ def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(bits, low, width, va
 
 
 @given(st.integers(1, 4), st.floats(-3, 3), st.floats(0.1, 4), VALUES)
-def test_quantised_values_are_the_nearest_of_the_grid(bits, low, width, values) -> None:
+def test_quantised_values_are_the_nearest_of_the_grid(bits, low, width, values):
     z = double(values)
     grid = torch.linspace(low, low + width, 2**bits, dtype=torch.float64)
     distance = (z.unsqueeze(1) - grid).abs()
@@ -57,7 +47,7 @@ def test_quantised_values_are_the_nearest_of_the_grid(bits, low, width, values) 
     ],
 )
 @given(data=st.data())
-def test_no_member_of_the_set_is_nearer(text, members, data) -> None:
+def test_no_member_of_the_set_is_nearer(text, members, data):
     z, other = data.draw(st.floats(-5, 5)), data.draw(members)
     found = float(projection(text).project(double([z])))
     assert abs(found - z) <= abs(other - z)
@@ -74,7 +64,7 @@ def test_no_member_of_the_set_is_nearer(text, members, data) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_gradients_go_straight_through_where_they_pass(layer, passes) -> None:
+def test_gradients_go_straight_through_where_they_pass(layer, passes):
     x = torch.linspace(-3, 3, 61, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(61, dtype=torch.float64)
     out = layer(x)
@@ -83,7 +73,7 @@ def test_gradients_go_straight_through_where_they_pass(layer, passes) -> None:
     assert torch.equal(x.grad, weights * passes(x.detach()))
 
 
-def test_a_layer_that_is_passed_by_is_the_identity_and_only_then() -> None:
+def test_a_layer_that_is_passed_by_is_the_identity_and_only_then():
     layer, x = Sign(), torch.tensor([-3.0, 0.5], requires_grad=True)
     with passing_by(layer):
         layer(x).sum().backward()
@@ -95,7 +85,7 @@ def test_a_layer_that_is_passed_by_is_the_identity_and_only_then() -> None:
     assert not layer.passed_by
 
 
-def test_only_a_projection_at_the_head_of_a_block_leads_it() -> None:
+def test_only_a_projection_at_the_head_of_a_block_leads_it():
     sign = Sign()
     assert leading(nn.Sequential(sign, nn.Linear(2, 2))) is sign
     assert leading(nn.Sequential(nn.Linear(2, 2), sign)) is None
@@ -111,7 +101,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text: str) -> None:
+def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text):
     with pytest.raises(ValueError, match="constraint is ") as caught:
         projection(text)
     assert repr(text) in str(caught.value)
@@ -131,7 +121,7 @@ SHAPES = st.sampled_from([(5, 6), (1, 6), (2, 6, 3, 4), (3, 6, 1, 1)])
 SEEDS = st.integers(0, 10_000)
 
 
-def test_pixels_are_explained_each_by_its_own_codes() -> None:
+def test_pixels_are_explained_each_by_its_own_codes():
     layer = factorisation(0, 6, 3)
     z = torch.rand(2, 6, 3, 4, dtype=torch.float64)
     codes, explained = layer.codes(z), layer.project(z)
@@ -142,7 +132,7 @@ def test_pixels_are_explained_each_by_its_own_codes() -> None:
 
 
 @given(SHAPES, SEEDS, st.integers(1, 8))
-def test_no_update_of_codes_or_dictionary_raises_the_objective(shape, seed, rank) -> None:
+def test_no_update_of_codes_or_dictionary_raises_the_objective(shape, seed, rank):
     layer = factorisation(seed, 6, rank)
     z = torch.randn(shape, dtype=torch.float64)
     codes = layer.codes(z, iterations=1)
@@ -175,7 +165,7 @@ def alternated(layer: Factorisation, z: Tensor, codes: Tensor, iterations: int) 
 
 @pytest.mark.parametrize("iterations", [1, 10, 200])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_alternating_updates_are_those_of_scikit_learn(iterations: int) -> None:
+def test_alternating_updates_are_those_of_scikit_learn(iterations):
     z, layer = low_rank(), factorisation(1, 12, 4)
     codes = torch.rand(60, 4, dtype=torch.float64) + 0.1
     theirs = NMF(4, solver="mu", init="custom", max_iter=iterations, tol=0)
@@ -187,6 +177,6 @@ def test_alternating_updates_are_those_of_scikit_learn(iterations: int) -> None:
     )
 
 
-def test_a_rank_below_one_is_refused() -> None:
+def test_a_rank_below_one_is_refused():
     with pytest.raises(ValueError, match="rank of a factorisation is 0"):
         Factorisation(3, 0)

@@ -1,10 +1,7 @@
 """Local steps in the gaps of a pipelined pass, against the same in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -61,7 +58,7 @@ def filled(
 ) -> Tensors:
     """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         fill = None
         if gaps is not None:
             fill = fill_of(problem, solver, gaps[block.index], kind, block, links)
@@ -130,7 +127,7 @@ def local_gradient(
     if not records or not n:
         return None
 
-    def recorded(name: str) -> Tensor:
+    def recorded(name):
         return torch.cat([record[name][block.index] for record in records])[:n]
 
     x = block.module(recorded("lam"))
@@ -162,7 +159,7 @@ def assert_close(
 @pytest.mark.parametrize("cuts", [[], [1, 2]])
 @pytest.mark.parametrize("m", [1, 3])
 @KINDS
-def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cuts) -> None:
+def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cuts):
     expected = filled(small(cuts), None, m)
     found = filled(small(cuts), [Gaps()] * (len(cuts) + 1), m, kind)
     assert_same(found, expected)
@@ -177,7 +174,7 @@ def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cu
     shares=st.lists(st.integers(0, BATCH) | st.integers(0, 3 * BATCH), min_size=5, max_size=5),
 )
 @KINDS
-def test_filled_passes_equal_those_of_one_process(kind, seed, m, cuts, shares) -> None:
+def test_filled_passes_equal_those_of_one_process(kind, seed, m, cuts, shares):
     gaps = [Gaps(shares[0], shares[1]), Gaps(shares[2], shares[3]), Gaps(0, shares[4])]
     gaps = gaps[-1 - len(cuts) :]
     found = filled(small(cuts, seed, batch_norm=False), gaps, m, kind)
@@ -196,8 +193,8 @@ def test_filled_passes_equal_those_of_one_process(kind, seed, m, cuts, shares) -
     ],
 )
 def test_the_local_gradient_is_clipped_alone_and_may_have_a_momentum_of_its_own(
-    kind: FillStep, settings_: Any, close: Any
-) -> None:
+    kind, settings_, close
+):
     solver = replace(SOLVER, **settings_)
     found = filled(small([1, 3], batch_norm=False), THREE, 2, kind, solver)
     assert_close(found, simulated(small([1, 3], batch_norm=False), THREE, 2, kind, solver), **close)
@@ -206,13 +203,11 @@ def test_the_local_gradient_is_clipped_alone_and_may_have_a_momentum_of_its_own(
 
 
 @KINDS
-def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(
-    kind: FillStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(kind, monkeypatch):
     worked: list[Op] = []
     work = BubbleFill.work
 
-    def watched(fill: BubbleFill, op: Op) -> None:
+    def watched(fill, op):
         module = fill.block.module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
@@ -230,7 +225,7 @@ def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(
     assert {Op.MIDDLE, Op.TURN} == set(worked)
 
 
-def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_step_is_refused_with_the_known_ones():
     problem = small([2])
     with pytest.raises(ValueError, match=r"^fill_step is 'late'; choose one of added, own$"):
         fill_of(problem, SOLVER, Gaps(1, 1), "late", problem.build(0))
@@ -238,14 +233,14 @@ def test_an_unknown_step_is_refused_with_the_known_ones() -> None:
 
 @KINDS
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind: FillStep, at: int) -> None:
+def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, at):
     whole, parts = small([1, 3]), small([1, 3])
     for problem in (whole, parts):
         # as in training: what a checkpoint gives back is laid out like this
         problem.blocks.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     solver = replace(SOLVER, momentum=0.5 if kind == "own" else None)
 
-    def program(block: Block, links: RankLinks) -> None:
+    def program(block, links):
         fill = fill_of(parts, solver, THREE[block.index], kind, block, links)
         exact = exact_pass(block, links, micro_batches=2)
         exact.train(parts.window(1, 0, at), None, fill)

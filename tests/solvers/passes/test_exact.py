@@ -1,7 +1,5 @@
 """The exact pass: bit for bit the plain loop, pipelined, recorded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,15 +9,14 @@ from hypothesis import strategies as st
 from problems import Problem, assert_same, exact_pass, gradients, make_problem, problems
 from torch import nn
 
-from hybrid.links import RankLinks
-from solvers import Block, PhaseStats, Record
+from solvers import PhaseStats, Record
 from solvers.kernels import pool, upsample
 from solvers.passes.wire import Wire
 from solvers.state import Tensors
 
 
 def exact_gradients(problem: Problem, **given_: Any) -> Tensors:
-    def program(block: Block, links: RankLinks) -> Tensors:
+    def program(block, links):
         batch = problem.batches[0]
         run = exact_pass(block, links, **given_)
         run.gradient(batch, slice(0, len(batch)), None, PhaseStats())
@@ -50,7 +47,7 @@ class Kept:
 def observed(problem: Problem, **given_: Any) -> list[list[Record]]:
     """What is recorded on each rank."""
 
-    def program(block: Block, links: RankLinks) -> list[Record]:
+    def program(block, links):
         kept = Kept()
         exact_pass(block, links, **given_).observe(problem.window(), kept)
         return kept.records
@@ -66,13 +63,13 @@ def without_batch_norm(problem: Problem) -> Problem:
 
 
 @given(problems(min_blocks=1))
-def test_one_micro_batch_gives_the_plain_gradients_bit_for_bit(problem: Problem) -> None:
+def test_one_micro_batch_gives_the_plain_gradients_bit_for_bit(problem):
     plain = problem.plain_gradients(problem.batches[0])
     assert_same(exact_gradients(problem), plain)
 
 
 @given(problems(min_blocks=1), st.integers(1, 9))
-def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(problem, m) -> None:
+def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(problem, m):
     problem = without_batch_norm(problem)
     plain = problem.plain_gradients(problem.batches[0])
     found = exact_gradients(problem, micro_batches=m)
@@ -81,7 +78,7 @@ def test_any_number_of_micro_batches_gives_the_gradient_of_the_batch_mean(proble
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 0.5, 1e3])
-def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm: float) -> None:
+def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm):
     split, plain = (make_problem(seed=7, units=3, cuts=[1, 3], batch=6) for _ in range(2))
     model, batch = plain.blocks.model, plain.batches[0]
     sgd = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
@@ -93,7 +90,7 @@ def test_clipping_equals_torch_bit_for_bit_over_any_number_of_blocks(max_norm: f
         assert torch.equal(found[name], parameter), name
 
 
-def test_observing_records_without_moving_weights_or_statistics() -> None:
+def test_observing_records_without_moving_weights_or_statistics():
     problem = make_problem(seed=2, units=3, cuts=[2], batch=5, batches=2)
     before = problem.tensors()
     ranks = observed(problem)
@@ -109,7 +106,7 @@ def test_observing_records_without_moving_weights_or_statistics() -> None:
     ("messages", "close"),
     [("float32", 1e-7), *((m, 0.02) for m in ("bfloat16", "float16", "int8"))],
 )
-def test_records_are_in_per_sample_scale(messages: str, close: float) -> None:
+def test_records_are_in_per_sample_scale(messages, close):
     problem = make_problem(seed=4, units=2, cuts=[2], batch=5)
     model, batch = problem.blocks.model, problem.batches[0]
     inner = model[:2](batch.images()).detach().requires_grad_()
@@ -120,7 +117,7 @@ def test_records_are_in_per_sample_scale(messages: str, close: float) -> None:
         torch.testing.assert_close(p, inner.grad, rtol=close, atol=close * float(inner.grad.max()))
 
 
-def test_the_last_block_counts_right_answers_and_every_step_has_a_loss() -> None:
+def test_the_last_block_counts_right_answers_and_every_step_has_a_loss():
     problem = make_problem(seed=6, units=2, cuts=[1], batch=4, batches=3)
     stats = problem.on_every_block(
         lambda block, links: exact_pass(block, links, micro_batches=2).train(problem.window())
@@ -140,14 +137,14 @@ def distance(found: Tensors, exact: Tensors) -> float:
 
 @pytest.mark.parametrize("cuts", [[], [1, 3]])
 @pytest.mark.parametrize("m", [1, 3])
-def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(cuts, m) -> None:
+def test_recomputing_gives_the_same_weights_and_running_statistics_bit_for_bit(cuts, m):
     kept, again = (make_problem(seed=8, units=3, cuts=cuts, batch=6, batches=3) for _ in range(2))
     expected = trained(kept, micro_batches=m)
     assert any("running" in name for name in expected)
     assert_same(trained(again, micro_batches=m, recompute=True), expected)
 
 
-def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on() -> None:
+def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on():
     problem = make_problem(seed=8, units=3, cuts=[1, 3], batch=6)
     norms = [m for m in problem.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
     calls = []
@@ -163,7 +160,7 @@ def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on(
 @pytest.mark.parametrize(
     ("messages", "tolerance"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.03)]
 )
-def test_rounded_messages_give_a_gradient_near_the_exact_one(messages, tolerance, m) -> None:
+def test_rounded_messages_give_a_gradient_near_the_exact_one(messages, tolerance, m):
     problem = make_problem(seed=9, units=4, cuts=[1, 2, 4], batch=12, width=6)
     exact = exact_gradients(problem, micro_batches=m)
     rounded = exact_gradients(problem, micro_batches=m, messages=messages)
@@ -171,7 +168,7 @@ def test_rounded_messages_give_a_gradient_near_the_exact_one(messages, tolerance
 
 
 @pytest.mark.parametrize("m", [1, 4])
-def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m: int) -> None:
+def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m):
     problem = make_problem(seed=9, units=2, cuts=[2], batch=256)
     with torch.no_grad():
         # per-sample adjoints of about 1e-5: over the 256 of the mean, half of float16's least
@@ -186,8 +183,8 @@ def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m: int) -
 @pytest.mark.parametrize("factor", [2, 3])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_cuts(
-    factor: int, recompute: bool
-) -> None:
+    factor, recompute
+):
     problem = make_problem(seed=3, units=3, cuts=[1, 3, 4], batch=5)
     batch = problem.batches[0]
     x = batch.images()
@@ -201,10 +198,10 @@ def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_
 
 
 @pytest.mark.parametrize(("messages", "factor"), [("float32", 1), ("float16", 2), ("int8", 2)])
-def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, factor) -> None:
+def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, factor):
     problem = make_problem(seed=3, units=2, cuts=[1, 2], batch=6).single_precision()
 
-    def program(block: Block, links: RankLinks) -> dict[str, int]:
+    def program(block, links):
         run = exact_pass(block, links, micro_batches=3, messages=messages, filter=factor)
         run.gradient(problem.batches[0], slice(0, 6), None, PhaseStats())
         return links.traffic.bytes_sent

@@ -1,7 +1,5 @@
 """The static orders of a pipelined pass, and the local work that fits its gaps."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import pairwise
 from math import ceil
@@ -103,7 +101,7 @@ class Simulated:
 
 
 @given(BLOCKS, MICRO_BATCHES)
-def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K: int, m: int) -> None:  # noqa: N802
+def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K, m):  # noqa: N802
     for k in range(K):
         held, most = 0, 0
         for op in order(k, K, m):
@@ -114,19 +112,15 @@ def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K: int, m: int) -> 
 
 @pytest.mark.parametrize(
     ("k", "without_gaps", "with_gaps"),
-    [
-        (0, "FFFBFBBB", "FFFFMBBBBT"),
-        (1, "FFBFBFBB", "FFFFMBBBBT"),
-        (2, "FBFBFBFB", "FBFBFBFBT"),
-    ],
+    [(0, "FFFBFBBB", "FFFFMBBBBT"), (1, "FFBFBFBB", "FFFFMBBBBT"), (2, "FBFBFBFB", "FBFBFBFBT")],
 )
-def test_the_orders_are_those_drawn(k: int, without_gaps: str, with_gaps: str) -> None:
+def test_the_orders_are_those_drawn(k, without_gaps, with_gaps):
     assert "".join(op.value for op in order(k, 3, 4)) == without_gaps
     assert "".join(op.value for op in order(k, 3, 4, Gaps())) == with_gaps
 
 
 @given(BLOCKS, MICRO_BATCHES, st.integers(1, 9), st.integers(1, 9))
-def test_equal_blocks_have_gaps_of_whole_slots(K: int, m: int, forward: int, backward: int) -> None:
+def test_equal_blocks_have_gaps_of_whole_slots(K, m, forward, backward):
     times = timetable([Cost(forward, backward)] * K, 10 * m, m)
     slot = 10 * (forward + backward)
     assert times.period == pytest.approx((m + K - 1) * slot)
@@ -135,7 +129,7 @@ def test_equal_blocks_have_gaps_of_whole_slots(K: int, m: int, forward: int, bac
 
 
 @given(pipelines())
-def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline) -> None:
+def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline):
     costs, m, transfers = pipeline
     simulated = Simulated(costs, 12, m, transfers, [Gaps()] * len(costs))
     period = timetable(costs, 12, m, transfers).period
@@ -143,7 +137,7 @@ def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline) -> None:
 
 
 @given(pipelines(), st.integers(1, 16))
-def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain) -> None:
+def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain):
     costs, m, transfers = pipeline
     samples = 96
     gaps = fit(costs, samples, m, transfers, grain)
@@ -154,7 +148,7 @@ def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain) -
 
 
 @given(pipelines())
-def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline) -> None:
+def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline):
     costs, m, transfers = pipeline
     samples, grain, rounding = 960, 2, 0.05
     times = timetable(costs, samples, m, transfers)
@@ -168,9 +162,7 @@ def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline) -> None:
 
 @given(pipelines(), st.integers(1, 40), st.integers(1, 200))
 @example(([Cost(0.1, 0.1), Cost(5.0, 10.0)], 1, []), 16, 5)
-def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(
-    pipeline: tuple[list[Cost], int, list[float]], grain: int, samples: int
-) -> None:
+def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(pipeline, grain, samples):
     costs, m, transfers = pipeline
     gaps = fit(costs, samples, m, transfers, grain)
     assert gaps == fit(list(costs), samples, m, list(transfers), grain)
@@ -180,7 +172,7 @@ def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(
         assert sum(gap) <= 2 * samples
 
 
-def test_a_gap_is_measured_in_the_samples_of_its_own_block() -> None:
+def test_a_gap_is_measured_in_the_samples_of_its_own_block():
     costs = [Cost(1.0, 2.0), Cost(2.0, 4.0)]
     # the second block works 32 x 6 of the pass; the first, 32 x 1 before it and 32 x 2 after it
     assert timetable(costs, 32, 1) == Timetable(288.0, [192.0, 0.0], [0.0, 96.0])
@@ -189,5 +181,5 @@ def test_a_gap_is_measured_in_the_samples_of_its_own_block() -> None:
 
 
 @given(st.lists(st.builds(Gaps, st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=5))
-def test_records_are_needed_for_the_most_local_work_of_a_block(gaps: list[Gaps]) -> None:
+def test_records_are_needed_for_the_most_local_work_of_a_block(gaps):
     assert records_needed(gaps, 16) == ceil(max(map(sum, gaps)) / 16)

@@ -1,7 +1,5 @@
 """What crosses a cut in an exact pass: rounding, filtering, and bytes."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import product
 from typing import get_args
@@ -36,9 +34,7 @@ def values(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) ->
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_zeros_stay_zeros_and_the_receivers_precision_is_that_of_what_arrives(
-    number_format: WireFormat, dtype: torch.dtype
-) -> None:
+def test_zeros_stay_zeros_and_the_receivers_precision_is_that_of_what_arrives(number_format, dtype):
     x = values(0, dtype=dtype)
     x[1] = 0
     x[2, 1] = 0
@@ -56,7 +52,7 @@ def test_zeros_stay_zeros_and_the_receivers_precision_is_that_of_what_arrives(
 
 @given(SEEDS, st.sampled_from([1e-3, 1.0, 1e3]))
 @pytest.mark.parametrize(("number_format", "bits"), [("bfloat16", 8), ("float16", 11)])
-def test_a_short_float_errs_by_half_of_its_last_bit(number_format, bits, seed, scale) -> None:
+def test_a_short_float_errs_by_half_of_its_last_bit(number_format, bits, seed, scale):
     x = values(seed, scale)
     error = (across(Wire(number_format), x) - x).abs()
     smallest = 2.0**-25 if number_format == "float16" else 0.0
@@ -65,7 +61,7 @@ def test_a_short_float_errs_by_half_of_its_last_bit(number_format, bits, seed, s
 
 
 @given(SEEDS, st.sampled_from([1e-20, 1.0, 1e20]))
-def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: float) -> None:
+def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed, scale):
     x = values(seed, scale)
     x[0, 0] *= 1e6
     x[1, 2] *= 1e-6
@@ -76,7 +72,7 @@ def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed: int, scale: fl
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_a_sample_arrives_the_same_whatever_it_travels_with(number_format: WireFormat) -> None:
+def test_a_sample_arrives_the_same_whatever_it_travels_with(number_format):
     for x in (values(5), values(5).flatten(1)):
         together = across(Wire(number_format), x)
         alone = across(Wire(number_format), x[1:2])
@@ -84,7 +80,7 @@ def test_a_sample_arrives_the_same_whatever_it_travels_with(number_format: WireF
 
 
 @pytest.mark.parametrize("factor", [1, 2])
-def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor: int) -> None:
+def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor):
     x = values(2)
     received = across(Wire("float32", factor), x)
     assert torch.equal(received, upsample(pool(x, factor), factor))
@@ -94,7 +90,7 @@ def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor: int) -> 
 
 
 @given(SEEDS, st.sampled_from([1, 2]))
-def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed: int, factor: int) -> None:
+def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed, factor):
     wire, x, y = Wire("float32", factor), values(seed), values(seed + 1)
     torch.testing.assert_close((y * across(wire, x)).sum(), (across(wire, y) * x).sum())
     once = across(wire, x)
@@ -105,7 +101,7 @@ def test_the_way_across_a_filter_is_symmetric_and_a_projection(seed: int, factor
     ("shape", "factor"), [*product(SHAPES, (1, 2)), ((4,), 1), ((1,), 1), ((5, 3), 1)]
 )
 @pytest.mark.parametrize("number_format", FORMATS)
-def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, factor) -> None:
+def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, factor):
     x = torch.randn(7, *shape)
     sent: list[Tensor] = []
     wire = Wire(number_format, factor)
@@ -113,7 +109,7 @@ def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, facto
     assert sum(t.numel() * t.element_size() for t in sent) == 7 * wire.bytes_per_sample(shape)
 
 
-def test_a_tensor_in_channels_last_arrives_in_channels_last() -> None:
+def test_a_tensor_in_channels_last_arrives_in_channels_last():
     x = values(0, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
     for number_format in FORMATS:
         received = across(Wire(number_format), x)
