@@ -7,6 +7,7 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from problems import trained_by_hand
 from torch import nn
 
 from hybrid import models
@@ -80,23 +81,8 @@ def network(norms=True):
 
 
 def by_hand(model, wanted):
-    """Plain PyTorch, nothing of this project's."""
-    model = deepcopy(model).to(memory_format=torch.channels_last).train()
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    sgd = torch.optim.SGD(
-        [{"params": matrices, "weight_decay": 5e-4}, {"params": vectors, "weight_decay": 0.0}],
-        lr=0.1,
-        momentum=0.9,
-        nesterov=True,
-    )
-    for batch in wanted:
-        for group in sgd.param_groups:
-            group["lr"] = batch.learning_rate
-        nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
-        sgd.step()
-        sgd.zero_grad()
-    return model.state_dict()
+    model = deepcopy(model).to(memory_format=torch.channels_last)
+    return trained_by_hand(model, ((b.images(), b.labels(), b.learning_rate) for b in wanted))
 
 
 def off(state, norms=False, wanted=None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,19 +111,29 @@ class Problem:
 
     def plain_loop(self) -> Tensors:
         """All tensors of the network after training it without blocks."""
-        model = self.blocks.model.train()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-        for batch in self.batches:
-            for group in sgd.param_groups:
-                group["lr"] = batch.learning_rate
-            nn.functional.cross_entropy(model(batch.images()), batch.labels()).backward()
-            sgd.step()
-            sgd.zero_grad()
-        return self.tensors()
+        steps = ((b.images(), b.labels(), b.learning_rate) for b in self.batches)
+        return copied(trained_by_hand(self.blocks.model, steps, 0.0))
 
     def tensors(self) -> Tensors:
         """A copy of all tensors of the network."""
         return copied(self.blocks.model.state_dict())
+
+
+def trained_by_hand(
+    model: nn.Module, steps: Iterable[tuple[Tensor, Tensor, float]], decay: float = 5e-4
+) -> Tensors:
+    """Plain PyTorch: nesterov momentum on (images, labels, learning rate); vectors do not decay."""
+    matrices = [p for p in model.train().parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+    for images, labels, rate in steps:
+        for group in sgd.param_groups:
+            group["lr"] = rate
+        nn.functional.cross_entropy(model(images), labels).backward()
+        sgd.step()
+        sgd.zero_grad()
+    return model.state_dict()
 
 
 def make_problem(

@@ -52,11 +52,6 @@ def test_wrong_settings_are_one_line_with_a_remedy(hybrid, tmp_path, flags, part
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", ["--modle x", "--epochs three", "a b"])
-def test_words_that_are_no_options_are_one_line(hybrid, words):
-    assert_one_line(hybrid("train", *words.split()), status=2)
-
-
 def test_an_interrupted_command_says_so(capfd):
     def interrupted():
         raise KeyboardInterrupt

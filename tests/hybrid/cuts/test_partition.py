@@ -62,14 +62,6 @@ def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
         assert bound <= cost.backward < bound + arithmetic
 
 
-def test_blocks_of_explicit_cuts_cost_their_counted_operations():
-    balanced = split(resnet(8), 2, balance="operations")
-    cut = split(resnet(8), cuts=balanced.cuts)
-    assert cut.costs == []
-    for found, expected in zip(cut.block_costs(), balanced.block_costs(), strict=True):
-        assert found == pytest.approx(expected)
-
-
 PLAIN = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
 
 
@@ -133,20 +125,6 @@ def test_blocks_share_their_tensors_with_the_model_under_its_names():
     whole = model.state_dict()
     assert list(tensors) == list(whole)
     assert all(tensors[name].data_ptr() == whole[name].data_ptr() for name in whole)
-
-
-@pytest.mark.parametrize("balance", ["operations", "measured"])
-def test_measuring_leaves_the_modes_of_the_modules(balance):
-    model = resnet(8).train()
-    model.layer1.eval()
-    modes = [module.training for module in model.modules()]
-    split(model, 2, balance=balance).cut_shapes(torch.randn(4, 1, 8, 8))
-    assert [module.training for module in model.modules()] == modes
-
-
-def test_the_shape_of_one_sample_is_known_at_every_cut():
-    blocks = split(resnet(8), cuts=["layer2.0", "head"])
-    assert blocks.cut_shapes(torch.zeros(1, 1, 8, 8)) == [(16, 8, 8), (64, 2, 2)]
 
 
 def test_images_that_do_not_fit_the_model_are_refused_with_the_block():

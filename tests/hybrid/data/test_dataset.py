@@ -63,13 +63,6 @@ def test_augmentation_can_be_left_out():
     assert not torch.equal(augmented.batch(ids, 0, 0), plain.batch(ids, 0, 0))
 
 
-@pytest.mark.parametrize("limit", [1, 5, 20])
-def test_take_keeps_the_first_samples(limit):
-    taken = make().take(limit)
-    assert torch.equal(taken.images, make().images[:limit])
-    assert (len(taken), taken.shape) == (limit, (3, 7, 5))
-
-
 @pytest.mark.parametrize("limit", [-1, 0, 21])
 def test_take_names_the_limit_and_the_number_of_samples(limit):
     with pytest.raises(ValueError, match=f"limit is {limit} but the data set has 20 samples"):

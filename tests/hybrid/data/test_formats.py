@@ -137,11 +137,6 @@ def test_cifar10_records_hold_a_label_and_the_pixels(tmp_path):
     assert images.is_contiguous()
 
 
-def test_cifar100_records_hold_the_fine_label_second(tmp_path):
-    path = write(tmp_path / "x.bin", binary([[7, 10 * x] for x in LABELS]))
-    assert read_cifar_binary([path], 2)[1].tolist() == [30, 0, 90, 10]
-
-
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("encode", [str, str.encode])
 @pytest.mark.parametrize("name", ["labels", "fine_labels"])

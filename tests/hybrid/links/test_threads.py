@@ -8,25 +8,6 @@ import torch
 from hybrid.links import AgreedError, run_threads, run_virtual
 
 
-def test_neighbours_get_each_others_tensors_in_the_order_sent():
-    def program(links):
-        not_first, not_last, got = links.rank > 0, links.rank < links.size - 1, []
-        for i in range(5):
-            if not_last:
-                links.to_next(torch.tensor([links.rank, i]))
-            if not_first:
-                links.to_previous(torch.tensor([links.rank, -i]))
-        for _ in range(5):
-            got += [links.from_previous().tolist()] if not_first else []
-            got += [links.from_next().tolist()] if not_last else []
-        return got
-
-    first, middle, last = run_threads(3, program)
-    assert first == [[1, -i] for i in range(5)]
-    assert middle == [x for i in range(5) for x in ([0, i], [2, -i])]
-    assert last == [[1, i] for i in range(5)]
-
-
 def test_a_tensor_arrives_without_a_copy_and_keeps_its_strides():
     sent = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
 
@@ -36,24 +17,6 @@ def test_a_tensor_arrives_without_a_copy_and_keeps_its_strides():
     arrived = run_threads(2, program)[1]
     assert arrived.data_ptr() == sent.data_ptr()
     assert arrived.stride() == sent.stride()
-
-
-def test_bytes_are_counted_by_direction():
-    def program(links):
-        if links.rank == 0:
-            links.to_next(torch.zeros(3, 5, dtype=torch.float64))
-            links.to_next(torch.zeros((), dtype=torch.bfloat16))
-            links.from_next()
-        else:
-            links.from_previous()
-            links.from_previous()
-            links.to_previous(torch.zeros(7, dtype=torch.bool))
-        return links.traffic
-
-    up, down = run_threads(2, program)
-    assert up.bytes_sent == {"next": 3 * 5 * 8 + 2, "previous": 0}
-    assert down.bytes_sent == {"next": 0, "previous": 7}
-    assert up.total_bytes == 122
 
 
 @pytest.mark.parametrize("side", ["previous", "everyone"])
@@ -73,15 +36,6 @@ def test_waiting_is_counted_on_its_side(side):
     assert late.waiting_seconds[side] > 0.08
     assert late.total_waiting == late.waiting_seconds[side]
     assert early.total_waiting < 0.05
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_gather_gives_everyone_all_values_in_rank_order(size):
-    def program(links):
-        return [links.all_gather((links.rank, turn)) for turn in range(50)]
-
-    expected = [[(rank, turn) for rank in range(size)] for turn in range(50)]
-    assert run_threads(size, program) == [expected] * size
 
 
 @pytest.mark.parametrize("failing", [[], [0], [2], [1, 2]])

@@ -69,19 +69,6 @@ def test_the_units_in_order_equal_the_model_bit_for_bit_and_leave_their_inputs(n
     assert torch.equal(x, model(first))
 
 
-def test_a_resnet_has_stem_blocks_and_head_as_units():
-    found = units(build("resnet18", 10, 3, 32))
-    blocks = [f"layer{layer}.{block}" for layer in range(1, 5) for block in range(2)]
-    assert [unit.name for unit in found] == ["stem", *blocks, "head"]
-    assert list(found[0].parts) == ["conv1", "bn1", "relu", "maxpool"]
-
-
-def test_a_plain_sequential_has_its_leaves_as_units():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2))))
-    assert [unit.name for unit in units(model)] == ["0", "1.0", "1.1.0"]
-    assert names_from_units(model) == list(model.state_dict())
-
-
 def test_a_sequential_with_a_forward_of_its_own_is_one_unit_inside_another():
     class Doubling(nn.Sequential):
         def forward(self, x):
@@ -125,11 +112,6 @@ def tied() -> nn.Sequential:
 def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(model, message):
     with pytest.raises(ValueError, match=message):
         units(model)
-
-
-def test_a_module_without_tensors_may_stand_in_two_places():
-    relu = nn.ReLU()
-    assert len(units(nn.Sequential(nn.Linear(2, 2), relu, nn.Linear(2, 2), relu))) == 4
 
 
 @pytest.mark.parametrize(

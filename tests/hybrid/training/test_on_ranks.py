@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from problems import trained_by_hand
+from torch import Tensor
 from trainings import (
     BATCH,
     Data,
@@ -25,6 +26,7 @@ from hybrid.data.sampling import epoch_order
 from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop, LocalUpdates, Petra
 
 EPOCHS, STEPS = 2, 6
+DECAY = [1 - i / STEPS for i in range(STEPS)]
 FLAGS = (
     *("train", "--epochs", EPOCHS, "--batch-size", BATCH, "--set", "train.threads=1"),
     *("--set", f"data.limit={STEPS * BATCH}", "--set", "checkpoint.keep_last=0"),
@@ -37,32 +39,19 @@ def few() -> Data:
     return digits(STEPS)[0], data.load("digits")[1]
 
 
-def plain_loop(train: data.Dataset) -> dict[str, Tensor]:
-    """Train by hand: BatchNorm, nesterov momentum, weight decay, warm-up, linear decay."""
-    torch.set_num_threads(1)
-    model = network().to(memory_format=torch.channels_last).train()
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    free = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": free, "weight_decay": 0.0}]
-    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-    step = 0
-    for epoch in range(EPOCHS):
-        for ids in epoch_order(0, epoch, len(train)).split(BATCH)[:STEPS]:
-            warm = step < STEPS
-            rate = (step + 1) / STEPS if warm else 1 - (step - STEPS) / STEPS
-            for group in sgd.param_groups:
-                group["lr"] = 0.1 * rate
-            loss = nn.functional.cross_entropy(model(train.batch(ids, 0, epoch)), train.labels[ids])
-            sgd.zero_grad()
-            loss.backward()
-            sgd.step()
-            step += 1
-    return model.state_dict()
-
-
 @pytest.fixture(scope="module")
 def by_hand(few: Data) -> dict[str, Tensor]:
-    return plain_loop(few[0])
+    """With warm-up, then linear decay."""
+    torch.set_num_threads(1)
+    train, _ = few
+
+    def steps():
+        for epoch, rates in enumerate(([i / STEPS for i in range(1, STEPS + 1)], DECAY)):
+            order = epoch_order(0, epoch, len(train)).split(BATCH)
+            for ids, rate in zip(order, rates, strict=True):
+                yield train.batch(ids, 0, epoch), train.labels[ids], 0.1 * rate
+
+    return trained_by_hand(network().to(memory_format=torch.channels_last), steps())
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])

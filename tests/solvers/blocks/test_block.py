@@ -87,16 +87,6 @@ def test_an_own_optimiser_beside_adamw_is_adamw():
     assert not exact.state
 
 
-def test_other_formats_have_no_scale():
-    for precision in (torch.float32, torch.bfloat16):
-        made = block(precision)
-        assert made.loss_scale == 1.0
-        lam = torch.randn(3, 4, requires_grad=True)
-        out = made.forward(lam)
-        made.backward(out, torch.ones_like(out))
-        assert made.input_adjoint(lam) is lam.grad
-
-
 @pytest.mark.parametrize("clip_norm", [0.0, 1e-8])
 def test_the_scale_is_in_the_gradients_until_they_are_used_and_never_in_adjoints(clip_norm):
     made, plain = block(), block(torch.float32)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import NMF
-from torch import Tensor, nn
+from torch import Tensor
 
 from solvers.layers.factorisation import Factorisation
-from solvers.layers.projection import Box, Free, Quantised, Sign, leading, passing_by, projection
+from solvers.layers.projection import Box, Free, Quantised, Sign, passing_by, projection
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 
@@ -85,13 +85,6 @@ def test_a_layer_that_is_passed_by_is_the_identity_and_only_then():
     assert not layer.passed_by
 
 
-def test_only_a_projection_at_the_head_of_a_block_leads_it():
-    sign = Sign()
-    assert leading(nn.Sequential(sign, nn.Linear(2, 2))) is sign
-    assert leading(nn.Sequential(nn.Linear(2, 2), sign)) is None
-    assert leading(nn.Sequential()) is None
-
-
 WRONG = [
     *("", "Sign", "boxes", "sign:1", "none:0", "non-negative:1", "box:a:b", "box:1:2:3"),
     *("box:1:0", "box:1:1", "box:nan:1", "box:0:inf", "box:0:1e400", "box:", "box:0;1"),
@@ -119,16 +112,6 @@ def objective(layer: Factorisation, z: Tensor, codes: Tensor) -> float:
 
 SHAPES = st.sampled_from([(5, 6), (1, 6), (2, 6, 3, 4), (3, 6, 1, 1)])
 SEEDS = st.integers(0, 10_000)
-
-
-def test_pixels_are_explained_each_by_its_own_codes():
-    layer = factorisation(0, 6, 3)
-    z = torch.rand(2, 6, 3, 4, dtype=torch.float64)
-    codes, explained = layer.codes(z), layer.project(z)
-    for n, h, w in [(0, 0, 0), (1, 2, 3), (0, 1, 3)]:
-        pixel = z[n, :, h, w].unsqueeze(0)
-        torch.testing.assert_close(codes[n, :, h, w], layer.codes(pixel)[0])
-        torch.testing.assert_close(explained[n, :, h, w], layer.project(pixel)[0])
 
 
 @given(SHAPES, SEEDS, st.integers(1, 8))

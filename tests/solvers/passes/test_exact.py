@@ -117,17 +117,6 @@ def test_records_are_in_per_sample_scale(messages, close):
         torch.testing.assert_close(p, inner.grad, rtol=close, atol=close * float(inner.grad.max()))
 
 
-def test_the_last_block_counts_right_answers_and_every_step_has_a_loss():
-    problem = make_problem(seed=6, units=2, cuts=[1], batch=4, batches=3)
-    stats = problem.on_every_block(
-        lambda block, links: exact_pass(block, links, micro_batches=2).train(problem.window())
-    )
-    assert [s.samples for s in stats] == [12, 12]
-    assert len(stats[1].per_step_losses()) == 3
-    assert not stats[0].losses
-    assert 0 <= sum(int(c) for c in stats[1].correct) <= 12
-
-
 def distance(found: Tensors, exact: Tensors) -> float:
     """Relative Euclidean distance of two gradients of the whole network."""
     assert found.keys() == exact.keys()
@@ -154,17 +143,6 @@ def test_recomputing_runs_every_block_forward_twice_and_keeps_the_statistics_on(
     assert len(calls) == 2 * 2 * len(norms)
     assert all(norm.track_running_stats for norm in norms)
     assert all(int(norm.num_batches_tracked) == 2 for norm in norms)
-
-
-@pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize(
-    ("messages", "tolerance"), [("bfloat16", 0.02), ("float16", 0.002), ("int8", 0.03)]
-)
-def test_rounded_messages_give_a_gradient_near_the_exact_one(messages, tolerance, m):
-    problem = make_problem(seed=9, units=4, cuts=[1, 2, 4], batch=12, width=6)
-    exact = exact_gradients(problem, micro_batches=m)
-    rounded = exact_gradients(problem, micro_batches=m, messages=messages)
-    assert 0 < distance(rounded, exact) < tolerance
 
 
 @pytest.mark.parametrize("m", [1, 4])

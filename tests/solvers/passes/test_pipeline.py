@@ -119,15 +119,6 @@ def test_the_orders_are_those_drawn(k, without_gaps, with_gaps):
     assert "".join(op.value for op in order(k, 3, 4, Gaps())) == with_gaps
 
 
-@given(BLOCKS, MICRO_BATCHES, st.integers(1, 9), st.integers(1, 9))
-def test_equal_blocks_have_gaps_of_whole_slots(K, m, forward, backward):
-    times = timetable([Cost(forward, backward)] * K, 10 * m, m)
-    slot = 10 * (forward + backward)
-    assert times.period == pytest.approx((m + K - 1) * slot)
-    assert times.middle == pytest.approx([(K - 1 - k) * slot for k in range(K)])
-    assert times.turn == pytest.approx([k * slot for k in range(K)])
-
-
 @given(pipelines())
 def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline):
     costs, m, transfers = pipeline
