@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
+from answers import refusal
 
 import solvers
 from solvers import Backprop, Solver, registry
@@ -38,19 +39,6 @@ def test_names_are_read_without_torch():
     assert done.stdout.split() == [str(len(registry.OWN)), "False"]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("penalti", "unknown solver 'penalti'; did you mean 'penalty'?"),
-        ("q", "unknown solver 'q'; known: backprop, penalty, augmented-lagrangian, "),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_nearest(name, said):
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        registry.solver_class(name)
-    assert str(caught.value).startswith(said)
-
-
 def test_what_the_package_has_not_is_no_attribute():
     with pytest.raises(AttributeError, match="'solvers' has no attribute 'Nope'"):
         _ = solvers.Nope
@@ -61,8 +49,9 @@ def test_another_package_adds_a_method(monkeypatch):
     others(monkeypatch, ("mine", "mine:Mine"))
     assert registry.names() == [*registry.OWN, "mine"]
     assert registry.solver_class("mine") is Mine
-    with pytest.raises(ValueError, match="unknown solver 'minee'; did you mean 'mine'"):
-        registry.solver_class("minee")
+    for name, said in (("minee", "did you mean 'mine'"), ("q", "known: backprop, penalty, augm")):
+        asked = refusal(registry.solver_class, name)
+        assert asked.startswith(f"unknown solver {name!r}; {said}")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +68,4 @@ def test_another_package_adds_a_method(monkeypatch):
 )
 def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said):
     others(monkeypatch, *points)
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        registry.solver_class("x")
-    assert said in str(caught.value)
+    assert said in refusal(registry.solver_class, "x")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from answers import assert_one_line
 from matplotlib.image import imread
 from torch import Tensor, nn
 
@@ -60,15 +61,6 @@ class Page(HTMLParser):
         self.text += data
         if self.tags[-1:] in (["td"], ["th"]):
             self._cells[-1][-1] += data
-
-
-def assert_one_line(answer: tuple[int, str, str], *parts: str) -> None:
-    code, _, err = answer
-    assert code == 1
-    assert err.startswith("hybrid: error: ")
-    assert err.count("\n") == 1
-    assert "details in" not in err
-    assert all(part in err for part in parts)
 
 
 def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):

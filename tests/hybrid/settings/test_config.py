@@ -4,6 +4,7 @@ from dataclasses import fields
 from itertools import pairwise
 
 import pytest
+from answers import refusal
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
@@ -12,13 +13,6 @@ from hybrid.settings.methods import known_settings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import parse_override, to_toml
 from solvers import registry
-
-
-def fault(call, *arguments):
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        call(*arguments)
-    assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
 
 
 def write(path, text):
@@ -74,7 +68,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
-    assert fault(resolve, tree).startswith(said)
+    assert refusal(resolve, tree).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +93,6 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("solver.beta", float("inf"), "must be finite"),
         ("solver.lam_step", float("nan"), "must be 0 or positive"),
         ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
-        ("correction.micro_batches", 0, "at least 1"),
-        ("correction.messages", "int4", "'float32', 'bfloat16', 'float16' or 'int8'"),
         ("correction.filter", 0, "at least 1"),
         ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
@@ -112,7 +104,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
 )
 def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit):
     section, name = key.split(".")
-    said = fault(resolve, {section: {name: value}})
+    said = refusal(resolve, {section: {name: value}})
     assert said.startswith(f"{key} is {value!r}; it must ")
     assert limit in said
 
@@ -123,7 +115,7 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
 def test_a_file_that_is_not_toml_is_named(tmp_path, content):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
-    assert fault(load, path, {}).startswith(f"{path} is not a TOML file: ")
+    assert refusal(load, path, {}).startswith(f"{path} is not a TOML file: ")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +137,7 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
 
 @pytest.mark.parametrize("text", ["", "x", "x=1", "a.b", "a\nb", "beta"])
 def test_an_override_of_another_form_is_answered_with_the_form(text):
-    assert fault(parse_override, text) == f"--set {text!r}: write --set section.key=value"
+    assert refusal(parse_override, text) == f"--set {text!r}: write --set section.key=value"
 
 
 @pytest.mark.parametrize(
@@ -157,13 +149,13 @@ def test_an_override_of_another_form_is_answered_with_the_form(text):
     ],
 )
 def test_an_override_without_its_section_is_answered_with_it(text, meant):
-    said = fault(parse_override, text)
+    said = refusal(parse_override, text)
     assert said == f"--set {text!r}: write --set section.key=value; did you mean {meant}?"
 
 
 @pytest.mark.parametrize("dotted", ["solver.beta", "beta", "train.beta"])
 def test_a_setting_that_other_methods_have_is_answered_with_them_and_the_runs_own(dotted):
-    said = fault(load, None, {"solver.name": "ddg", dotted: 1})
+    said = refusal(load, None, {"solver.name": "ddg", dotted: 1})
     assert said == "solver.beta is a setting of penalty, augmented-lagrangian, auxnet; " + (
         "this run's solver is ddg"
     )
@@ -214,6 +206,6 @@ def test_the_written_file_explains_every_setting():
 def test_a_layer_to_factorise_needs_the_solver_that_trains_it():
     for solver in set(registry.OWN) - {"block-admm"}:
         tree = {"solver": {"name": solver}, "model": {"factorise": "layer3.0:8"}}
-        said = fault(resolve, tree)
+        said = refusal(resolve, tree)
         assert said.startswith("model.factorise is 'layer3.0:8', which solver ")
         assert f"{solver!r} cannot train: choose --solver block-admm" in said

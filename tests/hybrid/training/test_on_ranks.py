@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from answers import output
 from problems import trained_by_hand
 from torch import Tensor
 from trainings import (
@@ -62,8 +63,7 @@ def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_h
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_serial_training_under_mpirun_equals_a_hand_written_loop(ranks, world, tmp_path, by_hand):
     out = tmp_path / "run"
-    status, _, err = world.hybrid(ranks, *FLAGS, "--solver", "backprop", "--out", out)
-    assert status == 0, err
+    output(world.hybrid(ranks, *FLAGS, "--solver", "backprop", "--out", out))
     assert_same(weights(out), by_hand)
 
 
@@ -85,33 +85,30 @@ WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
 def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_path, few):
     solver, flags, settings = WAYS[way]
     out = tmp_path / "run"
-    status, _, err = world.hybrid(2, *FLAGS, "--solver", solver.name, *flags, "--out", out)
-    assert status == 0, err
+    output(world.hybrid(2, *FLAGS, "--solver", solver.name, *flags, "--out", out))
     assert_same(weights(out), fitted(trainer(solver, **settings), few))
 
 
 def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, by_hand):
     out = tmp_path / "run"
-    assert world.hybrid(2, *FLAGS, "--solver", "backprop", "--out", out)[0] == 0
+    output(world.hybrid(2, *FLAGS, "--solver", "backprop", "--out", out))
     for ranks in (3, 1):
         interrupted(out, after=1)
-        status, _, err = world.hybrid(ranks, "train", "--resume", "--out", out)
-        assert status == 0, err
+        output(world.hybrid(ranks, "train", "--resume", "--out", out))
         assert summary(out)["blocks"] == ranks
         assert_same(weights(out), by_hand)
 
 
 def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(world, hybrid, tmp_path):
     whole, threads, ranks = (tmp_path / name for name in ("whole", "threads", "ranks"))
-    assert hybrid(*KEPT, "--blocks", 2, "--out", whole)[0] == 0
+    output(hybrid(*KEPT, "--blocks", 2, "--out", whole))
     shutil.copytree(whole, threads)
     interrupted(threads, after=1)
-    status, _, err = world.hybrid(2, "train", "--resume", "--out", threads)
-    assert status == 0, err
+    output(world.hybrid(2, "train", "--resume", "--out", threads))
     assert digests(threads) == digests(whole)
-    assert world.hybrid(2, *KEPT, "--out", ranks)[0] == 0
+    output(world.hybrid(2, *KEPT, "--out", ranks))
     interrupted(ranks, after=1)
-    assert hybrid("train", "--resume", "--out", ranks)[0] == 0
+    output(hybrid("train", "--resume", "--out", ranks))
     assert digests(ranks) == digests(whole)
 
 
