@@ -10,16 +10,25 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from problems import Fixed, Problem, make_problem, problems, recorded, started
+from problems import (
+    ABOVE,
+    BELOW,
+    Fixed,
+    Problem,
+    buffers,
+    make_problem,
+    problems,
+    recorded,
+    started,
+)
 from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from solvers import AugmentedLagrangian, Batch, Block, BlockADMM, Penalty
+from solvers import AugmentedLagrangian, Batch, BlockADMM, Penalty
 from solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-BELOW, ABOVE = ("target", "kappa_out"), ("lam", "kappa_in")
 # small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep
 CLASSIC = {"local_lr": 0.05, "lam_step": 0.3, "dual_limit": 0}
 LONG = CLASSIC | {"lam_step": 1.5}
@@ -43,11 +52,6 @@ class Snapshot:
     norms: tuple[float, float] | None
     notices: list[str]
     rho: list[float]
-
-
-def buffers(block: Block, mine: Any, samples: int) -> dict[str, Tensor]:
-    names = (() if block.first else ABOVE) + (() if block.last else BELOW)
-    return {name: mine._store.get(name, slice(0, samples)).clone() for name in names}
 
 
 def trained(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Problem, make_problem, recorded
+from problems import Problem, buffers, make_problem, recorded
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
@@ -138,16 +138,12 @@ def admm(**settings: Any) -> BlockADMM:
 @pytest.mark.parametrize("extra", [(), ("3",)], ids=["two-blocks", "three-blocks"])
 def test_both_sides_of_the_cut_agree_on_z_and_u(order, kept, extra):
     problem = factored(units=3, extra=extra)
-    rows = slice(0, problem.samples)
 
     def program(block, links):
         mine = recorded(problem, admm(order=order), block, links, sweeps=2, carried=kept)
-        before = {} if block.first else {"was": mine._store.get("lam", rows).clone()}
+        before = buffers(block, mine, problem.samples)
         mine.train(problem.window(1 if kept else 2))
-        names = ([] if block.first else ["lam", "kappa_in"]) + (
-            [] if block.last else ["target", "kappa_out"]
-        )
-        return before | {name: mine._store.get(name, rows).clone() for name in names}
+        return buffers(block, mine, problem.samples) | {"was": before.get("lam")}
 
     below, above = problem.on_every_block(program)[:2]
     assert torch.equal(below["target"], above["lam"])

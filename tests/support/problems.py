@@ -187,6 +187,16 @@ def started(problem: Problem, solver: Solver, block: Block, links: RankLinks) ->
     return program
 
 
+BELOW, ABOVE = ("target", "kappa_out"), ("lam", "kappa_in")
+"""What the two sides of a cut keep of it."""
+
+
+def buffers(block: Block, program: Any, samples: int) -> Tensors:
+    """A copy of what a program keeps of its cuts."""
+    names = (() if block.first else ABOVE) + (() if block.last else BELOW)
+    return {name: program._store.get(name, slice(0, samples)).clone() for name in names}
+
+
 def copied(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 

@@ -32,15 +32,6 @@ def test_balanced_starts_are_the_best_of_all(costs, data):
     assert balanced_starts(costs, blocks) == best
 
 
-@pytest.mark.parametrize("balance", BALANCES)
-@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
-def test_a_split_covers_every_unit_once_and_in_order(balance, blocks):
-    made = split(resnet(), blocks, balance=balance)
-    assert len(made) == blocks
-    assert [unit for k in range(blocks) for unit in made.of(k)] == made.units
-    assert all(made.of(k) for k in range(blocks))
-
-
 def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
     first, second = (nn.Conv2d(*c, 3, padding=1, bias=False) for c in ((2, 3), (3, 2)))
     model = nn.Sequential(first, nn.ReLU(), second)

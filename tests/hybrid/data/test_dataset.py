@@ -56,13 +56,6 @@ def test_a_batch_is_made_of_the_batches_of_its_samples(chosen, epoch, augment):
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_augmentation_can_be_left_out():
-    plain, augmented = make(), make(augmentation=Augmentation(pad=2, flip=True))
-    ids = torch.arange(20)
-    assert torch.equal(augmented.batch(ids, 0, 0, augment=False), plain.batch(ids, 0, 0))
-    assert not torch.equal(augmented.batch(ids, 0, 0), plain.batch(ids, 0, 0))
-
-
 @pytest.mark.parametrize("limit", [-1, 0, 21])
 def test_take_names_the_limit_and_the_number_of_samples(limit):
     with pytest.raises(ValueError, match=f"limit is {limit} but the data set has 20 samples"):

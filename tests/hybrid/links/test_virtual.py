@@ -1,7 +1,7 @@
 """Virtual links: clocks that add up."""
 
 from collections.abc import Callable
-from time import perf_counter, sleep, thread_time
+from time import perf_counter, thread_time
 from typing import Any
 
 import pytest
@@ -99,20 +99,6 @@ def test_a_gather_sets_every_clock_to_the_latest_and_a_tree_of_latencies(size, h
         assert everyone == [10 * r for r in range(size)]
         assert now == pytest.approx(end)
         assert waited == pytest.approx(end - 1.0 - rank)
-
-
-def test_only_one_rank_runs_at_a_time():
-    running: list[int] = []
-
-    def program(links):
-        for _ in range(3):
-            running.append(links.rank)
-            sleep(0.005)
-            assert running[-1] == links.rank
-            links.all_gather(None)
-
-    run_virtual(3, program)
-    assert len(running) == 9
 
 
 def test_the_clock_counts_what_a_rank_computes_and_not_what_others_do():

@@ -15,7 +15,7 @@ from hybrid.data import Dataset
 from hybrid.report import factors, write
 from hybrid.report.curves import curves
 from hybrid.report.factors import responses
-from hybrid.report.pictures import section, strip
+from hybrid.report.pictures import section
 from hybrid.report.records import Line, read
 from hybrid.report.run import factor_sections
 from hybrid.report.tables import amount
@@ -246,14 +246,3 @@ def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown
     found = responses(model, "1", layer, _images([0, 1, 1, 1]))
     assert ([factor.number for factor in found.factors], found.left_out) == ([0], 1)
     assert "1 more factors respond" in "".join(section(found))
-
-
-def test_a_strip_has_the_images_above_their_code_maps():
-    model, layer = _factorised()
-    second = responses(model, "1", layer, _images([0, 1, 2, 1])).factors[1]
-    pixels = imread(BytesIO(strip(second)))
-    assert pixels.shape[:2] == (72 * 2 + 3, 72 * 2 + 3)
-    red, blue = pixels[..., 0], pixels[..., 2]
-    assert (red[:72] == blue[:72]).all()
-    assert red[75 + 9, 63] - blue[75 + 9, 63] > 0.5
-    assert red[-9, 9] == blue[-9, 9]

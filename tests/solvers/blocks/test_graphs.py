@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from problems import make_problem, recorded
-from torch import nn
+from torch import Tensor, nn
 
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
 from solvers.blocks.graphs import WARM_UP, StepGraphs, Values
@@ -74,29 +74,26 @@ def test_a_run_with_graphs_has_the_bits_of_one_without(name):
         assert all(torch.equal(mine[key], plain[key]) for key in plain)
 
 
+def summed(weight: Tensor, x: Tensor) -> Values:
+    loss = (weight * x).sum()
+    loss.backward()
+    return loss.detach(), None
+
+
 def test_each_set_of_shapes_is_captured_once_after_its_warm_up():
     weight = nn.Parameter(torch.ones(3))
     capture = Repeat([weight])
     graphs = StepGraphs([weight], capture)
-
-    def compute(x):
-        loss = (weight * x).sum()
-        loss.backward()
-        return (loss.detach(), None)
-
     for number in range(WARM_UP + 4):
         for size in (3, 1):
-            x = torch.full((size,), float(number))
             weight.grad = None
-            loss, nothing = graphs("sum", compute, x)
-            assert loss is not None
-            assert float(loss) == 3.0 * number
-            assert nothing is None
-            assert weight.grad is not None
+            x = torch.full((size,), float(number))
+            loss, nothing = graphs("sum", lambda x: summed(weight, x), x)
+            assert (float(loss), nothing) == (3.0 * number, None)
             assert weight.grad.tolist() == [float(number)] * 3
     assert graphs.count == 2
     assert capture.replays == 2 * 4
-    graphs("another kind", compute, torch.ones(3))
+    graphs("another kind", lambda x: summed(weight, x), torch.ones(3))
     assert graphs.count == 2
 
 
@@ -122,14 +119,7 @@ def test_blocks_of_one_process_capture_at_the_same_time():
             graphs = StepGraphs([weight])
             for number in range(20):
                 x = torch.full((64, 64), float(number), device="cuda")
-
-                def compute(x):
-                    loss = (weight * x).sum()
-                    loss.backward()
-                    return (loss.detach(),)
-
-                (loss,) = graphs("sum", compute, x)
-                assert loss is not None
+                (loss,) = graphs("sum", lambda x: summed(weight, x)[:1], x)
                 assert float(loss) == (1.0 + seed) * number * 64 * 64
                 weight.grad = None
             return graphs.count == 1
