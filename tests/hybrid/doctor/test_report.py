@@ -1,10 +1,14 @@
-"""The doctor's report."""
+"""The doctor's report, and the page on clusters, which belong together."""
 
+import ast
 import builtins
+import re
+from pathlib import Path
 
 import pytest
 
 from hybrid import doctor
+from hybrid.doctor import versions
 
 
 def lines() -> str:
@@ -56,3 +60,27 @@ def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli):
     assert done.returncode == 0, done.stderr
     assert "2 started, 2 in MPI" in done.stdout
     assert done.stdout.count("thread(s)") == 2
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def subjects() -> set[str]:
+    """The first words of every `Finding(...)` in the doctor's code."""
+    found = set(versions.installed())
+    for file in (ROOT / "hybrid" / "doctor").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            call = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+            if call and isinstance(node.args[0], ast.Constant):
+                found.add(node.args[0].value)
+            if isinstance(node, ast.Tuple) and file.name == "storage.py" and len(node.elts) == 3:
+                first = node.elts[0]
+                found |= {first.value} if isinstance(first, ast.Constant) else set()
+    return found - {"doctor"}
+
+
+def test_every_line_of_the_doctor_stands_at_its_point_of_the_page():
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    places = re.findall(r"\(doctor[:,]([^)]*)\)", page)
+    named = {name for place in places for name in re.findall(r"`([^`]+)`", place)} - {"name"}
+    assert named == subjects()

@@ -41,16 +41,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
         ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
-        (
-            {"x": {"batch_size": 1}},
-            "unknown setting 'x.batch_size'; did you mean 'train.batch_size",
-        ),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
-        (
-            {"solver": {"name": "backprop", "beta": 1}},
-            "solver.beta is a setting of penalty, augmented-lagrangian, auxnet; this run's solver "
-            "is backprop",
-        ),
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
             "solver.micro_batches is a setting of backprop; this run's solver is penalty; "
