@@ -162,6 +162,13 @@ def make_problem(
     return Problem(blocks, [Batch(i, 0.1, source) for i in ids])
 
 
+def without_batch_norm(problem: Problem) -> Problem:
+    for module in problem.blocks.model.modules():
+        if hasattr(module, "bn"):
+            module.bn = nn.Identity()
+    return problem
+
+
 def exact_pass(block: Block, links: RankLinks, **settings: Any) -> ExactPass:
     return ExactPass(PassSettings(**settings), block, links, Setup())
 

@@ -4,20 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+from answers import assert_one_line, output
 from world import World
 
 
 @pytest.fixture(scope="module")
 def report(world: World, tmp_path_factory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("bench") / "report"
-    status, said, err = world.hybrid(
+    answer = world.hybrid(
         *(2, "bench", "--model", "resnet8", "--data", "digits"),
         *("--micro-batches", "2", "--rows", "1F1B,backprop,Augmented", "--turns", "2"),
         *("--steps", "1", "--batch-size", "32", "--set", "data.limit=96"),
         *("--to-accuracy", "0.05", "--epochs", "2,1", "--seeds", "2", "--out", out),
     )
-    assert status == 0, err
-    return out, said
+    return out, output(answer)
 
 
 NAMES = [
@@ -73,18 +73,8 @@ def test_the_report_is_printed_once_written_and_drawn(report):
     ],
 )
 def test_wrong_use_gets_one_line(world, arguments, reason):
-    status, _, err = world.hybrid(2, "bench", "--model", "resnet8", *arguments)
-    assert status != 0
-    said = [line for line in err.splitlines() if line.startswith("hybrid: error")]
-    assert len(said) == 1
-    assert reason in said[0]
+    assert_one_line(world.hybrid(2, "bench", "--model", "resnet8", *arguments), reason)
 
 
-def test_without_ranks_it_says_how_to_start():
-    from typer.testing import CliRunner
-
-    from hybrid.cli.app import app
-
-    outcome = CliRunner().invoke(app, ["bench"])
-    assert outcome.exit_code != 0
-    assert "mpirun -n 2 hybrid bench" in str(outcome.exception)
+def test_without_ranks_it_says_how_to_start(hybrid):
+    assert_one_line(hybrid("bench"), "mpirun -n 2 hybrid bench")

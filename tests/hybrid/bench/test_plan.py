@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from answers import output
 
 from hybrid.bench import plan
 from hybrid.bench.recipes import Recipe
-from hybrid.cli.app import app
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.models import build as build_model
@@ -114,24 +113,22 @@ def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
     ("solver", "rows"),
     [("augmented-lagrangian", ["gaps filled", "window 4"]), ("auxnet", ["window 4"])],
 )
-def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(solver, rows):
+def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid, solver, rows):
     words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
-    outcome = CliRunner().invoke(app, [*words.split(), "--set", f"solver.name={solver}"])
-    assert outcome.exit_code == 0, outcome.exception
-    found = [line.split("|")[2].strip() for line in outcome.stdout.splitlines() if "|" in line]
+    said = output(hybrid(*words.split(), "--set", f"solver.name={solver}"))
+    found = [line.split("|")[2].strip() for line in said.splitlines() if "|" in line]
     assert [name for name in found if solver in name] == [f"{solver}, m=2, {row}" for row in rows]
-    assert "| 1 | plain loop |" in outcome.stdout
-    assert "mpirun -n 2 hybrid train --model resnet8" in outcome.stdout
+    assert "| 1 | plain loop |" in said
+    assert "mpirun -n 2 hybrid train --model resnet8" in said
 
 
-def test_the_advice_is_a_command_that_runs(tmp_path):
+def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     made = planner()
     found = made.predictions([2], [2], lambda text: None)
     words = plan.advice(found, made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
-    outcome = CliRunner().invoke(app, [*words[1:], *extra, "--set", "data.limit=256"])
     assert words[0] == "hybrid"
-    assert outcome.exit_code == 0, outcome.exception
+    output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))
     assert json.loads((tmp_path / "summary.json").read_text())["blocks"] == 2
 
 
@@ -140,12 +137,9 @@ def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
     made = planner(**{"data.name": "synthetic", "data.limit": 512})
     blocks = split(made.model, 2, balance="operations")
     predicted = made.predict(blocks, piped(), steps=4).images_per_second
-    status, _, err = world.hybrid(
-        *(2, "train", "--data", "synthetic", "--solver", "backprop", "--epochs", "1"),
-        *("--set", "solver.micro_batches=4", "--batch-size", "64", "--set", "train.threads=1"),
-        *("--set", "data.limit=512", "--out", tmp_path / "run"),
-    )
-    assert status == 0, err
+    words = "train --data synthetic --solver backprop --epochs 1 --set solver.micro_batches=4"
+    words += " --batch-size 64 --set train.threads=1 --set data.limit=512 --out"
+    output(world.hybrid(2, *words.split(), tmp_path / "run"))
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     # others may use this machine now: docs/benchmarks has the agreement on a quiet one
     assert 0.4 < predicted / summary["images_per_second"] < 4

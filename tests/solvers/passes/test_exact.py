@@ -6,7 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, assert_same, exact_pass, gradients, make_problem, problems
+from problems import (
+    Problem,
+    assert_same,
+    exact_pass,
+    gradients,
+    make_problem,
+    problems,
+    without_batch_norm,
+)
 from torch import nn
 
 from solvers import PhaseStats, Record
@@ -53,13 +61,6 @@ def observed(problem: Problem, **given_: Any) -> list[list[Record]]:
         return kept.records
 
     return problem.on_every_block(program)
-
-
-def without_batch_norm(problem: Problem) -> Problem:
-    for module in problem.blocks.model.modules():
-        if hasattr(module, "bn"):
-            module.bn = nn.Identity()
-    return problem
 
 
 @given(problems(min_blocks=1))
