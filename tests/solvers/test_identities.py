@@ -71,20 +71,6 @@ def test_identity_1_adjoint_multipliers_give_every_block_the_exact_gradient(prob
         torch.testing.assert_close(local[name], exact, **CLOSE)
 
 
-@given(problems(), BETA)
-def test_zero_multipliers_leave_all_but_the_last_block_without_a_gradient(problem, beta):
-    solver = AugmentedLagrangian(beta=beta, multiplier_start="zero")
-    local = local_gradients(problem, solver)
-    last = {
-        f"{unit.name}.{n}"
-        for unit in problem.blocks.of(len(problem.blocks) - 1)
-        for m in unit.parts.values()
-        for n, _ in m.named_parameters()
-    }
-    assert all(not local[name].any() for name in local if name not in last)
-    assert any(local[name].any() for name in last)
-
-
 @given(problems(), BETA, st.floats(0.05, 1.0) | st.just(1.0))
 def test_identity_2_the_exact_signal_climbs_one_block_a_sweep_and_is_damped_by_lam_step(
     problem, beta, lam_step

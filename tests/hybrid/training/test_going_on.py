@@ -2,14 +2,12 @@
 
 import json
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 import torch
 from torch import nn
 
 from hybrid import Trainer, data, split
-from hybrid.folder import checkpoint
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
 from solvers import AuxNet, Backprop, Penalty
@@ -55,21 +53,6 @@ def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
     once = serial_spans()
     trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
     assert serial_spans() == 2 * once
-
-
-def test_a_checkpoint_is_whole_before_the_next_report(tmp_path, digits, monkeypatch):
-    seen = []
-
-    def slow(self, steps):
-        limit = monotonic() + 10
-        while not (found := checkpoint.complete(tmp_path / "run" / "checkpoints")):
-            assert monotonic() < limit
-            sleep(0.01)
-        seen.append(len(found))
-
-    monkeypatch.setattr("hybrid.training.run.Run._tick", slow)
-    trainer(tmp_path / "run").fit(*digits)
-    assert seen
 
 
 def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(tmp_path, digits):
