@@ -26,23 +26,6 @@ def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float =
     return problem.on_every_block(program, momentum)
 
 
-class Adam:
-    """Kingma and Ba, arXiv 1412.6980, algorithm 1."""
-
-    def __init__(self, parameters: list[Tensor], rate: float) -> None:
-        self.parameters, self.rate, self.t = parameters, rate, 0
-        self.m = [torch.zeros_like(p) for p in parameters]
-        self.v = [torch.zeros_like(p) for p in parameters]
-
-    def step(self, gradients: tuple[Tensor, ...]) -> None:
-        self.t += 1
-        for i, (p, g) in enumerate(zip(self.parameters, gradients, strict=True)):
-            self.m[i] = 0.9 * self.m[i] + 0.1 * g
-            self.v[i] = 0.999 * self.v[i] + 0.001 * g**2
-            m, v = self.m[i] / (1 - 0.9**self.t), self.v[i] / (1 - 0.999**self.t)
-            p.data -= self.rate * m / (v.sqrt() + 1e-8)
-
-
 class Simulation:
     """All blocks in one place, stepped by the equations; gradients are of scalar losses."""
 
@@ -52,7 +35,8 @@ class Simulation:
         self.f = [deepcopy(problem.blocks.module(k)).train() for k in range(K)]
         size = (1, 6, 6), (3, 6, 6), solver.width, solver.depth
         self.a = [None, *(auxiliary_network(*size, seed=k).double() for k in range(1, K))]
-        self.adam = [None, *(Adam(list(a.parameters()), solver.aux_lr) for a in self.a[1:])]
+        adam = torch.optim.Adam
+        self.adam = [None, *(adam(a.parameters(), solver.aux_lr) for a in self.a[1:])]
         self.squares = torch.zeros(K, 2)
 
     def visit(self, images: Tensor, labels: Tensor, rate: float) -> None:
@@ -80,7 +64,9 @@ class Simulation:
         beta = self.solver.beta
         wanted = x - self.solver.lam_step / (2 * beta) * p_in
         loss = 0.5 * (generated - wanted).square().sum() / len(x)
-        self.adam[k].step(torch.autograd.grad(loss, list(self.a[k].parameters())))
+        self.adam[k].zero_grad()
+        loss.backward()
+        self.adam[k].step()
         r, s = generated.detach() - x, 2 * beta * (generated.detach() - wanted)
         self.squares[k] += torch.stack((r.square().sum(), s.square().sum()))
 
@@ -110,9 +96,9 @@ def test_its_iterates_are_those_of_its_equations(K, sweeps):
             continue
         for name, value in simulation.a[k].state_dict().items():
             torch.testing.assert_close(state[f"weights.{name}"], value, **close)
-        for i, (m, v) in enumerate(zip(simulation.adam[k].m, simulation.adam[k].v, strict=True)):
-            torch.testing.assert_close(state[f"adam.{i}.exp_avg"], m, **close)
-            torch.testing.assert_close(state[f"adam.{i}.exp_avg_sq"], v, **close)
+        for i, moments in enumerate(simulation.adam[k].state.values()):
+            for name in ("exp_avg", "exp_avg_sq"):
+                torch.testing.assert_close(state[f"adam.{i}.{name}"], moments[name], **close)
         assert norms == pytest.approx(simulation.squares[k].sqrt().tolist(), rel=1e-6)
 
 
@@ -147,9 +133,7 @@ def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up():
     [
         ((1, 8, 8), (16, 8, 8)),
         ((1, 8, 8), (64, 1, 1)),
-        ((3, 32, 32), (32, 16, 16)),
         ((3, 32, 32), (8, 5, 5)),
-        ((3, 28, 28), (4, 7, 7)),
         ((2, 12, 8), (4, 6, 4)),
         ((1, 4, 4), (2, 8, 8)),
         ((3, 32, 32), (64,)),

@@ -54,6 +54,15 @@ def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
 
 
 PLAIN = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+BODY = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
+USERS = nn.Sequential(OrderedDict(stem=nn.Linear(3, 4), body=BODY, head=nn.Linear(4, 2)))
+CUTS = {
+    "body.2": r"^no unit 'body.2' among the 5 units \(stem, .*\); did you mean 'body.0'\?",
+    "q": r"^no unit 'q' among the 5 units \(stem, body.0, .*; see the list",
+    "stem": r"^a cut before 'stem', the first unit, would leave block 0 empty",
+    "head body.0": r"cuts \['head', 'body.0'\] are not in the model's order: stem, body.0",
+    "head head": r"cuts \['head', 'head'\] are not in the model's order",
+}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,7 @@ PLAIN = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
         (resnet(), None, {}, "needs a number of blocks, or cuts"),
         (resnet(), 2, {"balance": "fair"}, "balance is 'fair'; choose one of operations, measured"),
         (PLAIN, 2, {}, r"^costs need sample=.*or give cuts=, or balance='even'"),
+        *((USERS, None, {"cuts": cuts.split()}, said) for cuts, said in CUTS.items()),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(model, blocks, settings, message):
@@ -70,38 +80,14 @@ def test_a_split_that_cannot_be_is_refused(model, blocks, settings, message):
         split(model, blocks, **settings)
 
 
-def users_model():
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
-    return nn.Sequential(OrderedDict(stem=nn.Linear(3, 4), body=body, head=nn.Linear(4, 2)))
-
-
 def test_a_users_model_is_cut_before_the_units_they_name():
-    blocks = split(users_model(), cuts=["body.1.0", "head"])
+    blocks = split(USERS, cuts=["body.1.0", "head"])
     assert [[unit.name for unit in blocks.of(k)] for k in range(3)] == [
         ["stem", "body.0"],
         ["body.1.0", "body.1.1"],
         ["head"],
     ]
     assert blocks.cuts == ["body.1.0", "head"]
-
-
-@pytest.mark.parametrize(
-    ("cuts", "said"),
-    [
-        (["body.2"], r"^no unit 'body.2' among the 5 units \(stem, .*\); did you mean 'body.0'\?"),
-        (["q"], r"^no unit 'q' among the 5 units \(stem, body.0, .*; see the list"),
-        (["stem"], r"^a cut before 'stem', the first unit, would leave block 0 empty"),
-        (
-            ["head", "body.0"],
-            r"cuts \['head', 'body.0'\] are not in the model's order: stem, body.0",
-        ),
-        (["head", "head"], r"cuts \['head', 'head'\] are not in the model's order"),
-    ],
-)
-def test_cuts_that_cannot_be_are_refused_with_the_names_there_are(cuts, said):
-    with pytest.raises(ValueError, match=said):
-        split(users_model(), cuts=cuts)
 
 
 def test_blocks_share_their_tensors_with_the_model_under_its_names():

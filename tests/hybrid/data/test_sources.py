@@ -105,9 +105,7 @@ def test_a_complete_layout_is_preferred_to_an_incomplete_one(tmp_path):
     ("name", "file"),
     [
         ("cifar10", "cifar-10-batches-bin/data_batch_4.bin"),
-        ("cifar100", "cifar-100-binary/test.bin"),
         ("mnist", "mnist/t10k-labels-idx1-ubyte"),
-        ("fashion-mnist", "fashion-mnist/train-images-idx3-ubyte"),
     ],
 )
 def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path, name, file):

@@ -11,6 +11,15 @@ from torch import nn
 from hybrid.models import Chain, build, units
 
 SMALL = ["resnet8", "preact-resnet8", "wrn-10-2", "resnet18", "resnet50"]
+NAMES = [
+    *SMALL,
+    "resnet34",
+    "cifar-resnet14",
+    "resnet20",
+    "preact-resnet20",
+    "wrn-16-1",
+    "wrn-22-4",
+]
 
 
 def names_from_units(model: nn.Sequential) -> list[str]:
@@ -22,19 +31,8 @@ def names_from_units(model: nn.Sequential) -> list[str]:
     ]
 
 
-cifar_names = st.builds(
-    "{}{}".format,
-    st.sampled_from(["resnet", "cifar-resnet", "preact-resnet"]),
-    st.integers(1, 3).map(lambda n: 6 * n + 2),
-).filter(lambda name: name != "resnet50")
-wide_names = st.builds(
-    "wrn-{}-{}".format, st.integers(1, 3).map(lambda n: 6 * n + 4), st.integers(1, 4)
-)
-imagenet_names = st.sampled_from(["resnet18", "resnet34", "resnet50"])
-
-
 @given(
-    name=cifar_names | wide_names | imagenet_names,
+    name=st.sampled_from(NAMES),
     classes=st.integers(2, 200),
     channels=st.integers(1, 5),
     image_size=st.integers(4, 256),

@@ -213,6 +213,11 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
     )
 
 
+def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(few, tmp_path):
+    trainer(AuxNet(), tmp_path / "run", window=1, train={"report_every": 1}, **ALONE).fit(*few)
+    assert spans(tmp_path / "run") == {"forward": 2, "parallel": 2 * BATCHES}
+
+
 def test_only_phases_that_trained_are_reported(few, tmp_path):
     settings = {"epochs": 1, "report_every": 1}
     trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)

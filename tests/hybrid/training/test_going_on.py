@@ -10,7 +10,7 @@ from torch import nn
 from hybrid import Trainer, data, split
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
-from solvers import AuxNet, Backprop, Penalty
+from solvers import Backprop, Penalty
 
 
 def trainer(out: Path, **given) -> Trainer:
@@ -53,26 +53,6 @@ def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
     once = serial_spans()
     trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
     assert serial_spans() == 2 * once
-
-
-def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(tmp_path, digits):
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(256, 10)
-    )
-    alone = Trainer(
-        split(model, cuts=["2"]),
-        AuxNet(),
-        window=1,
-        correct_every=0,
-        train=TrainSettings(batch_size=16, epochs=2, threads=1, report_every=1),
-        out=tmp_path / "run",
-        quiet=True,
-    )
-    alone.fit(*digits)
-    spans = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
-    assert [span["name"] for span in spans if span["pid"] == 0].count("forward") == 2
-    assert model[1].num_batches_tracked == 2
 
 
 def test_a_diverging_sub_problem_is_answered_with_its_own_clipping(tmp_path, digits):
