@@ -97,20 +97,13 @@ def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_onc
         torch.testing.assert_close(local[name], exact[name], **CLOSE)
 
 
-def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta():
+def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta_and_no_other():
     problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
-    beta = 10.0
-    solver = Penalty(beta=beta, lam_step=0.2, lam_start="feasible")
-    ranks = settled(problem, solver, sweeps=500)
-    for before, after in pairwise(ranks):
+    biased = Penalty(beta=10.0, lam_step=0.2, lam_start="feasible")
+    free = AugmentedLagrangian(beta=10.0, lam_step=0.2, multiplier_start="zero")
+    for before, after in pairwise(settled(problem, biased, sweeps=500)):
         residual = after["lam"] - before["x"]
         assert residual.norm() > 1e-4
-        torch.testing.assert_close(residual, -after["p_in"] / (2 * beta), **CLOSE)
-
-
-def test_the_augmented_lagrangian_removes_that_bias():
-    problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
-    solver = AugmentedLagrangian(beta=10.0, lam_step=0.2, multiplier_start="zero")
-    ranks = settled(problem, solver, sweeps=500)
-    for before, after in pairwise(ranks):
+        torch.testing.assert_close(residual, -after["p_in"] / (2 * 10.0), **CLOSE)
+    for before, after in pairwise(settled(problem, free, sweeps=500)):
         torch.testing.assert_close(after["lam"], before["x"], **CLOSE)

@@ -109,14 +109,17 @@ def assert_gradients_of_back_propagation(cut: Blocks) -> None:
         torch.testing.assert_close(delayed[k], found[k], rtol=1e-7, atol=1e-9)
 
 
-def test_gradients_are_averaged_over_the_mini_batches_of_a_step():
+def test_gradients_are_averaged_over_a_step_and_statistics_move_once_a_mini_batch():
     steps = [0, 0]
 
     def count(block):
         steps[block.index] += 1
 
-    trained(problem(revnet(["layer2.0"]), 8), Petra(accumulate=3), count)
+    made = problem(revnet(["layer2.0"]), 8)
+    trained(made, Petra(accumulate=3), count)
     assert steps == [3, 3]  # 3 + 3 and, at the drain, 2
+    norms = [m for m in made.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {int(norm.num_batches_tracked) for norm in norms} == {8}
 
     one, four = problem(revnet(1), 1), problem(revnet(1), 1)
     four.batches *= 4
@@ -129,13 +132,6 @@ def test_gradients_are_averaged_over_the_mini_batches_of_a_step():
 def test_compiled_blocks_are_refused():
     with pytest.raises(ValueError, match=r"train\.compile is true, but 'petra' goes"):
         Petra().check(Setup(compiled=True))
-
-
-def test_running_statistics_move_once_a_mini_batch():
-    made = problem(revnet(["layer1.1", "layer2.0"]), 6)
-    trained(made, Petra())
-    norms = [m for m in made.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert {int(norm.num_batches_tracked) for norm in norms} == {6}
 
 
 @pytest.mark.parametrize("depth", [14, 44])

@@ -62,28 +62,29 @@ def test_what_replicas_agree_on_is_what_is_clipped_and_stepped_on(clip_norm):
     assert all(map(torch.equal, mine.module.parameters(), parameters))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(momentum, nesterov):
-    made = block(torch.float32, momentum=0.9, nesterov=nesterov, weight_decay=0.01)
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "given", "momentum", "changed"),
+    [
+        (SGD, {"momentum": 0.9, "nesterov": True}, 0.5, {"momentum": 0.5}),
+        (SGD, {"momentum": 0.9, "nesterov": True}, 0.0, {"momentum": 0.0, "nesterov": False}),
+        (SGD, {"momentum": 0.9}, 0.5, {"momentum": 0.5}),
+        (ADAMW, {"betas": (0.9, 0.999)}, 0.5, {"betas": (0.5, 0.999)}),
+    ],
+)
+def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(
+    optimiser, given, momentum, changed
+):
+    made = block(torch.float32, optimiser, weight_decay=0.01, **given)
     made.own_optimiser(momentum)
     own, exact = made.optimisers["local"], made.optimisers["exact"]
-    assert type(own) is torch.optim.SGD
-    assert own is not exact
-    changed = {"momentum": momentum, "nesterov": nesterov and momentum > 0}
-    assert own.param_groups == [exact.param_groups[0] | changed]
-
-
-def test_an_own_optimiser_beside_adamw_is_adamw():
-    made = block(torch.float32, torch.optim.AdamW, betas=(0.9, 0.999), weight_decay=0.01)
-    made.own_optimiser(0.5)
-    own, exact = made.optimisers["local"], made.optimisers["exact"]
-    assert type(own) is torch.optim.AdamW
-    changed = {"betas": (0.5, 0.999)}
+    assert type(own) is optimiser
     assert own.param_groups == [exact.param_groups[0] | changed]
     made.module(torch.ones(1, 4)).sum().backward()
     made.step("local", 0.1)
-    assert len(own.state) == 2
+    assert len(own.state) == (2 if momentum else 0)
     assert not exact.state
 
 
