@@ -105,6 +105,12 @@ REFUSED = {
         (pickle.dumps({"data": 1}), "no 'labels'"),
         *((pickled()[:keep], "is not a CIFAR batch") for keep in (0, 1, 40, 6000, -1)),
         (b"csys\nexit\n.", "sys.exit, refused"),
+        # an array whose dtype is a text
+        (
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+            b"(K\x01K\x01\x85U\x02u1\x89U\x01xtb.",
+            "no plain dtype",
+        ),
     ],
 }
 

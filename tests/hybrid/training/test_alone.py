@@ -124,8 +124,9 @@ def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path):
         (AugmentedLagrangian(), KEPT),
         (admm(), ALONE | {"sweeps": 2}),
         (AuxNet(), ALONE),
+        (AuxNet(), KEPT),
     ],
-    ids=["kept", "corrected", "lagrangian", "online", "auxnet"],
+    ids=["kept", "corrected", "lagrangian", "online", "auxnet", "auxnet-whole-set"],
 )
 def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path):
     run, settings = tmp_path / "run", {"blocks": 3, "train": {"epochs": 3}, **settings}
