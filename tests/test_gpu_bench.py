@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "docs" / "benchmarks"
 
 
-def program(name: str) -> dict[str, object]:
+def program(name):
     return runpy.run_path(str(PROGRAMS / f"{name}.py"))
 
 

@@ -45,7 +45,7 @@ NAMED = {
 
 
 @cache
-def imports(module: str) -> frozenset[str]:
+def imports(module):
     """The modules of this project that a module imports, within functions and for types, too."""
     found = set()
     for node in ast.walk(ast.parse(FILES[module].read_text())):
@@ -59,7 +59,7 @@ def imports(module: str) -> frozenset[str]:
     return frozenset(found & FILES.keys())
 
 
-def room(module: str) -> str:
+def room(module):
     """The innermost room that a module is in."""
     while module not in ROOMS:
         module = module.rpartition(".")[0]

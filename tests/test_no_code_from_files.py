@@ -23,7 +23,7 @@ CALLS = {
 IMPORTING = {"hybrid/__init__.py", "solvers/__init__.py", "solvers/registry.py"}
 
 
-def faults(tree: ast.AST) -> list[str]:
+def faults(tree):
     """What a source does that could make a file's content run."""
     found = []
     for node in ast.walk(tree):

@@ -6,7 +6,6 @@ SETTINGS_SHARE=1, or `pytest -m slow`; `python -m tests.test_settings_act` count
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -58,11 +57,11 @@ class Mode:
     name: str
     settings: Values
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.solver}, {self.name}"
 
 
-def _modes() -> Iterator[Mode]:
+def _modes():
     yield Mode("backprop", "m = 1", {})
     yield Mode("backprop", "m = 4", {"solver.micro_batches": 4})
     yield Mode("backprop", "steps", {"schedule.name": "step"})
@@ -163,23 +162,23 @@ class Result(NamedTuple):
     cuts: tuple[str, ...]
 
 
-def triples() -> list[tuple[str, Mode]]:
+def triples():
     """Every setting in every mode."""
     return [(setting, mode) for mode in MODES for setting in known_settings(mode.solver)]
 
 
-def tried(setting: str, mode: Mode, share: int) -> bool:
+def tried(setting, mode, share):
     """Whether a triple is of the part of `share`; the same everywhere."""
     return crc32(f"{setting} {mode}".encode()) % share == 0
 
 
-def outcome(setting: str, mode: Mode) -> str:
+def outcome(setting, mode):
     """acts, refused or listed; AssertionError for a triple that is none of them."""
     found = {_outcome(setting, value, mode) for value in others(setting, mode)}
     return "acts" if "acts" in found else min(found)
 
 
-def _outcome(setting: str, value: Any, mode: Mode) -> str:
+def _outcome(setting, value, mode):
     base = trained(mode)
     try:
         result = train(_asked(mode, **{setting: value}), keeps=setting.startswith("checkpoint"))
@@ -197,13 +196,13 @@ def _outcome(setting: str, value: Any, mode: Mode) -> str:
     return "acts"
 
 
-def _refused(what: str, why: str, named: list[str]) -> str:
+def _refused(what, why, named):
     """The reason names the setting, or one of the mode's that it is at odds with."""
     assert any(key.split(".")[1] in why for key in named), f"{what} is refused for {why}"
     return "refused"
 
 
-def _listed(setting: str, value: Any, mode: Mode, result: Result, base: Result) -> str:
+def _listed(setting, value, mode, result, base):
     if setting == "split.balance" and result.cuts == base.cuts:
         return "the cuts come out the same"
     if mode.solver == "backprop" and setting in EXACT:
@@ -223,7 +222,7 @@ def _listed(setting: str, value: Any, mode: Mode, result: Result, base: Result) 
     return LISTED.get(setting, "")
 
 
-def others(setting: str, mode: Mode) -> list[Any]:
+def others(setting, mode):
     """Values of a setting that a mode does not have."""
     current = _settled(mode)[setting]
     if setting == "solver.name":
@@ -236,7 +235,7 @@ def others(setting: str, mode: Mode) -> list[Any]:
     return [value for value in values if value != current]
 
 
-def _generic(setting: str, current: Any, mode: Mode) -> list[Any]:
+def _generic(setting, current, mode):
     section, _, key = setting.partition(".")
     if section in ("solver", "correction"):
         cls: type = registry.solver_class(mode.solver) if section == "solver" else Backprop
@@ -255,12 +254,12 @@ def _generic(setting: str, current: Any, mode: Mode) -> list[Any]:
 
 
 @cache
-def trained(mode: Mode) -> Result:
+def trained(mode):
     """The result of a mode as it is."""
     return train(_asked(mode))
 
 
-def train(asked: Values, keeps: bool = False) -> Result:
+def train(asked, keeps=False):
     """Train a tiny network; ValueError for what is refused."""
     with _stand_ins(), TemporaryDirectory() as folder:
         config = build.read(None, asked, None, False)
@@ -274,7 +273,7 @@ def train(asked: Values, keeps: bool = False) -> Result:
 
 
 @contextmanager
-def _stand_ins() -> Iterator[None]:
+def _stand_ins():
     """Tiny images, a second sampler; no compiler, no GPU, and no time in the costs."""
     with (
         patch.object(data, "load", _load),
@@ -290,7 +289,7 @@ def _stand_ins() -> Iterator[None]:
 _COUNTED: dict[tuple[str, torch.Size, bool], tuple[float, float]] = {}
 
 
-def _operations(module: torch.nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
+def _operations(module, x, with_input):
     key = (repr(module), x.shape, with_input)
     if key not in _COUNTED:
         _COUNTED[key] = costs.operations(module, x, with_input)
@@ -298,11 +297,11 @@ def _operations(module: torch.nn.Module, x: Tensor, with_input: bool) -> tuple[f
 
 
 class Backwards(Uniform):
-    def choose(self, epoch: int, first: int, count: int) -> Tensor:
+    def choose(self, epoch, first, count):
         return super().choose(epoch, first, count).flip(0)
 
 
-def _load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
+def _load(name, directory=None, limit=0):
     generator = torch.Generator().manual_seed(crc32(name.encode()))
     images = torch.randint(0, 256, (48, 1, 4, 4), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 4, (48,), generator=generator)
@@ -310,7 +309,7 @@ def _load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Dat
     return train.take(limit), replace(train, images=images[40:], labels=labels[40:])
 
 
-def _asked(mode: Mode, **more: Any) -> Values:
+def _asked(mode, **more):
     """What a user gives for a mode, and for one more setting."""
     kept = mode.settings
     if "solver.name" in more:
@@ -319,7 +318,7 @@ def _asked(mode: Mode, **more: Any) -> Values:
 
 
 @cache
-def _settled(mode: Mode) -> Values:
+def _settled(mode):
     tree = build.read(None, _asked(mode), None, False).model_dump()
     return {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
 
@@ -337,7 +336,7 @@ def test_every_setting_acts_or_is_refused_without_exception(solver):
     count(pair for pair in triples() if pair[1].solver == solver)
 
 
-def count(pairs: Iterable[tuple[str, Mode]]) -> Counter[str]:
+def count(pairs):
     """How many triples act, are refused or are listed; AssertionError names those that do not."""
     found, faults = Counter[str](), []
     for setting, mode in pairs:

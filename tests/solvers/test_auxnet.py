@@ -2,12 +2,10 @@
 
 import io
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
-from problems import Problem, assert_weights_moved, make_problem
-from torch import Tensor
+from problems import assert_weights_moved, make_problem
 
 from solvers import AuxNet
 from solvers.auxnet import auxiliary_network
@@ -16,7 +14,7 @@ from solvers.state import State
 CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
 
 
-def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float = 0.9) -> list[Any]:
+def trained(problem, solver, sweeps=1, momentum=0.9):
     """Of each rank: its program after a window, and what the phase did."""
 
     def program(block, links):
@@ -29,7 +27,7 @@ def trained(problem: Problem, solver: AuxNet, sweeps: int = 1, momentum: float =
 class Simulation:
     """All blocks in one place, stepped by the equations; gradients are of scalar losses."""
 
-    def __init__(self, problem: Problem, solver: AuxNet) -> None:
+    def __init__(self, problem, solver):
         self.solver = solver
         K = len(problem.blocks)
         self.f = [deepcopy(problem.blocks.module(k)).train() for k in range(K)]
@@ -39,7 +37,7 @@ class Simulation:
         self.adam = [None, *(adam(a.parameters(), solver.aux_lr) for a in self.a[1:])]
         self.squares = torch.zeros(K, 2)
 
-    def visit(self, images: Tensor, labels: Tensor, rate: float) -> None:
+    def visit(self, images, labels, rate):
         beta, K, N = self.solver.beta, len(self.f), len(images)
         generated = [images, *(a(images) for a in self.a[1:])]
         lam = [g.detach().requires_grad_(k > 0) for k, g in enumerate(generated)]
@@ -60,7 +58,7 @@ class Simulation:
             if k:
                 self._regress(k, generated[k], x[k - 1].detach(), N * gradients[-1])
 
-    def _regress(self, k: int, generated: Tensor, x: Tensor, p_in: Tensor) -> None:
+    def _regress(self, k, generated, x, p_in):
         beta = self.solver.beta
         wanted = x - self.solver.lam_step / (2 * beta) * p_in
         loss = 0.5 * (generated - wanted).square().sum() / len(x)

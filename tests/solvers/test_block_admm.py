@@ -1,6 +1,6 @@
 """Block-ADMM: what it computes, where it converges to, and what Z is held to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ from scaled_admm import ScaledADMM
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from solvers import AugmentedLagrangian, Batch, BlockADMM, Penalty
+from solvers import AugmentedLagrangian, Batch, BlockADMM
 from solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -36,7 +36,7 @@ ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -54,12 +54,7 @@ class Snapshot:
     rho: list[float]
 
 
-def trained(
-    problem: Problem,
-    solver: Penalty,
-    windows: int = 3,
-    start: Callable[..., Any] = lambda *rank: recorded(*rank, carried=True),
-) -> list[list[Snapshot]]:
+def trained(problem, solver, windows=3, start=lambda *rank: recorded(*rank, carried=True)):
     """[window][rank] over windows of one sweep each, their Z and U kept."""
 
     def program(block, links):
@@ -76,7 +71,7 @@ def trained(
     return list(zip(*problem.on_every_block(program), strict=True))
 
 
-def scaled(problem: Problem, solver: BlockADMM, **more: Any) -> ScaledADMM:
+def scaled(problem, solver, **more):
     """The same problem and settings for the formulas, with weights of their own."""
     blocks = deepcopy(problem.blocks)
     K = len(blocks)
@@ -94,7 +89,7 @@ def scaled(problem: Problem, solver: BlockADMM, **more: Any) -> ScaledADMM:
     )
 
 
-def assert_follows(ranks: list[Snapshot], reference: ScaledADMM) -> None:
+def assert_follows(ranks, reference):
     """Weights, Z and U, on both sides of every cut, are those of the formulas."""
     for k, rank in enumerate(ranks):
         torch.testing.assert_close(rank.weights, list(reference.blocks[k].parameters()), **CLOSE)
@@ -201,11 +196,11 @@ def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_
 class Sphere(Projection):
     """C = {||z|| = 1 over the channels}."""
 
-    def project(self, z: Tensor) -> Tensor:
+    def project(self, z):
         return z / z.norm(dim=1, keepdim=True)
 
 
-def near(z: Tensor, values: list[float]) -> Tensor:
+def near(z, values):
     return (z.unsqueeze(-1) - torch.tensor(values, dtype=z.dtype)).abs().amin(-1) < 1e-12
 
 
@@ -278,7 +273,7 @@ def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_t
             assert torch.equal(above.buffers["lam"].abs(), torch.ones_like(above.buffers["lam"]))
 
 
-def linear_chain(K: int) -> tuple[Problem, Callable[[Tensor], Tensor]]:
+def linear_chain(K):
     """x -> A_{K-1} ... A_1 W x, W free: its problem, and the ridge regression's objective of W."""
     torch.manual_seed(K)
     parts = [nn.Linear(4, 3, bias=False).double()]

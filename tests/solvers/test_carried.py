@@ -1,7 +1,5 @@
 """Auxiliary variables and multipliers carried over to other cuts of the same network."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from hybrid.cuts.partition import split
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.state import State, Tensors
+from solvers.state import State
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
 SOLVERS = [
@@ -21,11 +19,11 @@ SOLVERS = [
 ]
 
 
-def cut_anew(problem: Problem, cuts: list[int]) -> Problem:
+def cut_anew(problem, cuts):
     return Problem(split(problem.blocks.model, cuts=[str(c) for c in cuts]), problem.batches)
 
 
-def swept(problem: Problem, solver: Penalty) -> dict[str, Tensors]:
+def swept(problem, solver):
     """What is kept at each cut after three sweeps."""
 
     def program(block, links):
@@ -36,9 +34,7 @@ def swept(problem: Problem, solver: Penalty) -> dict[str, Tensors]:
     return dict(zip(problem.blocks.cuts, problem.on_every_block(program)[1:], strict=True))
 
 
-def carried(
-    problem: Problem, solver: Penalty, kept: dict[str, Tensors], exact: bool = False
-) -> list[Any]:
+def carried(problem, solver, kept, exact=False):
     """Programs that have taken back what was kept at the cuts that still are, and begun."""
     named = ["", *problem.blocks.cuts, ""]
 
@@ -53,7 +49,7 @@ def carried(
     return problem.on_every_block(program)
 
 
-def stored(ranks: list[Any], name: str, rank: int) -> Tensor:
+def stored(ranks, name, rank):
     _, mine = ranks[rank]
     found: Tensor = mine._store.get(name, slice(0, mine._store.samples))
     return found

@@ -2,12 +2,11 @@
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from problems import Problem, buffers, make_problem, recorded
-from torch import Tensor, nn
+from problems import buffers, make_problem, recorded
+from torch import nn
 
 from hybrid.cuts.partition import split
 from solvers import BlockADMM
@@ -20,12 +19,12 @@ ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
-def rows_of(z: Tensor) -> Tensor:
+def rows_of(z):
     """(N, C, H, W) -> (N H W, C)."""
     return z.permute(0, 2, 3, 1).reshape(-1, z.shape[1]) if z.dim() == 4 else z
 
 
-def shaped(rows: Tensor, like: Tensor) -> Tensor:
+def shaped(rows, like):
     """(N H W, c) -> (N, c, H, W)."""
     if like.dim() == 2:
         return rows
@@ -36,28 +35,28 @@ def shaped(rows: Tensor, like: Tensor) -> Tensor:
 class Factors:
     """M, S, V and the averages of one cut, stepped by the class docstring's formulas."""
 
-    def __init__(self, M: Tensor, S: Tensor, averages: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, M, S, averages):
         self.M, self.S, (self.cross, self.gram) = M.clone(), S.clone(), averages
         self.V = torch.zeros(len(M), S.shape[1], dtype=S.dtype)
 
     @property
-    def composed(self) -> Tensor:
+    def composed(self):
         return self.M @ self.S
 
-    def update(self, z: Tensor, memory: float = 0.9) -> None:
+    def update(self, z, memory=0.9):
         T, S = (z + self.V).clamp_min(0), self.S
         M = self.M * (T @ S.T) / (self.M @ S @ S.T + EPSILON)
         self.cross = memory * self.cross + (1 - memory) * (M.T @ T) / len(T)
         self.gram = memory * self.gram + (1 - memory) * (M.T @ M) / len(T)
         self.M, self.S = M, S * self.cross / (self.gram @ S + EPSILON)
 
-    def step(self, anchor: Tensor, p_in: Tensor) -> Tensor:
+    def step(self, anchor, p_in):
         z = (RHO * anchor + RHO_M * (self.composed - self.V) - p_in) / (RHO + RHO_M)
         self.V = self.V + z - self.composed
         return z
 
 
-def cut_of(z: Tensor) -> tuple[FactorCut, Store]:
+def cut_of(z):
     torch.manual_seed(0)
     store = Store(len(z), "float32")
     cut = FactorCut(Factorisation(z.shape[1], RANK).double(), store)
@@ -65,7 +64,7 @@ def cut_of(z: Tensor) -> tuple[FactorCut, Store]:
     return cut, store
 
 
-def factors_of(cut: FactorCut, store: Store, rows: slice) -> Factors:
+def factors_of(cut, store, rows):
     state = cut.state()
     averages = state["factors.cross"].clone(), state["factors.gram"].clone()
     return Factors(rows_of(store.get("codes", rows)), cut.layer.dictionary, averages)
@@ -74,7 +73,7 @@ def factors_of(cut: FactorCut, store: Store, rows: slice) -> Factors:
 SHAPES = pytest.mark.parametrize("shape", [(4, 5, 3, 2), (6, 5)], ids=["images", "vectors"])
 
 
-def normal(*shape: int, seed: int = 1) -> Tensor:
+def normal(*shape, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -116,9 +115,7 @@ def test_a_record_starts_with_an_optimal_dictionary_and_no_dual(shape):
     assert not store.get("factor_dual", rows).any()
 
 
-def factored(
-    units: int = 2, cut: int = 1, batches: int = 2, extra: tuple[str, ...] = ()
-) -> Problem:
+def factored(units=2, cut=1, batches=2, extra=()):
     """A problem whose block behind `cut` starts with a factorisation layer."""
     problem = make_problem(seed=3, units=units, cuts=[str(cut)], batch=4, batches=batches)
     torch.manual_seed(0)
@@ -129,7 +126,7 @@ def factored(
     return replace(problem, blocks=split(model, cuts=[str(cut), *extra]))
 
 
-def admm(**settings: Any) -> BlockADMM:
+def admm(**settings):
     return BlockADMM(**({"rho": RHO, "factor_rho": RHO_M} | settings))
 
 

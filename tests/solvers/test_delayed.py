@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from problems import Problem, make_problem
+from problems import make_problem
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from solvers import DDG, FDG, FeaturesReplay
-from solvers.delayed import Delayed
 from solvers.state import Tensors
 
 LR, MOMENTUM = 0.1, 0.9
@@ -17,7 +16,7 @@ METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradien
 class Simulation:
     """All blocks in one process, from the formulas alone: every version of every weight is kept."""
 
-    def __init__(self, problem: Problem, solver: Delayed) -> None:
+    def __init__(self, problem, solver):
         self.problem, self.solver = problem, solver
         self.K = len(problem.blocks)
         self.modules = [problem.blocks.module(k).train() for k in range(self.K)]
@@ -27,7 +26,7 @@ class Simulation:
         self.inputs: list[dict[int, Tensor]] = [{} for _ in range(self.K)]
         self.adjoints: list[dict[int, Tensor]] = [{} for _ in range(self.K + 1)]
 
-    def run(self) -> Tensors:
+    def run(self):
         T = len(self.problem.batches)
         for n in range(T + 2 * self.K):
             if n < T:
@@ -47,7 +46,7 @@ class Simulation:
             for name, tensor in self.w[k][-1].items()
         }
 
-    def stepped(self, k: int, n: int, i: int) -> Tensors:
+    def stepped(self, k, n, i):
         """w_k after its step on mini-batch i at tick n."""
         at = self.w[k][i if isinstance(self.solver, DDG) else -1]
         w = {name: tensor.clone().requires_grad_() for name, tensor in at.items()}

@@ -1,6 +1,5 @@
 """What every method keeps to: what it is alone, what a resume needs, where weights move."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -8,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, assert_same, exact_pass, handed_over, make_problem
-from torch import nn
+from problems import assert_same, exact_pass, handed_over, make_problem
 
 from hybrid.links import run_threads, run_virtual
 from solvers import (
@@ -18,7 +16,6 @@ from solvers import (
     AugmentedLagrangian,
     AuxNet,
     Backprop,
-    Block,
     BlockADMM,
     FeaturesReplay,
     LocalUpdates,
@@ -30,7 +27,6 @@ from solvers import (
 from solvers.base import Recording
 from solvers.passes.bubble import BubbleFill
 from solvers.passes.pipeline import Gaps
-from solvers.state import Tensors
 
 ALONE: dict[str, Solver] = {
     "backprop": Backprop(),
@@ -61,7 +57,7 @@ def test_every_method_is_here():
     assert {solver.name for solver in EVERY.values()} == set(registry.OWN)
 
 
-def problem_for(solver: Solver, cuts: list[int], seed: int = 1) -> Problem:
+def problem_for(solver, cuts, seed=1):
     petra, batches = isinstance(solver, Petra), 3 if solver.alternates else 8
     made = make_problem(seed, 3, cuts, batch=4, batches=batches, reversible=petra)
     # as in training: what a checkpoint gives back is laid out like this
@@ -69,14 +65,7 @@ def problem_for(solver: Solver, cuts: list[int], seed: int = 1) -> Problem:
     return made.single_precision() if "16" in repr(solver) else made
 
 
-def trained(
-    problem: Problem,
-    solver: Solver,
-    at: int = 4,
-    goes_on: str = "",
-    run: Callable[..., list[Any]] = run_threads,
-    prepare: Callable[[Block], None] = lambda block: None,
-) -> Tensors:
+def trained(problem, solver, at=4, goes_on="", run=run_threads, prepare=lambda block: None):
     """The network after two windows; `goes_on`: its state is asked for or moved in between."""
     parts = [problem.window(1, 0, at), problem.window(1, at)]
     windows = [problem.window(3)] * 2 if solver.alternates else parts
@@ -144,22 +133,22 @@ def test_a_block_without_trainable_parameters_takes_part(name, empty):
 class Watching:
     """A strategy that sees whether weights move outside of a step, and in one."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module):
         self.kinds: list[str] = []
         self._keep(module)
 
-    def _keep(self, module: nn.Module) -> None:
+    def _keep(self, module):
         self.weights = [p.detach().clone() for p in module.parameters()]
 
-    def before_step(self, block: Any, kind: str) -> None:
+    def before_step(self, block, kind):
         self.join(block)
         self.kinds.append(kind)
 
-    def after_step(self, block: Any, kind: str) -> None:
+    def after_step(self, block, kind):
         assert self.kinds[-1] == kind
         self._keep(block.module)
 
-    def join(self, block: Any) -> None:
+    def join(self, block):
         assert all(map(torch.equal, self.weights, block.module.parameters()))
 
 

@@ -1,21 +1,19 @@
 """Identities 1 to 3 of the penalty and augmented Lagrangian methods, in float64."""
 
 from itertools import pairwise
-from typing import Any
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, gradients, make_problem, problems, recorded
-from torch import Tensor
+from problems import gradients, make_problem, problems, recorded
 
-from solvers import AugmentedLagrangian, Penalty, PhaseStats, Solver
+from solvers import AugmentedLagrangian, Penalty, PhaseStats
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-4, 10)
 
 
-def local_gradients(problem: Problem, solver: Solver) -> dict[str, Tensor]:
+def local_gradients(problem, solver):
     """Every block's gradient of its own sub-problem, all blocks at once."""
 
     def program(block, links):
@@ -26,9 +24,7 @@ def local_gradients(problem: Problem, solver: Solver) -> dict[str, Tensor]:
     return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
 
 
-def swept_gradients(
-    problem: Problem, solver: Penalty, sweeps: int
-) -> list[list[dict[str, Tensor]]]:
+def swept_gradients(problem, solver, sweeps):
     """[rank][sweep] -> local gradients, while lam (and kappa) move and the weights are frozen."""
     frozen = problem.frozen()
 
@@ -48,7 +44,7 @@ def swept_gradients(
     return frozen.on_every_block(program)
 
 
-def settled(problem: Problem, solver: Penalty, sweeps: int) -> list[dict[str, Any]]:
+def settled(problem, solver, sweeps):
     """[rank] -> lam, p_in and x after many exchanges at frozen weights."""
     frozen = problem.frozen()
 

@@ -2,12 +2,11 @@
 
 from copy import deepcopy
 from time import sleep
-from typing import Any
 
 import pytest
 import torch
-from problems import Problem, assert_same, copied, make_problem
-from torch import Tensor, nn
+from problems import assert_same, copied, make_problem
+from torch import nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.rounds.optimisers import make
@@ -18,11 +17,11 @@ from solvers.local_updates import AHEAD, LocalUpdatesProgram
 from solvers.state import State, Tensors
 
 
-def four_blocks(batches: int = 1) -> Problem:
+def four_blocks(batches=1):
     return make_problem(3, units=3, cuts=[1, 2, 3], batch=4, batches=batches)
 
 
-def gradients(solver: LocalUpdates, problem: Problem) -> tuple[list[Tensors], list[Any]]:
+def gradients(solver, problem):
     """Every block's gradients of one mini-batch, and the heads."""
 
     def program(block, links):
@@ -42,7 +41,7 @@ def gradients(solver: LocalUpdates, problem: Problem) -> tuple[list[Tensors], li
     return [found for found, _ in ranks], [head for _, head in ranks]
 
 
-def local_losses(problem: Problem, heads: list[Any], detached: list[int]) -> list[Tensor]:
+def local_losses(problem, heads, detached):
     """Each block's loss where it has one, the chain cut before the blocks of `detached`."""
     batch = problem.batches[0]
     x, losses = batch.images(), []
@@ -57,7 +56,7 @@ def local_losses(problem: Problem, heads: list[Any], detached: list[int]) -> lis
     return losses
 
 
-def expected(problem: Problem, losses: list[Tensor], k: int) -> list[Tensor]:
+def expected(problem, losses, k):
     parameters = list(problem.blocks.module(k).parameters())
     total = sum(losses, torch.zeros((), dtype=torch.float64))
     return list(torch.autograd.grad(total, parameters, retain_graph=True))

@@ -1,21 +1,20 @@
 """The windowed sweeps of the penalty and augmented Lagrangian methods."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import Problem, assert_weights_moved, buffers, make_problem, problems, recorded
+from problems import assert_weights_moved, buffers, make_problem, problems, recorded
 
-from solvers import AugmentedLagrangian, BlockADMM, Penalty, Solver
+from solvers import AugmentedLagrangian, BlockADMM, Penalty
 from solvers.base import Setup
 from solvers.kernels import pool
 from solvers.variables.store import Store
 
 
-def swept(problem: Problem, solver: Solver, sweeps: int = 1) -> list[Any]:
+def swept(problem, solver, sweeps=1):
     """The statistics of each rank's phase."""
     return problem.on_every_block(
         lambda *rank: recorded(problem, solver, *rank, sweeps).train(problem.window(sweeps))

@@ -1,8 +1,5 @@
 """PETRA: inverses to rounding, exact gradients while weights stand still, and what it keeps."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,33 +8,27 @@ from problems import Fixed, Problem, exact_pass
 from torch import nn
 
 from hybrid import models, split
-from hybrid.cuts.partition import Blocks
 from hybrid.models.reversible import Residual
-from solvers import Batch, Block, Petra
+from solvers import Batch, Petra
 from solvers.base import Setup
 from solvers.layers.reversible import Reversible
 from solvers.state import Tensors
 
 
-def problem(cut: Blocks, batches: int, lr: float = 0.05) -> Problem:
+def problem(cut, batches, lr=0.05):
     random = torch.Generator().manual_seed(1)
     x = torch.randn(batches * 4, 1, 8, 8, generator=random, dtype=torch.float64)
     source = Fixed(x, torch.randint(0, 4, (batches * 4,), generator=random))
     return Problem(cut, [Batch(ids, lr, source) for ids in torch.arange(batches * 4).split(4)])
 
 
-def revnet(cuts: list[str] | int, depth: int = 14) -> Blocks:
+def revnet(cuts, depth=14):
     torch.manual_seed(0)
     model = models.revnet(depth, classes=4, channels=1, image_size=8).double()
     return split(model, cuts) if isinstance(cuts, int) else split(model, cuts=cuts)
 
 
-def trained(
-    made: Problem,
-    solver: Petra,
-    watch: Callable[[Block], None] = lambda block: None,
-    after: Callable[[Any], Any] = lambda program: None,
-) -> list[Any]:
+def trained(made, solver, watch=lambda block: None, after=lambda program: None):
     """Train and drain on every block; `after(program)` between the two."""
 
     def program(block, links):
@@ -87,7 +78,7 @@ def test_repeated_modules_and_modules_that_work_in_place_are_run_like_any_other(
     assert_gradients_of_back_propagation(split(model, cuts=["6"]))
 
 
-def assert_gradients_of_back_propagation(cut: Blocks) -> None:
+def assert_gradients_of_back_propagation(cut):
     made = problem(cut, 7, lr=0.0)
     found: dict[int, list[Tensors]] = {k: [] for k in range(len(cut))}
 

@@ -17,7 +17,7 @@ class Mine(Backprop):
     name = "mine"
 
 
-def others(monkeypatch, *points: tuple[str, str]) -> None:
+def others(monkeypatch, *points):
     """Let other packages add methods, as (name, "module:Class")."""
     found = EntryPoints(EntryPoint(name, place, registry.GROUP) for name, place in points)
     monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))

@@ -1,15 +1,13 @@
 """One bench on two ranks, from the command to the files."""
 
 import json
-from pathlib import Path
 
 import pytest
 from answers import assert_one_line, output
-from world import World
 
 
 @pytest.fixture(scope="module")
-def report(world: World, tmp_path_factory) -> tuple[Path, str]:
+def report(world, tmp_path_factory):
     out = tmp_path_factory.mktemp("bench") / "report"
     answer = world.hybrid(
         *(2, "bench", "--model", "resnet8", "--data", "digits"),

@@ -2,9 +2,7 @@
 
 import json
 import runpy
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,13 +20,13 @@ from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Loc
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
 
-def planner(network: Network | None = None, **settings) -> plan.Planner:
+def planner(network=None, **settings):
     resolved = load(None, {**DIGITS, **settings})
     images, _ = build.data_sets(resolved.data)
     return plan.Planner(resolved, build.model(resolved, images), images, network or Network())
 
 
-def piped(m: int = 4, **settings) -> Recipe:
+def piped(m=4, **settings):
     return Recipe("piped", Backprop(micro_batches=m, **settings))
 
 
@@ -50,7 +48,7 @@ def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
     assert min(late.idle_share) > min(quick.idle_share)
 
 
-def fastest(predict: Callable[[Any], plan.Prediction], kinds: Sequence[Any]) -> list[float]:
+def fastest(predict, kinds):
     """Images a second of each kind, the best of three in turn: a neighbour only slows."""
     turns = [[predict(kind).images_per_second for kind in kinds] for _ in range(3)]
     return [max(rates) for rates in zip(*turns, strict=True)]

@@ -17,7 +17,7 @@ finally:
 """
 
 
-def seconds_and_said(words: tuple[str, ...]) -> tuple[float, str]:
+def seconds_and_said(words):
     """Processor time, which other processes of this machine have no part in, and all output."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(

@@ -8,10 +8,9 @@ from torch import nn
 
 from hybrid.cuts.costs import operations, seconds, unit_costs
 from hybrid.models import units
-from solvers.passes.pipeline import Cost
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
@@ -22,7 +21,7 @@ def network() -> nn.Sequential:
     ).train()
 
 
-def counted(samples: int = 8) -> list[Cost]:
+def counted(samples=8):
     model = network()
     return unit_costs(model, units(model), torch.randn(samples, 2, 5, 5), operations)
 

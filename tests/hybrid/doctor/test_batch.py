@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hybrid.doctor import batch, finding
-from hybrid.doctor.finding import Finding
 from hybrid.ranks.slurm import Request, script
 
 CONFIG = """echo 'JobRequeue              = 1
@@ -18,7 +17,7 @@ Commands = Callable[..., None]
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+def commands(tmp_path, monkeypatch):
     """`commands(name=shell text...)`: the only programs on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -32,7 +31,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return make
 
 
-def look(**environment: str) -> dict[str, Finding]:
+def look(**environment):
     return {found.subject: found for found in batch.slurm(environment)}
 
 

@@ -10,16 +10,13 @@ import torch
 from hybrid import doctor
 from hybrid.doctor import cores, mpi, versions
 from hybrid.doctor.cores import Place
-from hybrid.doctor.finding import Finding
 
 
-def place(
-    host: str = "n1", cpus: str = "0", threads: int = 1, gpus: int = 0, visible: str | None = None
-) -> Place:
+def place(host="n1", cpus="0", threads=1, gpus=0, visible=None):
     return Place(host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible)
 
 
-def launched(version: str) -> Finding:
+def launched(version):
     return mpi.matching("Open MPI", "5.0.11", version)
 
 

@@ -11,7 +11,7 @@ from hybrid import doctor
 from hybrid.doctor import versions
 
 
-def lines() -> str:
+def lines():
     said: list[str] = []
     doctor.report(said.append)
     return "\n".join(said)
@@ -23,11 +23,11 @@ def test_it_tells_versions_mpi_cores_threads_and_gpus():
         assert subject in report
 
 
-def without_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_mpirun(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-def without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_mpi4py(monkeypatch):
     load = builtins.__import__
 
     def broken(name, *rest):
@@ -38,7 +38,7 @@ def without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", broken)
 
 
-def with_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_many_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "977")
 
 
@@ -65,7 +65,7 @@ def test_under_mpirun_every_rank_has_a_line(mpirun, hybrid_cli):
 ROOT = Path(__file__).parents[3]
 
 
-def subjects() -> set[str]:
+def subjects():
     """The first words of every `Finding(...)` in the doctor's code."""
     found = set(versions.installed())
     for file in (ROOT / "hybrid" / "doctor").glob("*.py"):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hybrid.doctor import storage
-from hybrid.doctor.finding import Finding
 
 MOUNTS = """\
 rootfs / ext4 rw 0 0
@@ -23,7 +21,7 @@ nonsense
 
 
 @pytest.fixture
-def mounts(tmp_path: Path) -> Path:
+def mounts(tmp_path):
     """A /proc/mounts with an NFS home, a Lustre scratch and a disk of the host in the home."""
     for name in ("home/ada/local", "scratch", "with space"):
         (tmp_path / name).mkdir(parents=True)
@@ -32,7 +30,7 @@ def mounts(tmp_path: Path) -> Path:
     return file
 
 
-def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+def by_subject(findings):
     return {finding.subject: finding for finding in findings}
 
 

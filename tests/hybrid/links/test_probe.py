@@ -12,7 +12,7 @@ from hybrid.links.probe import Answer, agreed, try_in_child
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def child(program: str) -> list[str]:
+def child(program):
     return [sys.executable, "-c", program]
 
 

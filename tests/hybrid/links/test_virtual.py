@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from time import perf_counter, thread_time
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hybrid.links import Network, VirtualLinks, run_virtual
 
@@ -15,9 +13,7 @@ SLOW = Network(bytes_per_second=100.0, latency_seconds=0.25)
 Work = Callable[[float], None]
 
 
-def by_hand(
-    size: int, program: Callable[[VirtualLinks, Work], Any], network: Network = SLOW
-) -> list[Any]:
+def by_hand(size, program, network=SLOW):
     """Run `program(links, work)` on clocks that only `work(seconds)` moves."""
 
     def on_rank(links):
@@ -34,7 +30,7 @@ def by_hand(
     return run_virtual(size, on_rank, network)
 
 
-def message(size: int) -> Tensor:
+def message(size):
     return torch.zeros(size, dtype=torch.uint8)
 
 

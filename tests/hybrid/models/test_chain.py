@@ -22,7 +22,7 @@ NAMES = [
 ]
 
 
-def names_from_units(model: nn.Sequential) -> list[str]:
+def names_from_units(model):
     return [
         f"{prefix}.{name}"
         for unit in units(model)
@@ -91,7 +91,7 @@ def test_a_slice_of_a_chain_is_a_plain_sequential_with_the_same_modules_and_name
     assert torch.equal(part(x), model(x))
 
 
-def tied() -> nn.Sequential:
+def tied():
     first, last = nn.Linear(2, 2), nn.Linear(2, 2)
     last.weight = first.weight
     return nn.Sequential(first, last)

@@ -8,12 +8,12 @@ from hybrid.models import imagenet_resnet
 COUNTS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
 
 
-def batch_norm(prefix: str) -> list[str]:
+def batch_norm(prefix):
     fields = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     return [f"{prefix}.{field}" for field in fields]
 
 
-def torchvision_names(blocks: list[int], convolutions: int, first_is_projected: bool) -> list[str]:
+def torchvision_names(blocks, convolutions, first_is_projected):
     names = ["conv1.weight", *batch_norm("bn1")]
     for layer, num in enumerate(blocks, start=1):
         for block in range(num):

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 
 from hybrid.models import build, imagenet_resnet, preact_resnet, resnet, units, wide_resnet
 from hybrid.models.names import EXAMPLES
 
 
-def shapes(model: nn.Module) -> dict[str, torch.Size]:
+def shapes(model):
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 

@@ -3,13 +3,12 @@
 import json
 from html.parser import HTMLParser
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 import torch
 from answers import assert_one_line
 from matplotlib.image import imread
-from torch import Tensor, nn
+from torch import nn
 
 from hybrid.data import Dataset
 from hybrid.report import factors, write
@@ -26,20 +25,20 @@ HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
 
 
 @pytest.fixture
-def by_hand(tmp_path: Path) -> Path:
+def by_hand(tmp_path):
     """The smallest run folder there is."""
     _lines(tmp_path, {"step": 1, "epoch": 0, "phase": "serial", "loss": 2.0})
     return tmp_path
 
 
-def _lines(run: Path, *lines: dict[str, object]) -> None:
+def _lines(run, *lines):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 class Page(HTMLParser):
     """The tags of a page, its text, and its table rows by their first cell."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
@@ -49,7 +48,7 @@ class Page(HTMLParser):
         cells = [[cell.strip() for cell in row] for row in self._cells]
         self.rows = {row[0]: row[1:] for row in cells}
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
         if tag == "tr":
@@ -57,7 +56,7 @@ class Page(HTMLParser):
         elif tag in ("td", "th"):
             self._cells[-1].append("")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
         if self.tags[-1:] in (["td"], ["th"]):
             self._cells[-1][-1] += data
@@ -185,12 +184,12 @@ def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
 class Quadrants(nn.Module):
     """(N, 1, 4, 4) -> (N, 3, 2, 2): channel c is lit where pixels of a value that has bit c are."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         values = nn.functional.max_pool2d(x, 2).round().long()
         return torch.cat([(values >> bit & 1).float() for bit in range(3)], 1)
 
 
-def _images(labels: list[int]) -> Dataset:
+def _images(labels):
     """Image i is black but for its upper right quadrant, of value 2^label."""
     images = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
     for image, label in zip(images, labels, strict=True):
@@ -198,7 +197,7 @@ def _images(labels: list[int]) -> Dataset:
     return Dataset(images, torch.tensor(labels), classes=3, mean=(0.0,), std=(1 / 255,))
 
 
-def _factorised(flat: bool = False) -> tuple[nn.Sequential, Factorisation]:
+def _factorised(flat=False):
     """Factor 0 answers to channel 1, factor 1 to nothing, factor 2 to channels 0 and 2."""
     layer = Factorisation(3, 3)
     layer.dictionary.copy_(torch.tensor([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))

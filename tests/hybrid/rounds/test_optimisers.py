@@ -8,7 +8,7 @@ from hybrid.rounds.optimisers import make
 from hybrid.settings.config import OptimiserSettings
 
 
-def decays(settings: OptimiserSettings) -> dict[str, float]:
+def decays(settings):
     model = models.build("resnet8", 10, 1, 8)
     names = {id(p): name for name, p in model.named_parameters()}
     groups = make(model, settings).param_groups

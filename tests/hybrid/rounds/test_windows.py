@@ -11,7 +11,7 @@ from hybrid.samplers import Uniform
 from hybrid.settings.config import ScheduleSettings
 
 
-def windows(n: int, batch: int, length: int, whole: bool = False, pad: int = 0) -> Windows:
+def windows(n, batch, length, whole=False, pad=0):
     images = torch.zeros(n, 1, 4, 4, dtype=torch.uint8)
     labels = torch.zeros(n, dtype=torch.int64)
     augmentation = data.Augmentation(pad=pad)
@@ -22,7 +22,7 @@ def windows(n: int, batch: int, length: int, whole: bool = False, pad: int = 0) 
     return Windows(train, batch, length, whole, 2, 0, schedule, sampler, cpu)
 
 
-def ids(made: Windows, epoch: int) -> list[list[int]]:
+def ids(made, epoch):
     return [b.ids.tolist() for trained, _ in made.of_epoch(epoch, 0) for b in trained.batches]
 
 

@@ -28,7 +28,7 @@ ROUNDS: list[dict[str, Any]] = [
 ]
 
 
-def flags() -> dict[str, str]:
+def flags():
     """Every "section.key" that is a flag of `hybrid train`, and the help it prints."""
     command = typer.main.get_command(app).get_command(None, "train")
     return {options._KEYS[p.name]: p.help for p in command.params if p.name in options._KEYS}
@@ -45,12 +45,12 @@ def test_the_library_has_the_defaults_of_the_declarations():
         assert factory() == getattr(Config(), section)
 
 
-def commanded(solver: str, asked: dict[str, Any]) -> tuple[RoundSettings, PassSettings]:
+def commanded(solver, asked):
     config = load(None, {"solver.name": solver, **{f"rounds.{k}": v for k, v in asked.items()}})
     return config.rounds, methods.correction(config)
 
 
-def programmed(solver: str, asked: dict[str, Any]) -> tuple[RoundSettings, PassSettings]:
+def programmed(solver, asked):
     blocks = split(models.build("resnet8", 4, 1, 4), blocks=2, balance="even")
     trainer = Trainer(blocks, registry.solver_class(solver)(), **asked)
     assert trainer.correction is not None

@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import process_time
@@ -24,7 +23,7 @@ MORE = settings(max_examples=3 * settings().max_examples)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
+def set_up_only(tmp_path_factory):
     """Everything up to the first step is real; there is no network, and one thread."""
     counts: Counter[str] = Counter()
     digits = data.load("digits")
@@ -55,7 +54,7 @@ def set_up_only(tmp_path_factory) -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def nothing_written(folder: Path) -> Iterator[None]:
+def nothing_written(folder):
     """The folder, and where errors nobody should see are kept, hold what they did."""
 
     def listing():
@@ -67,7 +66,7 @@ def nothing_written(folder: Path) -> Iterator[None]:
     assert listing() == before
 
 
-def assert_answered(words: list[str], folder: Path) -> None:
+def assert_answered(words, folder):
     begun = process_time()
     with nothing_written(folder):
         status, _, err = command(*words)

@@ -1,6 +1,5 @@
 """A method's rounds: as asked, else as it wants; what cannot act is refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ SWEEPING = [name for name, m in CLASSES.items() if m.alternates and not m.fills]
 NO_WINDOW: dict[str, Any] = {"window": None, "sweeps": None}
 
 
-def rounds(solver: str, **asked: object) -> RoundSettings:
+def rounds(solver, **asked):
     return resolve({"solver": {"name": solver}, "rounds": asked}).rounds
 
 
@@ -99,7 +98,7 @@ def test_what_says_nothing_of_the_rounds_leaves_the_gaps_filled():
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
+def stored(tmp_path):
     """The settings that a run with filled gaps has written."""
     tree = {"solver": {"beta": 0.5}, "rounds": {"gaps": [(8, 8), (0, 8)], "memory_gb": 2.0}}
     path = tmp_path / "config.toml"

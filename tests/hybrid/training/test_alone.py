@@ -2,14 +2,12 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from trainings import (
     BATCH,
-    Data,
     assert_same,
     digits,
     fitted,
@@ -40,15 +38,15 @@ PLAIN = BlockADMM(rho=0.1)
 
 
 @pytest.fixture(scope="module")
-def few() -> Data:
+def few():
     return digits(BATCHES)
 
 
-def admm(**settings: Any) -> BlockADMM:
+def admm(**settings):
     return BlockADMM(**({"rho": 0.1, "balance_ratio": 1.5} | settings))
 
 
-def spans(run: Path) -> dict[str, int]:
+def spans(run):
     """Phases of the first block, from its trace."""
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     names = ("serial", "observe", "forward", "parallel")
@@ -139,7 +137,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path
         assert cut_files(run) == kept
 
 
-def cut_files(run: Path) -> dict[str, bytes]:
+def cut_files(run):
     """What the newest checkpoint keeps of the cuts."""
     return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
 
@@ -151,7 +149,7 @@ def test_only_what_is_kept_is_in_the_checkpoint(few, tmp_path):
 
 
 @pytest.fixture
-def batch_run(few: Data, tmp_path: Path) -> Path:
+def batch_run(few, tmp_path):
     trainer(admm(), tmp_path / "run", **KEPT).fit(*few)
     interrupted(tmp_path / "run", after=1)
     return tmp_path / "run"

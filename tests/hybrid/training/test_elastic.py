@@ -2,13 +2,12 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import Tensor
-from trainings import Data, digits, interrupted, network, newest, trainer
+from trainings import digits, interrupted, network, newest, trainer
 
-from hybrid import Trainer, split
+from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.training.run import Run
 from solvers import BlockADMM
@@ -18,11 +17,11 @@ OTHERS = [[], ["layer2.0"], CUTS, [*CUTS, "layer3.0"], ["layer3.0"]]
 
 
 @pytest.fixture(scope="module")
-def few() -> Data:
+def few():
     return digits(4)
 
 
-def make(out: Path, cuts: list[str], resume: bool = False) -> Trainer:
+def make(out, cuts, resume=False):
     solver = BlockADMM(rho=0.1, balance_ratio=1.01)
     made = trainer(solver, out, window="all", correct_every=0, resume=resume)
     made.blocks = split(network(), cuts=cuts) if cuts else split(network(), 1)
@@ -30,7 +29,7 @@ def make(out: Path, cuts: list[str], resume: bool = False) -> Trainer:
 
 
 @pytest.fixture(scope="module")
-def stopped(few: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped(few, tmp_path_factory):
     """A run of three blocks after the first of two epochs."""
     run = tmp_path_factory.mktemp("elastic") / "run"
     make(run, CUTS).fit(*few)
@@ -38,7 +37,7 @@ def stopped(few: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def carried(run: Path, few: Data, cuts: list[str], patch: pytest.MonkeyPatch) -> dict[str, Any]:
+def carried(run, few, cuts, patch):
     """What the programs hold at each cut when a resumed run is about to go on."""
     held: dict[str, dict[str, Tensor]] = {}
 

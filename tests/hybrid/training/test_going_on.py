@@ -1,7 +1,6 @@
 """What a run leaves behind when it is resumed, ended, or stopped between two reports."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainS
 from solvers import Backprop, Penalty
 
 
-def trainer(out: Path, **given) -> Trainer:
+def trainer(out, **given):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     blocks = split(model, cuts=given.pop("cuts", ["3"]))
@@ -27,7 +26,7 @@ def digits():
     return data.load("digits", None, 96)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 

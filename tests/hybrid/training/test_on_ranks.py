@@ -7,10 +7,8 @@ import pytest
 import torch
 from answers import output
 from problems import trained_by_hand
-from torch import Tensor
 from trainings import (
     BATCH,
-    Data,
     assert_same,
     digests,
     digits,
@@ -36,12 +34,12 @@ KEPT = (*FLAGS, "--solver", "block-admm", "--window", "all", "--set", "rounds.co
 
 
 @pytest.fixture(scope="module")
-def few() -> Data:
+def few():
     return digits(STEPS)[0], data.load("digits")[1]
 
 
 @pytest.fixture(scope="module")
-def by_hand(few: Data) -> dict[str, Tensor]:
+def by_hand(few):
     """With warm-up, then linear decay."""
     torch.set_num_threads(1)
     train, _ = few

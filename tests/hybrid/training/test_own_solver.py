@@ -10,7 +10,7 @@ from torch import nn
 from hybrid import Trainer, data, split
 from hybrid.samplers import Sampler
 from hybrid.settings.config import OptimiserSettings, TrainSettings
-from solvers import Backprop, PhaseStats, Program, Solver, Window
+from solvers import Backprop, PhaseStats, Program, Solver
 from solvers.base import program_of
 from solvers.passes.exact import ExactPass
 
@@ -39,7 +39,7 @@ class Halves(Solver):
 
 @program_of(Halves)
 class HalvesProgram(Program):
-    def train(self, window: Window) -> PhaseStats:
+    def train(self, window):
         stats = PhaseStats()
         for _, batch in window.recorded():
             for parameter in self.block.module.parameters():

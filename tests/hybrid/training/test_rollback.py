@@ -2,14 +2,12 @@
 
 import shutil
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainings import Data, assert_same, digits, fitted, lines, summary, trainer
+from trainings import assert_same, digits, fitted, lines, summary, trainer
 
-from hybrid import Trainer
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
@@ -32,15 +30,15 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def few() -> Data:
+def few():
     return digits(EVERY)
 
 
-def make(out: Path | None, way: str = "serial", epochs: int = 3, **settings: Any) -> Trainer:
+def make(out, way="serial", epochs=3, **settings):
     return trainer(**WAYS[way], out=out, model="plain", train={"epochs": epochs}, **settings)
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+def poison(monkeypatch, **limits):
     """From the second epoch on, weights become NaN while a kind of step is over its limit."""
     plain = Rounds.run
 

@@ -1,14 +1,13 @@
 """The promises of a run: what it reports, what it refuses, and its settings of numerics."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from trainings import BATCH, Data, digits, lines, network, refused, summary, trainer
+from trainings import BATCH, digits, lines, network, refused, summary, trainer
 
-from hybrid import Trainer, split
+from hybrid import split
 from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings
 from solvers import AugmentedLagrangian, Backprop
 from solvers.passes.exact import PassSettings
@@ -18,16 +17,16 @@ ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
 
 @pytest.fixture(scope="module")
-def few() -> Data:
+def few():
     return digits(5)
 
 
 @pytest.fixture(scope="module")
-def many() -> Data:
+def many():
     return digits()
 
 
-def filled(blocks: int, out: Path | None = None, **settings: Any) -> Trainer:
+def filled(blocks, out=None, **settings):
     """A run whose only local work is in the gaps of a pipeline of four micro-batches."""
     pipeline = {"correction": PassSettings(micro_batches=4), "fill": True}
     return trainer(AugmentedLagrangian(), out, blocks, **pipeline, **settings)

@@ -1,26 +1,20 @@
 """A block's step: replicas, clipping, optimisers; float16's loss scale, which no gradient shows."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from solvers import Block
 
 
-def block(
-    precision: torch.dtype = torch.float16,
-    optimiser: type[torch.optim.Optimizer] = torch.optim.SGD,
-    **settings: Any,
-) -> Block:
+def block(precision=torch.float16, optimiser=torch.optim.SGD, **settings):
     torch.manual_seed(0)
     module = nn.Linear(4, 4)
     exact = optimiser(module.parameters(), lr=0.1, **settings)
     return Block(module, 0, 2, {"exact": exact, "local": exact}, precision=precision)
 
 
-def with_gradient(seed: int) -> Block:
+def with_gradient(seed):
     made = block(torch.float32, momentum=0.9)
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
     made.module(x).square().mean().backward()
@@ -30,20 +24,20 @@ def with_gradient(seed: int) -> Block:
 class Averaging:
     """A strategy for two replicas, the other's gradients at hand."""
 
-    def __init__(self, other: list[Tensor]) -> None:
+    def __init__(self, other):
         self.other = other
         self.calls: list[tuple[str, str]] = []
 
-    def before_step(self, block: Any, kind: str) -> None:
+    def before_step(self, block, kind):
         self.calls.append(("before", kind))
         for p, theirs in zip(block.module.parameters(), self.other, strict=True):
             p.grad = (p.grad + theirs) / 2
 
-    def after_step(self, block: Any, kind: str) -> None:
+    def after_step(self, block, kind):
         self.calls.append(("after", kind))
         assert block.gradients() == []
 
-    def join(self, block: Any) -> None: ...
+    def join(self, block): ...
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1e-2])

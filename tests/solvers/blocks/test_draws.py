@@ -1,10 +1,8 @@
 """What units draw is a function of the pass's key and of their number, whoever else draws."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from solvers.blocks.draws import Draws, drawing
@@ -12,12 +10,12 @@ from solvers.layers.reversible import Reversible
 
 
 class Layer(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.forward = function  # type: ignore[method-assign]
 
 
-def attention(x: Tensor) -> Tensor:
+def attention(x):
     return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
@@ -40,12 +38,12 @@ UNITS: dict[str, nn.Module] = {
 
 
 @pytest.fixture
-def x() -> Tensor:
+def x():
     return torch.randn(4, 4, 5, 5, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture
-def drawn(x: Tensor) -> Iterator[Callable[..., Tensor]]:
+def drawn(x):
     """`drawn(module, key, unit)` runs the module on x, with gradients like autograd's own."""
     installed = []
 

@@ -1,29 +1,28 @@
 """Local steps as graphs: fixed memory, the same bits, and a reason where there are none."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
 import torch
 from problems import make_problem, recorded
-from torch import Tensor, nn
+from torch import nn
 
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.blocks.graphs import WARM_UP, StepGraphs, Values
+from solvers.blocks.graphs import WARM_UP, StepGraphs
 
 
 class Repeat:
     """In place of a CUDA graph: computes again, from and into the memory of the first time."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters):
         self.parameters = parameters
         self.replays = 0
 
-    def warm_up(self, compute: Callable[[], Values]) -> Values:
+    def warm_up(self, compute):
         return compute()
 
-    def record(self, compute: Callable[[], Values]) -> tuple[Callable[[], None], Values]:
+    def record(self, compute):
         results = compute()
         gradients = [p.grad for p in self.parameters]
 
@@ -74,7 +73,7 @@ def test_a_run_with_graphs_has_the_bits_of_one_without(name):
         assert all(torch.equal(mine[key], plain[key]) for key in plain)
 
 
-def summed(weight: Tensor, x: Tensor) -> Values:
+def summed(weight, x):
     loss = (weight * x).sum()
     loss.backward()
     return loss.detach(), None

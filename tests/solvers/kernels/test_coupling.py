@@ -3,14 +3,13 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from solvers.kernels import couple
 
 FACTOR = st.sampled_from([1, 2, 3])
 
 
-def tensors(seed: int, factor: int) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(seed, factor):
     generator = torch.Generator().manual_seed(seed)
     full = (2, 3, 2 * factor, 4 * factor)
     small = (2, 3, 2, 4)

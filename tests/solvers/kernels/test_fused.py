@@ -4,8 +4,6 @@ Their source runs on the CPU, thread by thread; with `-m gpu` the same tests run
 """
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from torch import Tensor
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
 from solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from solvers.kernels.choice import set_launcher
-from solvers.kernels.fused import OPTIONS, SOURCE, Launcher
+from solvers.kernels.fused import OPTIONS, SOURCE
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Box, Free, NonNegative, Quantised, Sign
 from solvers.passes.wire import Wire
@@ -31,14 +29,14 @@ HELD = [None, Free(), NonNegative(), Box(-0.5, 0.75), Quantised(3, -1.0, 1.0), S
 
 
 @pytest.fixture(scope="session")
-def library() -> Path:
+def library():
     if shutil.which("g++") is None:
         pytest.skip("no g++ to compile the kernels with")
     return build()
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def on(request: pytest.FixtureRequest) -> Launcher:
+def on(request):
     """Who runs the kernels: an emulation on the CPU, or the GPU."""
     if request.param == "cpu":
         return CpuLauncher(request.getfixturevalue("library"))
@@ -49,7 +47,7 @@ def on(request: pytest.FixtureRequest) -> Launcher:
     return CupyLauncher()
 
 
-def fused(on: Launcher, compute: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def fused(on, compute, *arguments, **named):
     before = set_launcher(on)
     try:
         return compute(*arguments, **named)
@@ -57,7 +55,7 @@ def fused(on: Launcher, compute: Callable[..., Any], *arguments: Any, **named: A
         set_launcher(before)
 
 
-def close(found: Tensor | None, wanted: Tensor | None, scale: float = 1.0) -> None:
+def close(found, wanted, scale=1.0):
     """As close as rounding at other places of the same sum lets them be."""
     if found is None or wanted is None:
         assert found is wanted
@@ -69,7 +67,7 @@ def close(found: Tensor | None, wanted: Tensor | None, scale: float = 1.0) -> No
 
 
 @st.composite
-def images(draw: st.DrawFn, factors: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:
+def images(draw, factors=(1, 2, 3)):
     """A shape, its layout and formats, and where in memory tensors begin."""
     factor = draw(st.sampled_from(factors))
     height, width = draw(st.integers(1, 5)), draw(st.integers(1, 5))
@@ -86,11 +84,11 @@ def images(draw: st.DrawFn, factors: tuple[int, ...] = (1, 2, 3)) -> dict[str, A
 class Tensors:
     """Random tensors of a case; `big` ones have the pixels before the filter."""
 
-    def __init__(self, case: dict[str, Any], device: str) -> None:
+    def __init__(self, case, device):
         self.case, self.device = case, device
         self.random = torch.Generator().manual_seed(case["seed"])
 
-    def __call__(self, dtype: torch.dtype, big: bool = False) -> Tensor:
+    def __call__(self, dtype, big=False):
         n, c, h, w = self.case["shape"]
         times = self.case["factor"] if big else 1
         shape = (n, c, h * times, w * times)
@@ -200,7 +198,7 @@ def test_sums_are_the_same_bits_every_time_and_over_many_blocks(on, size):
     torch.testing.assert_close(first.squares[0].double(), exact, rtol=1e-6, atol=0)
 
 
-def specials(dtype: torch.dtype) -> Tensor:
+def specials(dtype):
     """Every value of a 16-bit format; of float32 those around its ends and the narrow ones'."""
     if dtype is not torch.float32:
         return torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
@@ -290,13 +288,13 @@ def test_every_kernel_compiles_for_both_architectures(names):
         assert all(kernel.encode() in binary for binary in binaries)
 
 
-def _by_nvcc(names: list[str]) -> list[bytes]:
+def _by_nvcc(names):
     for_gpus = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in ARCHITECTURES]
     flags = ("-std=c++17", "-fatbin", "--no-compress", "-t2", "-Xptxas=-O0", "-Werror=all-warnings")
     return [compiled(instantiated(names), "nvcc", *flags, *for_gpus).read_bytes()]
 
 
-def _by_nvrtc(names: list[str]) -> list[bytes]:
+def _by_nvrtc(names):
     nvrtc = pytest.importorskip(
         "cupy_backends.cuda.libs.nvrtc", reason="no nvcc on PATH, and no CuPy with NVRTC"
     )

@@ -6,7 +6,6 @@ from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import NMF
-from torch import Tensor
 
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Box, Free, Quantised, Sign, passing_by, projection
@@ -14,7 +13,7 @@ from solvers.layers.projection import Box, Free, Quantised, Sign, passing_by, pr
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 
 
-def double(values: list[float]) -> Tensor:
+def double(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -97,12 +96,12 @@ def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text):
     assert f"constraint is {text!r}" in refusal(projection, text)
 
 
-def factorisation(seed: int, channels: int, rank: int, iterations: int = 30) -> Factorisation:
+def factorisation(seed, channels, rank, iterations=30):
     torch.manual_seed(seed)
     return Factorisation(channels, rank, iterations).double()
 
 
-def objective(layer: Factorisation, z: Tensor, codes: Tensor) -> float:
+def objective(layer, z, codes):
     return float((z.clamp_min(0) - layer.compose(codes)).square().sum())
 
 
@@ -110,14 +109,14 @@ SHAPES = st.sampled_from([(5, 6), (1, 6), (2, 6, 3, 4), (3, 6, 1, 1)])
 SEEDS = st.integers(0, 10_000)
 
 
-def low_rank(rank: int = 4) -> Tensor:
+def low_rank(rank=4):
     generator = torch.Generator().manual_seed(0)
     M = torch.rand(60, rank, generator=generator, dtype=torch.float64)
     S = torch.rand(rank, 12, generator=generator, dtype=torch.float64).square()
     return M @ S + 0.05 * torch.rand(60, 12, generator=generator, dtype=torch.float64)
 
 
-def alternated(layer: Factorisation, z: Tensor, codes: Tensor, iterations: int) -> float:
+def alternated(layer, z, codes, iterations):
     for _ in range(iterations):
         codes = layer.codes(z, codes, iterations=1)
         layer.update(*layer.statistics(z, codes))

@@ -6,15 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Problem, assert_same, exact_pass, handed_over, make_problem, without_batch_norm
+from problems import assert_same, exact_pass, handed_over, make_problem, without_batch_norm
 from torch import Tensor, nn
 
-from hybrid.links import RankLinks
-from solvers import AugmentedLagrangian, Block, Penalty
+from solvers import AugmentedLagrangian
 from solvers.base import Setup
 from solvers.passes.bubble import BubbleFill, slots
-from solvers.passes.pipeline import FillStep, Gaps, Op
-from solvers.state import Tensors
+from solvers.passes.pipeline import Gaps, Op
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
@@ -22,7 +20,7 @@ THREE = [Gaps(5, 0), Gaps(3, 4), Gaps(0, 6)]
 BATCH = 6
 
 
-def small(cuts: list[int], seed: int = 1, batches: int = 5, batch_norm: bool = True) -> Problem:
+def small(cuts, seed=1, batches=5, batch_norm=True):
     """Mini-batches of 6 with a learning rate each of their own."""
     problem = make_problem(seed=seed, units=3, cuts=cuts, batch=BATCH, batches=batches)
     problem = problem if batch_norm else without_batch_norm(problem)
@@ -31,26 +29,13 @@ def small(cuts: list[int], seed: int = 1, batches: int = 5, batch_norm: bool = T
     return replace(problem, batches=[replace(b, learning_rate=r) for b, r in numbered])
 
 
-def fill_of(
-    problem: Problem,
-    solver: Penalty,
-    gaps: Gaps,
-    kind: FillStep,
-    block: Block,
-    links: RankLinks | None = None,
-) -> BubbleFill:
+def fill_of(problem, solver, gaps, kind, block, links=None):
     """Local work with a store of the records it needs."""
     setup = Setup(problem.shapes, BATCH, slots(gaps, BATCH), fills=True)
     return BubbleFill(solver.start(block, links, setup), gaps, BATCH, kind)
 
 
-def filled(
-    problem: Problem,
-    gaps: list[Gaps] | None,
-    m: int,
-    kind: FillStep = "added",
-    solver: Penalty = SOLVER,
-) -> Tensors:
+def filled(problem, gaps, m, kind="added", solver=SOLVER):
     """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
 
     def program(block, links):
@@ -63,9 +48,7 @@ def filled(
     return problem.tensors()
 
 
-def simulated(
-    problem: Problem, gaps: list[Gaps], m: int, kind: FillStep, solver: AugmentedLagrangian
-) -> Tensors:
+def simulated(problem, gaps, m, kind, solver):
     """The parameters after the same passes, by hand; for networks without BatchNorm."""
     K = len(problem.blocks)
     blocks = [problem.build(k) for k in range(K)]
@@ -105,9 +88,7 @@ def simulated(
     return {name: p.detach() for name, p in problem.blocks.model.named_parameters()}
 
 
-def local_gradient(
-    block: Block, records: list[dict[str, list[Tensor]]], n: int, solver: AugmentedLagrangian
-) -> list[Tensor] | None:
+def local_gradient(block, records, n, solver):
     """Of the mean local loss of the first n samples of the records, the newest record first."""
     if not records or not n:
         return None
@@ -128,7 +109,7 @@ def local_gradient(
     return gradients
 
 
-def step(block: Block, gradients: list[Tensor], rate: float, kind: str = "exact") -> None:
+def step(block, gradients, rate, kind="exact"):
     for p, gradient in zip(block.module.parameters(), gradients, strict=True):
         p.grad = gradient
     block.step(kind, rate)

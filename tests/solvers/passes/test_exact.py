@@ -1,29 +1,18 @@
 """The exact pass: bit for bit the plain loop, pipelined, recorded."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import (
-    Problem,
-    assert_same,
-    exact_pass,
-    gradients,
-    make_problem,
-    problems,
-    without_batch_norm,
-)
+from problems import assert_same, exact_pass, gradients, make_problem, problems, without_batch_norm
 from torch import nn
 
 from solvers import PhaseStats, Record
 from solvers.kernels import pool, upsample
 from solvers.passes.wire import Wire
-from solvers.state import Tensors
 
 
-def exact_gradients(problem: Problem, **given_: Any) -> Tensors:
+def exact_gradients(problem, **given_):
     def program(block, links):
         batch = problem.batches[0]
         run = exact_pass(block, links, **given_)
@@ -34,7 +23,7 @@ def exact_gradients(problem: Problem, **given_: Any) -> Tensors:
     return {k: v for part in problem.on_every_block(program) for k, v in part.items()}
 
 
-def trained(problem: Problem, **given_: Any) -> Tensors:
+def trained(problem, **given_):
     """All tensors of the network after training on the window."""
     problem.on_every_block(
         lambda block, links: exact_pass(block, links, **given_).train(problem.window())
@@ -45,14 +34,14 @@ def trained(problem: Problem, **given_: Any) -> Tensors:
 class Kept:
     """A recorder that keeps its records."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.records: list[Record] = []
 
-    def record(self, record: Record) -> None:
+    def record(self, record):
         self.records.append(record)
 
 
-def observed(problem: Problem, **given_: Any) -> list[list[Record]]:
+def observed(problem, **given_):
     """What is recorded on each rank."""
 
     def program(block, links):
@@ -118,7 +107,7 @@ def test_records_are_in_per_sample_scale(messages, close):
         torch.testing.assert_close(p, inner.grad, rtol=close, atol=close * float(inner.grad.max()))
 
 
-def distance(found: Tensors, exact: Tensors) -> float:
+def distance(found, exact):
     """Relative Euclidean distance of two gradients of the whole network."""
     assert found.keys() == exact.keys()
     error = torch.stack([(found[name] - exact[name]).square().sum() for name in exact]).sum()

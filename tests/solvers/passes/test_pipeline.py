@@ -24,7 +24,7 @@ BLOCKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 12)
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> tuple[list[Cost], int, list[float]]:
+def pipelines(draw):
     """Unbalanced costs of 1 to 6 blocks, a number of micro-batches, and transfers between them."""
     blocks = draw(st.integers(1, 6))
     cost = st.builds(Cost, st.floats(0.1, 5.0), st.floats(0.1, 10.0))
@@ -41,15 +41,7 @@ class Simulated:
     rank that has ended a pass starts the next at once.
     """
 
-    def __init__(
-        self,
-        costs: list[Cost],
-        samples: int,
-        m: int,
-        transfers: list[float],
-        gaps: list[Gaps],
-        passes: int = 4,
-    ) -> None:
+    def __init__(self, costs, samples, m, transfers, gaps, passes=4):
         K, n = len(costs), samples / m
         wires = [t * n for t in transfers] or [0.0] * (K - 1)
         work = [deque(order(k, K, m, gaps[k]) * passes) for k in range(K)]
@@ -90,13 +82,13 @@ class Simulated:
         self.end = max(clock)
 
     @staticmethod
-    def _ready(op: Op, k: int, K: int, up: list[deque[float]], down: list[deque[float]]) -> bool:
+    def _ready(op, k, K, up, down):
         if op is Op.FORWARD:
             return k == 0 or bool(up[k])
         return op is not Op.BACKWARD or k == K - 1 or bool(down[k])
 
     @property
-    def periods(self) -> list[float]:
+    def periods(self):
         return [later - earlier for earlier, later in pairwise(self.starts[0])]
 
 

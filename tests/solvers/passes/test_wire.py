@@ -18,7 +18,7 @@ SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]
 SEEDS = st.integers(0, 10_000)
 
 
-def across(wire: Wire, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def across(wire, x, dtype=None):
     """What the other side makes of x."""
     sent: deque[Tensor] = deque()
     wire.send(sent.append, x)
@@ -27,7 +27,7 @@ def across(wire: Wire, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return received
 
 
-def values(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> Tensor:
+def values(seed, scale=1.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(4, 3, 8, 6, generator=generator, dtype=dtype)
 
