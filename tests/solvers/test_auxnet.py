@@ -139,7 +139,9 @@ def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up():
     ],
 )
 def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth):
+    before = torch.get_rng_state()
     network = auxiliary_network(image, cut, width=4, depth=depth, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
     out = network(torch.randn(2, *image))
     assert tuple(out.shape) == (2, *cut)
     convolutions = [m for m in network if isinstance(m, torch.nn.Conv2d)]

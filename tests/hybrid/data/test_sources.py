@@ -187,6 +187,13 @@ def test_an_unknown_name_gets_the_nearest_and_the_list(call):
         call("cifar11")
 
 
+def test_official_sizes_are_expected(monkeypatch):
+    monkeypatch.undo()
+    sizes = {name: source.records for name, source in sources._SOURCES.items()}
+    assert (sizes["cifar10"], sizes["cifar100"]) == ((10_000, 10_000), (50_000, 10_000))
+    assert sizes["mnist"] == sizes["fashion-mnist"] == (60_000, 10_000)
+
+
 def test_generated_sets_need_no_directory():
     fetch("digits")
     assert torch.equal(load("digits", limit=5)[0].images, load("digits")[0].images[:5])
