@@ -34,8 +34,8 @@ def by_subject(findings):
     return {finding.subject: finding for finding in findings}
 
 
-def refusing(error: OSError) -> Callable[..., None]:
-    def refuse(*_: object, **__: object) -> None:
+def refusing(error):
+    def refuse(*_, **__):
         raise error
 
     return refuse
@@ -129,7 +129,7 @@ def test_data_that_one_rank_cannot_read_is_pointed_out(tmp_path) -> None:
 
 
 def test_a_rank_that_does_not_see_the_folder_is_named(tmp_path) -> None:
-    def check(seen: list[bool]) -> list[Finding]:
+    def check(seen):
         return storage.same_folder(tmp_path, lambda name: name, lambda mine: [mine, *seen])
 
     assert not check([True])[0].remedy
