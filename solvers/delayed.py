@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -164,16 +164,15 @@ class DelayedProgram(Program):
 
     def _last_tick(self, batch: Batch, stats: PhaseStats) -> None:
         """The last block's tick: forward, loss, backward, step."""
-        lam = self._arrived(batch).detach().requires_grad_(not self.block.first)
-        self._descend(self.block.forward(lam, (0, batch.step, 0)), batch, stats)
-        if not self.block.first:
-            self._hand_down(lam)
-        self._step()
-
-    def _descend(self, out: Tensor, batch: Batch, stats: PhaseStats) -> None:
-        found = self.block.classify(out, batch.labels())
+        lam = self._leaf(self._arrived(batch))
+        found = self.block.classify(self.block.forward(lam, (0, batch.step, 0)), batch.labels())
         self.block.backward(found.loss)
         stats.classified(found)
+        self._finish(lam)
+
+    def _leaf(self, lam: Tensor | None) -> Tensor:
+        assert lam is not None
+        return lam.detach().requires_grad_(not self.block.first)
 
     def _take(self) -> tuple[Tensor, ...]:
         """One message of the next block."""
@@ -183,10 +182,12 @@ class DelayedProgram(Program):
         """The oldest message of the next block that has not been worked on."""
         return self._inbox.popleft() if self._inbox else self._take()
 
-    def _hand_down(self, lam: Tensor) -> None:
-        p_in, shrink = self.block.input_adjoint(lam), self.solver.shrink
-        assert p_in is not None
-        self.links.to_previous(p_in if shrink == 1.0 else shrink * p_in)
+    def _finish(self, lam: Tensor) -> None:
+        """Hand the adjoint of the leaf lam down, and step."""
+        if not self.block.first:
+            p_in, shrink = self.block.input_adjoint(lam), self.solver.shrink
+            self.links.to_previous(p_in if shrink == 1.0 else shrink * p_in)
+        self._step()
 
     def _step(self) -> None:
         self.block.step("local", self._rate, self.solver.clip_norm)
@@ -221,8 +222,7 @@ class StashingProgram(DelayedProgram):
         return flight
 
     def _computed(self, flight: Flight) -> Flight:
-        assert flight.lam is not None
-        lam = flight.lam.detach().requires_grad_(not self.block.first)
+        lam = self._leaf(flight.lam)
         for name, parameter in self.block.module.named_parameters():
             flight.stash[name].requires_grad_(parameter.requires_grad)
         out = self.block.forward(lam, flight.key, flight.stash)
@@ -244,9 +244,7 @@ class StashingProgram(DelayedProgram):
         self.block.backward(flight.out, p_out)
         for name, parameter in self.block.module.named_parameters():
             parameter.grad = flight.stash[name].grad
-        if not self.block.first:
-            self._hand_down(flight.lam)
-        self._step()
+        self._finish(flight.lam)
 
 
 @dataclass(frozen=True)
@@ -300,13 +298,10 @@ class ReplayingProgram(DelayedProgram):
         return flight
 
     def _backward(self, flight: Flight) -> None:
-        assert flight.lam is not None
-        lam = flight.lam.detach().requires_grad_(not self.block.first)
+        lam = self._leaf(flight.lam)
         (p_out,) = self._adjoint()
         self.block.backward(self.block.forward(lam, flight.key), p_out)
-        if not self.block.first:
-            self._hand_down(lam)
-        self._step()
+        self._finish(lam)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
@@ -316,10 +311,4 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _part(state: Tensors, prefix: str) -> Tensors:
     """The entries of that prefix, in order, without it."""
-
-    def entries() -> Iterator[tuple[str, Tensor]]:
-        for name in sorted(state):
-            if name.startswith(prefix):
-                yield name.removeprefix(prefix), state[name]
-
-    return dict(entries())
+    return {k.removeprefix(prefix): state[k] for k in sorted(state) if k.startswith(prefix)}

@@ -131,13 +131,13 @@ class LocalUpdatesProgram(Program):
             links.to_next(x.detach())
         if block.last or self._head is not None:
             self._descend(x, batch, stats)
-        if up and overlapping and down:
-            # its own loss alone: what comes from above stops here
-            links.to_previous(self._adjoint(lam))
+        if down and overlapping:
+            # its own loss alone: what comes from above stops here, and adds to lam's gradient
+            links.to_previous(block.input_adjoint(lam).clone())
         if up:
             block.backward(x, links.from_next())
-        if down and not (up and overlapping):
-            links.to_previous(self._adjoint(lam))
+        if down and not overlapping:
+            links.to_previous(block.input_adjoint(lam))
         block.step("local", batch.learning_rate)
         stats.samples += len(batch)
         stats.steps += 1
@@ -158,15 +158,7 @@ class LocalUpdatesProgram(Program):
         block = self.block
         found = block.classify(x if self._head is None else self._head(block, x), batch.labels())
         block.backward(found.loss, retain_graph=self._up)
-        if block.last:
-            stats.classified(found)
-        else:
-            stats.losses.append(found.loss.detach())
-
-    def _adjoint(self, lam: Tensor) -> Tensor:
-        p = self.block.input_adjoint(lam)
-        assert p is not None
-        return p.clone()
+        stats.classified(found)
 
     def _begin(self, batch: Batch) -> None:
         """Make the heads: a forward pass tells their sizes."""

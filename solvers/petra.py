@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,6 @@ from solvers.blocks.norms import frozen_statistics
 from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
 from solvers.state import State
-from solvers.windows import Batch, PhaseStats
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class PetraProgram(DelayedProgram):
 
     def begin(self) -> None:
         super().begin()
-        block = self.block
-        self._parts = _segments(block.module)
+        self._parts = _segments(self.block.module)
         self._gradients = 0
 
     def drain(self) -> None:
@@ -97,13 +96,11 @@ class PetraProgram(DelayedProgram):
         super().load_state(state)
         self._gradients = int(state.flight.get("gradients", 0))
         for name, parameter in self.block.module.named_parameters():
-            if f"gradient {name}" in state.flight:
-                kept = state.flight[f"gradient {name}"]
+            if (kept := state.flight.get(f"gradient {name}")) is not None:
                 parameter.grad = torch.empty_like(parameter).copy_(kept)
 
     def _forward(self, lam: Tensor, step: int) -> Flight:
-        flight, block = Flight(step), self.block
-        x = lam
+        flight, block, x = Flight(step), self.block, lam
         self._draw_for(flight)
         with torch.no_grad(), frozen_statistics(block.module), block.numbers():
             for i, part in enumerate(self._parts):
@@ -136,9 +133,7 @@ class PetraProgram(DelayedProgram):
                     out = part(x)
                 block.backward(out, p)
                 if wanted:
-                    p_in = block.input_adjoint(x)
-                    assert p_in is not None
-                    x, p = x.detach(), p_in
+                    x, p = x.detach(), block.input_adjoint(x)
         if not block.first:
             self.links.to_previous(x)
             self.links.to_previous(p)
@@ -147,20 +142,12 @@ class PetraProgram(DelayedProgram):
     def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
         block = self.block
         block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
-        p = block.input_adjoint(x)
-        assert p is not None
-        return p
+        return block.input_adjoint(x)
 
-    def _last_tick(self, batch: Batch, stats: PhaseStats) -> None:
-        block = self.block
-        lam = self._arrived(batch).detach().requires_grad_(not block.first)
-        self._descend(block.forward(lam, (0, batch.step, 0)), batch, stats)
-        if not block.first:
-            p_in = block.input_adjoint(lam)
-            assert p_in is not None
+    def _finish(self, lam: Tensor) -> None:
+        if not self.block.first:
             self.links.to_previous(lam.detach())
-            self.links.to_previous(p_in)
-        self._step()
+        super()._finish(lam)
 
     def _step(self) -> None:
         self._gradients += 1
@@ -185,16 +172,12 @@ class _Copy(nn.Module):
 def _segments(module: nn.Module) -> list[nn.Module]:
     """A block's reversible units, and runs of the others between them, in order."""
     found: list[nn.Module] = []
-    run: list[nn.Module] = []
     # children() leaves out the second use of a module
-    for part in [*module._modules.values(), None]:
-        if part is None or isinstance(part, Reversible):
-            if run:
-                found.append(nn.Sequential(*run))
-            run = []
-            found += [part] if part is not None else []
+    for kind, run in groupby(module._modules.values(), lambda part: isinstance(part, Reversible)):
+        parts = [part for part in run if part is not None]
+        if kind:
+            found += parts
         else:
-            if not run and getattr(part, "inplace", False):
-                run.append(_Copy())
-            run.append(part)
+            before = [_Copy()] if getattr(parts[0], "inplace", False) else []
+            found.append(nn.Sequential(*before, *parts))
     return found

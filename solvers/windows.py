@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 import torch
@@ -123,14 +123,8 @@ class PhaseStats:
 
     def add(self, part: PhaseStats) -> None:
         """Take in what another part of the phase did."""
-        self.samples += part.samples
-        self.steps += part.steps
-        self.seconds += part.seconds
-        self.losses += part.losses
-        self.correct += part.correct
-        self.squares += part.squares
-        self.exchanged += part.exchanged
-        self.notices += part.notices
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(part, each.name))
 
     def residual(self) -> float:
         """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k||; 0 without a measured cut."""

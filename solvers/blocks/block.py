@@ -120,7 +120,7 @@ class Block:
         """
         if self.sync is not None:
             self.sync.before_step(self, kind)
-        optimisers = self._optimisers_of(kind)
+        optimisers = [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
         if clip_norm:
             self._clip(optimisers[-1], clip_norm, everyone)
         for optimiser in optimisers:
@@ -138,10 +138,6 @@ class Block:
             optimiser.zero_grad(set_to_none=True)
         if self.sync is not None:
             self.sync.after_step(self, kind)
-
-    def _optimisers_of(self, kind: str) -> list[torch.optim.Optimizer]:
-        companion = [self.companions[kind]] if kind in self.companions else []
-        return [*companion, self.optimisers[kind]]
 
     def _clip(
         self, optimiser: torch.optim.Optimizer, clip_norm: float, everyone: AllGather | None
@@ -179,16 +175,16 @@ class Block:
         else:
             out.backward((p_out * scale).to(out.dtype), retain_graph=retain_graph)
 
-    def input_adjoint(self, lam: Tensor) -> Tensor | None:
+    def input_adjoint(self, lam: Tensor) -> Tensor:
         """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
-        if lam.grad is None or self.scaler is None:
-            return lam.grad
-        return lam.grad.float() / self.loss_scale
+        assert lam.grad is not None
+        return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
     def sample_adjoint(self, lam: Tensor) -> Tensor | None:
         """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
-        p = self.input_adjoint(lam)
-        return None if p is None else self.stored_adjoint(p * len(lam))
+        if lam.grad is None:
+            return None
+        return self.stored_adjoint(self.input_adjoint(lam) * len(lam))
 
     def stored_adjoint(self, p: Tensor) -> Tensor:
         """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""

@@ -1,7 +1,6 @@
 """Which implementation computes: torch on any device, or the fused kernels on a GPU."""
 
 import sys
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -27,14 +26,15 @@ def choose(kernels: Kernels, gpu: bool) -> str:
     _launcher = None
     if kernels == "torch" or (kernels == "auto" and not gpu):
         return "torch"
-    problem = "there is no GPU in use" if not gpu else ""
-    if not problem:
-        try:
-            _launcher = _cupy()
-        except Exception as error:  # of the driver, the compiler or the import
-            problem = " ".join(str(error).split())[:200] or type(error).__name__
-    if not problem:
+    try:
+        if not gpu:
+            raise RuntimeError("there is no GPU in use")
+        from solvers.kernels.cupy_launcher import CupyLauncher
+
+        _launcher = CupyLauncher()
         return "cupy"
+    except Exception as error:  # of the driver, the compiler or the import
+        problem = " ".join(str(error).split())[:200] or type(error).__name__
     if kernels == "cupy":
         raise ValueError(
             f"kernels is 'cupy' but they cannot be used ({problem}): install "
@@ -54,24 +54,12 @@ def launcher(*tensors: Tensor | None) -> Launcher | None:
     """Who runs a fused kernel on these tensors; None: torch computes."""
     if _launcher is None:
         return None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.device.type != _launcher.device_type or tensor.dtype not in FORMATS:
-            return None
-        if not tensor.numel():
-            return None
-    return _launcher
+    kind, given = _launcher.device_type, [tensor for tensor in tensors if tensor is not None]
+    fit = all(t.device.type == kind and t.dtype in FORMATS and t.numel() for t in given)
+    return _launcher if fit else None
 
 
 def memory_pools() -> int:
     """Bytes that CuPy's own pool holds on the current GPU: none, if all goes as meant."""
     cupy = sys.modules.get("cupy")
     return int(cupy.get_default_memory_pool().total_bytes()) if cupy and _launcher else 0
-
-
-def _cupy() -> Launcher:
-    from solvers.kernels.cupy_launcher import CupyLauncher
-
-    make: Callable[[], Launcher] = CupyLauncher
-    return make()

@@ -1,5 +1,6 @@
 """The multiplicative updates of a non-negative factorisation (Lee and Seung, NIPS 2000)."""
 
+import torch
 from torch import Tensor
 
 from solvers.kernels import fused
@@ -13,8 +14,8 @@ def multiply(right: Tensor, gram: Tensor, start: Tensor, iterations: int) -> Ten
 
     With T ~ M S, right = T S^T and gram = S S^T step M; M^T T and M^T M, transposed, step S^T.
     """
-    launch = launcher(right, gram, start)
-    if launch is not None and start.dtype == right.dtype == gram.dtype and fused.multiplies(start):
+    launch, narrow = launcher(right, gram, start), start.shape[1] <= fused.MAXIMUM_RANK
+    if launch is not None and start.dtype == right.dtype == gram.dtype == torch.float32 and narrow:
         return fused.multiply(launch, right, gram, start, iterations, EPSILON)
     M = start
     for _ in range(iterations):

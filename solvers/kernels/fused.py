@@ -178,11 +178,6 @@ def multiply(
     return out
 
 
-def multiplies(factors: Tensor) -> bool:
-    """Whether `multiply` takes factors (rows, rank) like these."""
-    return factors.dtype is torch.float32 and factors.shape[1] <= MAXIMUM_RANK
-
-
 def _name(kernel: str, *parameters: object) -> str:
     return f"{kernel}<{', '.join(map(str, parameters))}>"
 

@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from solvers.base import Recorder, SubProblems
+from solvers.base import SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.blocks.norms import frozen_statistics
@@ -83,11 +83,6 @@ class BubbleFill:
         self._history.clear()
         for age, batch in enumerate(self.latest[: self.slots - 1]):
             self._history.append(((self._slot - 1 - age) % self.slots, batch))
-
-    @property
-    def recorder(self) -> Recorder:
-        """Where the pass leaves its record, from row `next_row` on."""
-        return self.program
 
     @property
     def next_row(self) -> int:

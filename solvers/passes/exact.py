@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from solvers.base import Links, Program, Recorder, check_choices, check_numbers
-from solvers.blocks.block import Block
+from solvers.base import Program, Recorder, check_choices, check_numbers
 from solvers.blocks.norms import frozen_statistics
 from solvers.passes.bubble import BubbleFill
 from solvers.passes.pipeline import Op, order
@@ -36,9 +35,7 @@ class PassSettings:
     """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, at_least_one=("micro_batches", "filter"))
-        if self.clip_norm < 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; it must be 0 (off) or positive")
+        check_numbers(self, not_negative=("clip_norm",), at_least_one=("micro_batches", "filter"))
         check_choices(self)
 
 
@@ -125,12 +122,12 @@ class ExactPass(Program):
         fill: BubbleFill | None = None,
     ) -> None:
         """Leave the exact gradient of the batch-mean loss in the parameters."""
-        m = min(self.solver.micro_batches, len(batch))
         recorders = [(recorder, rows.start)] if recorder is not None else []
         if fill is not None:
-            recorders.append((fill.recorder, fill.next_row))
-        run = _Pass(self.solver, self.block, self.links, batch, m, recorders)
-        for op in order(self.block.index, self.block.count, m, fill.gaps if fill else None):
+            recorders.append((fill.program, fill.next_row))
+        run = _Pass(self, batch, recorders)
+        m, gaps = len(run.rows), None if fill is None else fill.gaps
+        for op in order(self.block.index, self.block.count, m, gaps):
             if op is Op.FORWARD:
                 run.forward(stats)
             elif op is Op.BACKWARD:
@@ -153,20 +150,16 @@ class _Pass:
     """One mini-batch on its way through one block."""
 
     def __init__(
-        self,
-        settings: PassSettings,
-        block: Block,
-        links: Links,
-        batch: Batch,
-        micro_batches: int,
-        recorders: list[tuple[Recorder, int]],
+        self, program: ExactPass, batch: Batch, recorders: list[tuple[Recorder, int]]
     ) -> None:
-        self.block, self.links, self.recorders = block, links, recorders
+        settings, block = program.solver, program.block
+        self.block, self.links, self.recorders = block, program.links, recorders
         self.recompute, self.step = settings.recompute, batch.step
         self.wire = Wire(settings.messages, settings.filter)
         self.size = len(batch)
         # autograd's adjoints are of the batch mean, too small for float16
         self.adjoint_scale = self.size if settings.messages == "float16" else 1
+        micro_batches = min(settings.micro_batches, self.size)
         sizes = [len(ids) for ids in batch.ids.tensor_split(micro_batches)]
         self.rows = deque(slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes)))
         self.images = deque(batch.images().split(sizes) if block.first else ())
@@ -199,13 +192,17 @@ class _Pass:
 
     def backward(self) -> None:
         lam, out = self.graphs.popleft()
-        p_out = None if self.block.last else self._from_next(out)
+        p_out = p_in = None
+        if not self.block.last:
+            dtype = out.dtype if self.block.scaler is None else torch.float32
+            p_out = self.wire.receive(self.links.from_next, dtype)
+            p_out = p_out if self.adjoint_scale == 1 else p_out / self.adjoint_scale
         with _spared_statistics(self.block.module) if self.recompute else nullcontext():
             self.block.backward(out, p_out)
-        p_in = self.block.input_adjoint(lam)
         if not self.block.first:
-            assert p_in is not None
-            self._to_previous(p_in)
+            p_in = self.block.input_adjoint(lam)
+            sent = p_in if self.adjoint_scale == 1 else p_in * self.adjoint_scale
+            self.wire.send(self.links.to_previous, sent)
         rows = self.rows.popleft()
         for recorder, start in self.recorders:
             recorder.record(
@@ -217,16 +214,6 @@ class _Pass:
                     p_out=None if p_out is None else self.block.stored_adjoint(p_out * self.size),
                 )
             )
-
-    def _from_next(self, out: Tensor) -> Tensor:
-        dtype = out.dtype if self.block.scaler is None else torch.float32
-        p = self.wire.receive(self.links.from_next, dtype)
-        return p if self.adjoint_scale == 1 else p / self.adjoint_scale
-
-    def _to_previous(self, p: Tensor) -> None:
-        self.wire.send(
-            self.links.to_previous, p if self.adjoint_scale == 1 else p * self.adjoint_scale
-        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Literal
 
 import torch
@@ -44,10 +45,7 @@ class Wire:
 
     def bytes_per_sample(self, shape: tuple[int, ...]) -> int:
         """Size of one sample's message at a cut of activations (C, H, W) in float32."""
-        values = 1
-        for size in shape:
-            values *= size
-        values //= self.filter**2
+        values = prod(shape) // self.filter**2
         if self.format == "int8":
             return values + 4 * (shape[0] if len(shape) > 1 else 1)
         return values * (4 if self.format == "float32" else 2)
