@@ -123,17 +123,16 @@ class Block:
         optimisers = [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
         if clip_norm:
             self._clip(optimisers[-1], clip_norm, everyone)
+        scaler = None if kind == "auxiliary" else self.scaler
         for optimiser in optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate * self.rates.get(kind, self.rates["local"])
-        scaled = [o for o in optimisers if self.scaler is not None and _has_gradients(o)]
-        if self.scaler is None or kind == "auxiliary":
-            for optimiser in optimisers:
+            if scaler is None:
                 optimiser.step()
-        elif scaled:
-            for optimiser in scaled:
-                self.scaler.step(optimiser)
-            self.scaler.update()
+            elif _has_gradients(optimiser):
+                scaler.step(optimiser)
+        if scaler is not None and any(map(_has_gradients, optimisers)):
+            scaler.update()
         for optimiser in optimisers:
             optimiser.zero_grad(set_to_none=True)
         if self.sync is not None:
@@ -208,17 +207,14 @@ class Block:
     def own_optimiser(self, momentum: float) -> None:
         """Give local steps an optimiser of their own: like the exact one, but for its momentum."""
         exact = self.optimisers["exact"]
-        groups = [
-            {k: v for k, v in group.items() if k not in ("momentum", "betas")}
-            for group in exact.param_groups
-        ]
-        if isinstance(exact, torch.optim.SGD):
-            for group in groups:
-                group["nesterov"] = group["nesterov"] and momentum > 0
-            own: torch.optim.Optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum)
-        else:
-            own = torch.optim.AdamW(groups, lr=0.0, betas=(momentum, 0.999))
-        self.optimisers["local"] = own
+        kind: Callable[[Any], torch.optim.Optimizer] = type(exact)
+        groups = [dict(group) for group in exact.param_groups]
+        for group in groups:
+            if isinstance(exact, torch.optim.SGD):
+                group |= {"momentum": momentum, "nesterov": group["nesterov"] and momentum > 0}
+            else:
+                group["betas"] = (momentum, 0.999)
+        self.optimisers["local"] = kind(groups)
 
     def gradients(self) -> list[Tensor]:
         """The gradients at hand, in the order of the parameters."""

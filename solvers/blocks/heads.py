@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +73,8 @@ def _optimiser_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.op
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
         {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": min(decays)},
     ]
-    known = inspect.signature(type(exact)).parameters
-    settings = {k: v for k, v in exact.param_groups[0].items() if k in known and k != "params"}
-    return type(exact)(groups, **settings)
+    kind: Callable[[Any], torch.optim.Optimizer] = type(exact)
+    return kind([exact.param_groups[0] | group for group in groups])
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:

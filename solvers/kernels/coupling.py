@@ -22,12 +22,7 @@ class Coupling(NamedTuple):
 
 
 def couple(
-    x: Tensor,
-    lam: Tensor,
-    kappa: Tensor | None,
-    beta: float,
-    factor: int = 1,
-    samples: float = 1.0,
+    x: Tensor, lam: Tensor, kappa: Tensor | None, beta: float, factor: int = 1, samples: float = 1.0
 ) -> Coupling:
     """Couple output x (N, C, H, W) to lam and kappa, which are already downsampled by `factor`.
 

@@ -56,20 +56,13 @@ def couple(
     types = [NAMES[x.dtype], NAMES[lam.dtype]]
     numbers = np.float32(beta), np.float32(samples)
     if factor == 1:
-        vectors, width = _vectors(x, lam, kappa, p)
-        partial = _partial(3, vectors, x)
-        launch(
-            _name("couple", *types, width),
-            partial.shape[1],
-            *(x, lam, kappa, np.int64(vectors), *numbers, p, partial),
-        )
+        items, width = _vectors(x, lam, kappa, p)
+        name, shape = _name("couple", *types, width), (np.int64(items),)
     else:
-        partial = _partial(3, lam.numel(), x)
-        launch(
-            _name("couple_pooled", *types),
-            partial.shape[1],
-            *(x, lam, kappa, *_pixels(lam, factor, layout), *numbers, p, partial),
-        )
+        items, name = lam.numel(), _name("couple_pooled", *types)
+        shape = _pixels(lam, factor, layout)
+    partial = _partial(3, items, x)
+    launch(name, partial.shape[1], x, lam, kappa, *shape, *numbers, p, partial)
     return p, _finished(launch, partial)
 
 
@@ -97,23 +90,16 @@ def step(
     set_ = np.int32(SETS.index(kind)), *(np.float32(end) for end in ends)
     numbers = np.float32(beta), np.float32(eta), np.float32(ascent), *set_
     if factor == 1:
-        vectors, width = _vectors(lam, x, kappa, p_in, new, new_kappa)
-        partial = _partial(2, vectors, lam)
-        launch(
-            _name("step", *types, width),
-            partial.shape[1],
-            *(lam, x, kappa, p_in, np.int64(vectors), *numbers, new, new_kappa, partial),
-        )
-        return new, new, new_kappa, _finished(launch, partial)
-    shared = torch.empty_like(x, dtype=lam.dtype)
-    partial = _partial(2, x.numel(), lam)
-    shape = *_pixels(x, factor, layout), np.int32(flat)
-    launch(
-        _name("step_pooled", *types),
-        partial.shape[1],
-        *(lam, x, kappa, p_in, *shape, *numbers, new, shared, new_kappa, partial),
-    )
-    return new, shared, new_kappa, _finished(launch, partial)
+        items, width = _vectors(lam, x, kappa, p_in, new, new_kappa)
+        name, shape, shared = _name("step", *types, width), (np.int64(items),), [new]
+    else:
+        items, name = x.numel(), _name("step_pooled", *types)
+        shape = *_pixels(x, factor, layout), np.int32(flat)
+        shared = [new, torch.empty_like(x, dtype=lam.dtype)]
+    partial = _partial(2, items, lam)
+    given = lam, x, kappa, p_in, *shape, *numbers
+    launch(name, partial.shape[1], *given, *shared, new_kappa, partial)
+    return new, shared[-1], new_kappa, _finished(launch, partial)
 
 
 def ascend(launch: Launcher, kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:

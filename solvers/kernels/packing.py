@@ -15,7 +15,8 @@ def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor
     s is that of each sample and channel, (N, C, 1, 1); without pixels of each sample, (N, 1).
     """
     launch = launcher(x)
-    if launch is not None and x.dim() == 4 and _fits(x, factor):
+    # settings are checked so that the squares cover the image; elsewhere torch cuts it off
+    if launch is not None and x.dim() == 4 and not any(side % factor for side in x.shape[2:]):
         if dtype is torch.int8 or (factor > 1 and dtype in fused.NAMES):
             return fused.pack(launch, x, dtype, factor)
         if factor == 1:
@@ -37,8 +38,3 @@ def unpack(packed: Tensor, scale: Tensor | None, dtype: torch.dtype, factor: int
         return fused.unpack(launch, packed, scale, dtype, factor)
     x = packed.to(dtype)
     return upsample(x if scale is None else x * scale.to(dtype), factor)
-
-
-def _fits(x: Tensor, factor: int) -> bool:
-    """Whether the squares cover the image, as settings are checked to; else torch cuts it off."""
-    return x.shape[2] % factor == 0 and x.shape[3] % factor == 0

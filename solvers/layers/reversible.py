@@ -22,11 +22,6 @@ class Reversible(nn.Module):
         x1, x2 = x.chunk(2, dim=1)
         return torch.cat((x2 + self.residual(x1), x1), dim=1)
 
-    def inverse(self, y: Tensor) -> Tensor:
-        """The x of y."""
-        y1, y2 = y.chunk(2, dim=1)
-        return torch.cat((y2, y1 - self.residual(y2)), dim=1)
-
     def reverse(
         self, y: Tensor, p: Tensor, backward: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:

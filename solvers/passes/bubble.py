@@ -8,6 +8,7 @@ from typing import get_args
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from solvers.base import SubProblems
 from solvers.blocks.block import Block
@@ -57,7 +58,7 @@ class BubbleFill:
         """Forget the records, as at the start of an epoch."""
         self._history: deque[tuple[int, Batch]] = deque(maxlen=self.slots - 1)
         self._slot = 0
-        self._sums: list[Tensor | None] = []
+        self._sums: dict[Parameter, Tensor] = {}
         self._samples = 0
 
     def state(self) -> State:
@@ -109,47 +110,41 @@ class BubbleFill:
         if local is None:
             exact_step()
         elif self.kind == "added":
-            for p, gradient in zip(self._parameters(), local, strict=True):
-                if p.grad is not None and gradient is not None:
+            for p, gradient in local.items():
+                if p.grad is not None:
                     p.grad.add_(gradient, alpha=share * self.block.rates["local"])
             exact_step()
         else:
             exact_step()
-            for p, gradient in zip(self._parameters(), local, strict=True):
-                p.grad = gradient
+            for p in self.block.module.parameters():
+                p.grad = local.get(p)
             self.block.step("local", batch.learning_rate * share)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 
     def _add(self, batch: Batch, rows: slice, visit: int) -> None:
-        exact = [p.grad for p in self._parameters()]
+        exact = [(p, p.grad) for p in self.block.module.parameters()]
         self.block.module.zero_grad(set_to_none=True)
         with frozen_statistics(self.block.module):
             self.program.gradient(batch, rows, False, self.stats, visit)
-        sums = self._sums or [None] * len(exact)
-        for i, (p, before) in enumerate(zip(self._parameters(), exact, strict=True)):
+        for p, before in exact:
             if p.grad is not None:
                 mine = p.grad.mul_(len(batch))
-                total = sums[i]
-                sums[i] = mine if total is None else total.add_(mine)
+                self._sums[p] = self._sums[p].add_(mine) if p in self._sums else mine
             p.grad = before
-        self._sums = sums
         self._samples += len(batch)
 
-    def _local_gradient(self) -> list[Tensor | None] | None:
+    def _local_gradient(self) -> dict[Parameter, Tensor] | None:
         if not self._samples:
             return None
-        mean, self._sums = self._sums, []
-        present = [g for g in mean if g is not None]
+        mean, self._sums = self._sums, {}
+        present = [mean[p] for p in self.block.module.parameters() if p in mean]
         if present:
             torch._foreach_mul_(present, 1 / self._samples)
         self._samples = 0
         if self.program.clip_norm:
             clip_gradients(present, self.program.clip_norm, gradient_norms(present))
         return mean
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return list(self.block.module.parameters())
 
 
 def slots(gaps: Gaps, samples: int) -> int:
