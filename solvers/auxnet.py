@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from solvers.base import Program, Shape, Solver, check_momentum, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
-from solvers.state import State
+from solvers.state import State, part
 from solvers.windows import Batch, PhaseStats, Window
 
 
@@ -135,22 +135,23 @@ class AuxNetProgram(Program):
         stats.exchanged.append(torch.stack(squares))
 
     def _generate(self, images: Tensor) -> Tensor:
-        if self._network is None:
+        network = self._network
+        if network is None:
             cut = self.setup.shape_before(self.block.index)
             assert cut is not None
-            self._make(tuple(images.shape[1:]), cut, images.dtype)
-        assert self._network is not None
-        generated: Tensor = self._network(images)
+            network = self._make(tuple(images.shape[1:]), cut, images.dtype)
+        generated: Tensor = network(images)
         return generated
 
-    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> None:
+    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Module:
         solver, block = self.solver, self.block
         made = auxiliary_network(image, cut, solver.width, solver.depth, seed=block.index)
-        self._network = made.to(block.device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._shapes = image, cut
+        made.to(block.device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network, self._shapes = made, (image, cut)
         self._adam = torch.optim.Adam(made.parameters(), lr=solver.aux_lr)
         block.optimisers["auxiliary"] = self._adam
         block.rates["auxiliary"] = 1.0
+        return made
 
     def state(self) -> State:
         if self._network is None:
@@ -168,10 +169,9 @@ class AuxNetProgram(Program):
         if not before:
             return
         image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
-        weights = {k[8:]: v for k, v in before.items() if k.startswith("weights.")}
-        self._make(image, cut, weights["0.weight"].dtype)
-        assert self._network is not None
-        made = self._network.state_dict()
+        weights = part(before, "weights.")
+        network = self._make(image, cut, weights["0.weight"].dtype)
+        made = network.state_dict()
         if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
             depth = sum(v.dim() == 4 for v in weights.values()) - 1
             raise ValueError(
@@ -179,16 +179,14 @@ class AuxNetProgram(Program):
                 f"{self.solver.depth}: resume with solver.width={len(weights['0.weight'])} and "
                 f"solver.depth={depth}"
             )
-        self._network.load_state_dict(weights)
-        parameters = list(self._network.parameters())
-        for key, value in before.items():
-            kind, _, rest = key.partition(".")
-            if kind == "adam":
-                index, slot = rest.split(".")
-                parameter = parameters[int(index)]
-                if value.dim():
-                    value = torch.empty_like(parameter, requires_grad=False).copy_(value)
-                self._adam.state[parameter][slot] = value
+        network.load_state_dict(weights)
+        parameters = list(network.parameters())
+        for key, value in part(before, "adam.").items():
+            index, slot = key.split(".")
+            parameter = parameters[int(index)]
+            if value.dim():
+                value = torch.empty_like(parameter, requires_grad=False).copy_(value)
+            self._adam.state[parameter][slot] = value
 
 
 def auxiliary_network(image: Shape, cut: Shape, width: int, depth: int, seed: int) -> nn.Sequential:

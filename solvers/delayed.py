@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from solvers.base import GraphBytes, Program, Solver, check_numbers, program_of
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
-from solvers.state import State, Tensors
+from solvers.state import State, Tensors, part
 from solvers.windows import Batch, PhaseStats, Window
 
 
@@ -134,11 +134,11 @@ class DelayedProgram(Program):
             return
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
         for i in range(min(self._ticks, self._delay)):
-            stash = _part(found, f"flight {i}.")
+            stash = part(found, f"flight {i}.")
             step = int(stash.pop("step"))
             self._flights.append(self._again(Flight(step, stash.pop("lam", None), stash)))
         for i in range(self._on_the_way()):
-            self._inbox.append(tuple(_part(found, f"inbox {i}.").values()))
+            self._inbox.append(tuple(part(found, f"inbox {i}.").values()))
 
     def _on_the_way(self) -> int:
         """Adjoints that the next block has sent and this one has not asked for."""
@@ -307,8 +307,3 @@ class ReplayingProgram(DelayedProgram):
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
     """Memory of the tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _part(state: Tensors, prefix: str) -> Tensors:
-    """The entries of that prefix, in order, without it."""
-    return {k.removeprefix(prefix): state[k] for k in sorted(state) if k.startswith(prefix)}

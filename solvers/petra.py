@@ -13,7 +13,7 @@ from solvers.base import GraphBytes, Setup, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
-from solvers.state import State
+from solvers.state import State, part
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class PetraProgram(DelayedProgram):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._gradients = int(state.flight.get("gradients", 0))
-        for name, parameter in self.block.module.named_parameters():
-            if (kept := state.flight.get(f"gradient {name}")) is not None:
-                parameter.grad = torch.empty_like(parameter).copy_(kept)
+        for name, kept in part(state.flight, "gradient ").items():
+            parameter = self.block.module.get_parameter(name)
+            parameter.grad = torch.empty_like(parameter).copy_(kept)
 
     def _forward(self, lam: Tensor, step: int) -> Flight:
         flight, block, x = Flight(step), self.block, lam

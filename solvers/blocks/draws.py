@@ -36,7 +36,8 @@ class _Drawing(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.drew = True
-        device = _device(args, kwargs)
+        given = (a.device for a in args if isinstance(a, Tensor))
+        device = next(given, torch.device(kwargs.get("device") or "cpu"))
         if func is torch.ops.aten.native_dropout.default:
             return self._dropout(*args)
         names = {argument.name for argument in func._schema.arguments}
@@ -113,13 +114,6 @@ def drawing(parts: Iterable[nn.Module], x: Tensor) -> list[bool]:
                 x = part(x)
             found.append(mode.drew)
     return found
-
-
-def _device(args: Any, kwargs: Mapping[str, Any]) -> torch.device:
-    tensor = next((a for a in args if isinstance(a, Tensor)), None)
-    if tensor is not None:
-        return tensor.device
-    return torch.device(kwargs.get("device") or "cpu")
 
 
 def _with_generator(func: Any, kwargs: dict[str, Any], generator: torch.Generator) -> Any:

@@ -84,7 +84,7 @@ class StepGraphs:
     def __init__(self, parameters: Sequence[nn.Parameter], capture: Capture | None = None) -> None:
         self._parameters, self._capture = parameters, capture or CudaCapture()
         self._seen: dict[Hashable, int] = {}
-        self._graphs: dict[Hashable, _Graph] = {}
+        self._graphs: dict[Hashable, Callable[[Sequence[Tensor | None]], Values]] = {}
         self.reason = ""
         """Why there are no graphs; empty if there are."""
 
@@ -98,40 +98,36 @@ class StepGraphs:
             if self._seen[key] <= WARM_UP:
                 return self._capture.warm_up(lambda: compute(*tensors))
             try:
-                self._graphs[key] = _Graph(self._capture, self._parameters, compute, tensors)
+                self._graphs[key] = self._captured(compute, tensors)
             except RuntimeError as error:
                 self.reason = f"not captured: {' '.join(str(error).split())[:200]}"
                 for parameter in self._parameters:
                     parameter.grad = None
                 return compute(*tensors)
-        return self._graphs[key].replay(tensors)
+        return self._graphs[key](tensors)
 
     @property
     def count(self) -> int:
         """Graphs captured so far."""
         return len(self._graphs)
 
-
-class _Graph:
-    def __init__(
-        self,
-        capture: Capture,
-        parameters: Sequence[nn.Parameter],
-        compute: Compute,
-        tensors: Sequence[Tensor | None],
-    ) -> None:
-        self._parameters = parameters
-        self._given = [None if t is None else t.detach().clone() for t in tensors]
-        for parameter in parameters:
+    def _captured(
+        self, compute: Compute, tensors: Sequence[Tensor | None]
+    ) -> Callable[[Sequence[Tensor | None]], Values]:
+        """What replays the graph of `compute` on other tensors."""
+        own = [None if t is None else t.detach().clone() for t in tensors]
+        for parameter in self._parameters:
             parameter.grad = None
-        self._again, self._results = capture.record(lambda: compute(*self._given))
-        self._gradients = [parameter.grad for parameter in parameters]
+        again, results = self._capture.record(lambda: compute(*own))
+        gradients = [parameter.grad for parameter in self._parameters]
 
-    def replay(self, tensors: Sequence[Tensor | None]) -> Values:
-        for mine, given in zip(self._given, tensors, strict=True):
-            if mine is not None and given is not None:
-                mine.copy_(given)
-        self._again()
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
-        return tuple(None if r is None else r.detach().clone() for r in self._results)
+        def replay(tensors: Sequence[Tensor | None]) -> Values:
+            for mine, given in zip(own, tensors, strict=True):
+                if mine is not None and given is not None:
+                    mine.copy_(given)
+            again()
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+            return tuple(None if r is None else r.detach().clone() for r in results)
+
+        return replay

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
+from solvers.state import part
 
 LINEAR, MLP = "linear", "mlp"
 
@@ -54,14 +55,11 @@ class Head:
         """The head that gave `state`."""
         channels, classes = state["sizes"].tolist()
         made = cls(kind, block, channels, classes)
-        made.module.load_state_dict(
-            {k.removeprefix("head."): t for k, t in state.items() if k.startswith("head.")}
-        )
+        made.module.load_state_dict(part(state, "head."))
         kept: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in state.items():
-            if key.startswith("optimiser "):
-                _, i, name = key.split(" ")
-                kept.setdefault(int(i), {})[name] = tensor.clone()
+        for key, tensor in part(state, "optimiser ").items():
+            i, name = key.split(" ")
+            kept.setdefault(int(i), {})[name] = tensor.clone()
         made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})
         return made
 

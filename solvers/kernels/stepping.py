@@ -15,9 +15,8 @@ from solvers.kernels.fused import Interval
 class Held(Protocol):
     """A set C that an auxiliary variable is held to."""
 
-    @property
-    def interval(self) -> Interval | None:
-        """C for the fused kernels; None: torch alone can project onto it."""
+    interval: Interval | None
+    """C for the fused kernels; None: torch alone can project onto it."""
 
     def project(self, z: Tensor) -> Tensor:
         """P(z)."""

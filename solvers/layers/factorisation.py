@@ -29,11 +29,6 @@ class Factorisation(Projection):
         self.iterations = iterations
         self.register_buffer("dictionary", torch.rand(rank, channels) + 0.1)
 
-    @property
-    def rank(self) -> int:
-        """Number of factors."""
-        return len(self.dictionary)
-
     def project(self, z: Tensor) -> Tensor:
         return self.compose(self.codes(z))
 
@@ -48,7 +43,7 @@ class Factorisation(Projection):
         if start is None:
             # the best multiple of one code for all factors
             scale = right.sum(1) / gram.sum().clamp_min(EPSILON)
-            M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, self.rank).contiguous()
+            M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, len(S)).contiguous()
         else:
             M = _rows(start)
         return _like(multiply(right, gram, M, iterations or self.iterations), z)

@@ -23,9 +23,9 @@ class Projection(nn.Module, ABC):
     Courville, arXiv 1308.3432): the derivative of the identity where `passes`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.passed_by = False
+    interval: Interval | None = None
+    """C as the fused kernels know it; None: they do not, and torch projects."""
+    passed_by = False
 
     @abstractmethod
     def project(self, z: Tensor) -> Tensor:
@@ -33,11 +33,6 @@ class Projection(nn.Module, ABC):
 
     def passes(self, x: Tensor) -> Tensor | None:
         """Where a straight-through gradient passes; None: everywhere."""
-        return None
-
-    @property
-    def interval(self) -> Interval | None:
-        """C as the fused kernels know it; None: they do not, and torch projects."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,9 +44,7 @@ class Projection(nn.Module, ABC):
 class Free(Projection):
     """No constraint: P(z) = z."""
 
-    @property
-    def interval(self) -> Interval | None:
-        return "free", 0.0, 0.0, 0.0
+    interval = "free", 0.0, 0.0, 0.0
 
     def project(self, z: Tensor) -> Tensor:
         return z
@@ -60,9 +53,7 @@ class Free(Projection):
 class NonNegative(Projection):
     """C = {z >= 0}."""
 
-    @property
-    def interval(self) -> Interval | None:
-        return "box", 0.0, inf, 0.0
+    interval = "box", 0.0, inf, 0.0
 
     def project(self, z: Tensor) -> Tensor:
         return z.clamp_min(0)
@@ -76,10 +67,7 @@ class Box(Projection):
         if not (isfinite(low) and isfinite(high) and low < high):
             raise ValueError(f"box is {low:g}:{high:g}; its low end must lie below its high end")
         self.low, self.high = low, high
-
-    @property
-    def interval(self) -> Interval | None:
-        return "box", self.low, self.high, 0.0
+        self.interval = "box", low, high, 0.0
 
     def project(self, z: Tensor) -> Tensor:
         return z.clamp(self.low, self.high)
@@ -96,10 +84,7 @@ class Quantised(Box):
         if bits not in range(1, 17):
             raise ValueError(f"quantised to {bits:g} bits; choose a whole number from 1 to 16")
         self.spacing = (high - low) / (2 ** int(bits) - 1)
-
-    @property
-    def interval(self) -> Interval | None:
-        return "quantised", self.low, self.high, self.spacing
+        self.interval = "quantised", low, high, self.spacing
 
     def project(self, z: Tensor) -> Tensor:
         whole = super().project(z).sub(self.low).div(self.spacing).round()
@@ -109,9 +94,7 @@ class Quantised(Box):
 class Sign(Projection):
     """C = {-1, 1} in every value; P(0) = 1."""
 
-    @property
-    def interval(self) -> Interval | None:
-        return "sign", -1.0, 1.0, 2.0
+    interval = "sign", -1.0, 1.0, 2.0
 
     def project(self, z: Tensor) -> Tensor:
         return torch.where(z >= 0, 1.0, -1.0).to(z.dtype)
