@@ -76,8 +76,7 @@ BASE = Recipe("plain loop", Backprop())
 def _changed(section: str, solver: Solver | PassSettings) -> list[str]:
     """The settings that are not the default."""
     assert is_dataclass(solver)
-    values = {f.name: getattr(solver, f.name) for f in fields(solver)}
-    changed = {f.name: values[f.name] for f in fields(solver) if values[f.name] != f.default}
+    changed = {f.name: v for f in fields(solver) if (v := getattr(solver, f.name)) != f.default}
     texts = {k: str(v).lower() if isinstance(v, bool) else v for k, v in changed.items()}
     return [f"--set {section}.{name}={text}" for name, text in texts.items()]
 

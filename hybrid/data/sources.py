@@ -1,6 +1,5 @@
 """The catalogue of data sets: where their files lie, what they hold, how to get them."""
 
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from hybrid.data.download import Download
 from hybrid.data.formats import check_labels, read_cifar_binary, read_cifar_python, read_idx
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
+from solvers.registry import unknown
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
 
@@ -44,9 +44,7 @@ def fetch(name: str, directory: Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.4)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown data set {name!r}: {guess}choose from {', '.join(NAMES)}")
+        raise ValueError(unknown(name, NAMES, "data set"))
     if name in _GENERATED:
         return
     directory, source = _or_default(directory), _SOURCES[name]

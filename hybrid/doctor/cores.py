@@ -89,16 +89,13 @@ def gpu_sharing(places: Sequence[Place]) -> list[Finding]:
             remedy = "ask for a GPU a rank on every node: --gpus-per-rank 1"
             found.append(Finding("GPU ranks", f"some ranks of {host} see none", remedy))
         if numbers == {1} and len(visible) == len(here) > 1:
-            remedy = (
-                "ask for GPUs a node, not a task: --gpus-per-node (rank by rank each takes one)"
-            )
+            remedy = "ask for GPUs a node, not a task: --gpus-per-node (each rank takes its own)"
             text = f"each rank of {host} sees its own alone, which breaks copies between GPUs"
             found.append(Finding("GPU view", text, remedy))
         elif len(here) > most > 0:
             remedy = "blocks share a GPU; start at most one rank a GPU on each host"
-            found.append(
-                Finding("GPU sharing", f"{len(here)} ranks, {most} GPUs on {host}", remedy)
-            )
+            text = f"{len(here)} ranks, {most} GPUs on {host}"
+            found.append(Finding("GPU sharing", text, remedy))
     return found
 
 

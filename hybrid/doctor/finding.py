@@ -20,13 +20,9 @@ class Finding(NamedTuple):
 
 def said(*command: str, seconds: float = PATIENCE_SECONDS) -> str | None:
     """What a program says on stdout and stderr; None if it is not there, fails or takes longer."""
-    asked: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stderr": subprocess.STDOUT,
-        "errors": "replace",
-    }
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     try:
-        return str(subprocess.check_output(command, timeout=seconds, text=True, **asked))
+        return str(subprocess.check_output(command, timeout=seconds, errors="replace", **streams))
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -68,14 +68,11 @@ def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
     if not heartbeat.timeout:
         remedy = f"unset {TIMEOUT_VARIABLE} to notice a failure"
         return [Finding("hosts", "none is watched", remedy)]
-    text, remedy = (
-        f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence",
-        "",
-    )
     if names := ", ".join(heartbeat.unwatched):
-        text = f"no connection between rank 0 and {names}"
         remedy = "let the firewall pass TCP between nodes, or a job waits where one of them fails"
-    return [Finding("hosts", text, remedy)]
+        return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
+    text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
+    return [Finding("hosts", text)]
 
 
 def gpu_aware() -> list[Finding]:

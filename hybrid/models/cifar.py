@@ -21,10 +21,9 @@ def resnet(
     and zero channels, no parameters), the paper's choice; "projection" their option B.
     Raises `ValueError` for another depth or shortcut, classes < 2, channels < 1, image_size < 4.
     """
+    made = _chosen(shortcut, residual.projection)
     size = classes, channels, image_size
-    return _small(
-        "resnet", residual.BasicBlock, depth, 2, 1, _chosen(shortcut, residual.projection), *size
-    )
+    return _small("resnet", residual.BasicBlock, depth, 2, 1, made, *size)
 
 
 def preact_resnet(
@@ -39,16 +38,9 @@ def preact_resnet(
     Arguments and errors as for `resnet`; "projection" is a 1x1 convolution without batch norm,
     since its input is already normalised and activated.
     """
+    made = _chosen(shortcut, residual.conv1x1)
     size = classes, channels, image_size
-    return _small(
-        "preact_resnet",
-        residual.PreActBlock,
-        depth,
-        2,
-        1,
-        _chosen(shortcut, residual.conv1x1),
-        *size,
-    )
+    return _small("preact_resnet", residual.PreActBlock, depth, 2, 1, made, *size)
 
 
 def wide_resnet(
@@ -80,9 +72,9 @@ def _small(
     n, rest = divmod(depth - offset, 6)
     if n < 1 or rest:
         below = 6 * n + offset
-        nearest = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
+        near = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
         raise ValueError(
-            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {nearest}"
+            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {near}"
         )
     residual.check_sizes(classes, channels, image_size)
     stem: dict[str, nn.Module] = {"conv1": residual.conv3x3(channels, STEM_WIDTH)}

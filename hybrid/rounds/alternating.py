@@ -131,12 +131,7 @@ class Alternating(Rounds):
 
     def state(self) -> State:
         state = super().state()
-        state.shared |= {
-            "probe": self.probe,
-            "resting": self.resting,
-            "length": self.length,
-            "recorded": self.recorded,
-        }
+        state.shared |= {k: getattr(self, k) for k in ("probe", "resting", "length", "recorded")}
         return state
 
     def load_state(self, state: State) -> None:

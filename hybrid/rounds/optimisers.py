@@ -17,20 +17,12 @@ SLOTS: dict[type[torch.optim.Optimizer], set[str]] = {
 def make(module: nn.Module, settings: OptimiserSettings) -> torch.optim.Optimizer:
     """SGD or AdamW over a block; biases and BatchNorm parameters decay only if asked to."""
     parameters = [p for p in module.parameters() if p.requires_grad]
-    if settings.decay_all:
-        groups = [{"params": parameters, "weight_decay": settings.weight_decay}]
-    else:
-        groups = [
-            {
-                "params": [p for p in parameters if p.ndim > 1],
-                "weight_decay": settings.weight_decay,
-            },
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-    groups = [group for group in groups if group["params"]]
-    if not groups:
-        nothing = [nn.Parameter(torch.zeros(0))]
-        groups = [{"params": nothing, "weight_decay": settings.weight_decay}]
+    # an optimiser needs a parameter, and a block may have none
+    parameters = parameters or [nn.Parameter(torch.zeros(0, 0))]
+    plain = [p for p in parameters if p.ndim <= 1 and not settings.decay_all]
+    decaying = [p for p in parameters if p.ndim > 1 or settings.decay_all]
+    kinds = (decaying, settings.weight_decay), (plain, 0.0)
+    groups = [{"params": own, "weight_decay": decay} for own, decay in kinds if own]
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=(settings.momentum, 0.999))
     nesterov = settings.nesterov and settings.momentum > 0

@@ -33,15 +33,5 @@ class Trace:
     def add(self, name: str, start: float, end: float) -> None:
         """Record a span given by two readings of `now`."""
         if len(self.events) < LIMIT:
-            microseconds = (self._epoch + start) * 1e6
-            duration = (end - start) * 1e6
-            self.events.append(
-                {
-                    "name": name,
-                    "ph": "X",
-                    "pid": self.rank,
-                    "tid": 0,
-                    "ts": microseconds,
-                    "dur": duration,
-                }
-            )
+            times = {"ts": (self._epoch + start) * 1e6, "dur": (end - start) * 1e6}
+            self.events.append({"name": name, "ph": "X", "pid": self.rank, "tid": 0, **times})

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hybrid.data import Dataset
+from hybrid.data import Augmentation, Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.rounds.schedule import Schedule
 from hybrid.samplers.base import Sampler
@@ -58,16 +58,10 @@ class Windows:
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
 
-    @property
-    def records_apart(self) -> bool:
-        """Whether the store is recorded in a pass of its own."""
-        augmentation = self.data.augmentation
-        augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
-        return self.whole and (augmented or self.carried)
-
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
         size, batches = self.batch_size, self.sampler.batches(self.batch_size)
+        apart = self.whole and (self.carried or self.data.augmentation != Augmentation())
 
         def window(start: int, augment: bool, order: int) -> Window:
             source = EpochSource(self.data, self.seed, epoch, augment, self.device)
@@ -80,7 +74,7 @@ class Windows:
         for start in range(0, batches, self.length):
             trained = window(start, True, epoch)
             swept = trained
-            if self.records_apart:
+            if apart:
                 swept = window(start, False, 0 if self.carried else epoch)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)

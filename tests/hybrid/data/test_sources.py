@@ -182,8 +182,8 @@ def test_a_limit_keeps_the_first_images_of_the_directory_in_the_environment(tmp_
 
 
 @pytest.mark.parametrize("call", [load, fetch])
-def test_an_unknown_name_gets_the_nearest_and_the_list(call):
-    with pytest.raises(ValueError, match=r"'cifar11': did you mean 'cifar10'\? choose from digits"):
+def test_an_unknown_name_gets_the_nearest(call):
+    with pytest.raises(ValueError, match=r"'cifar11'; did you mean 'cifar10'\?"):
         call("cifar11")
 
 
