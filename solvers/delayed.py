@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -216,26 +216,25 @@ class StashingProgram(DelayedProgram):
 
     def _forward(self, lam: Tensor, step: int) -> Flight:
         weights = {n: p.detach().clone() for n, p in self.block.module.named_parameters()}
-        flight = self._computed(Flight(step, lam, weights))
-        assert flight.out is not None
-        self.links.to_next(flight.out.detach())
+        flight = Flight(step, lam, weights)
+        self.links.to_next(self._compute(flight).detach())
         return flight
 
-    def _computed(self, flight: Flight) -> Flight:
-        lam = self._leaf(flight.lam)
+    def _compute(self, flight: Flight) -> Tensor:
+        flight.lam = self._leaf(flight.lam)
         for name, parameter in self.block.module.named_parameters():
             flight.stash[name].requires_grad_(parameter.requires_grad)
-        out = self.block.forward(lam, flight.key, flight.stash)
-        return replace(flight, lam=lam, out=out)
+        flight.out = self.block.forward(flight.lam, flight.key, flight.stash)
+        return flight.out
 
     def _again(self, flight: Flight) -> Flight:
-        weights = {}
         for name, parameter in self.block.module.named_parameters():
             # the parameter's strides: of a single channel, layouts look alike and compute otherwise
             made = torch.empty_like(parameter, requires_grad=False)
-            weights[name] = made.copy_(flight.stash[name])
+            flight.stash[name] = made.copy_(flight.stash[name])
         with frozen_statistics(self.block.module):
-            return self._computed(replace(flight, stash=weights))
+            self._compute(flight)
+        return flight
 
     def _backward(self, flight: Flight) -> None:
         (p_out,) = self._adjoint()

@@ -34,11 +34,8 @@ class TorchContender(Contender):
         self._optimiser = make(module, settings)
         self._waited = self._sent = 0.0
 
-    def bytes_sent(self) -> float:
-        return self._sent
-
-    def waiting_seconds(self) -> float:
-        return self._waited
+    def spent(self) -> tuple[float, float]:
+        return self._sent, self._waited
 
     def close(self) -> None:
         self._model = None

@@ -30,12 +30,8 @@ class Contender(Protocol):
     def state_dict(self) -> dict[str, Tensor] | None:
         """The whole network's state under its global names, on rank 0 only. All must call it."""
 
-    def bytes_sent(self) -> float:
-        """Bytes this rank has sent in `train` so far."""
-        ...
-
-    def waiting_seconds(self) -> float:
-        """Time in `train` in which this rank had nothing to do."""
+    def spent(self) -> tuple[float, float]:
+        """Bytes this rank has sent, and seconds it had nothing to do, in `train` so far."""
         ...
 
     def close(self) -> None:
@@ -91,11 +87,10 @@ def throughput(
     speeds = [Speed(name) for name in rows]
     for turn in range(turns + 1):
         for row, speed in zip(rows.values(), speeds, strict=True):
-            sent, waited = row.bytes_sent(), row.waiting_seconds()
+            before = row.spent()
             seconds = timed(comm, partial(row.train, batches))
-            idle = (row.waiting_seconds() - waited) / seconds
-            idle_shares = comm.allgather(idle)
-            sent = sum(comm.allgather(row.bytes_sent() - sent))
+            mine, waited = (after - start for after, start in zip(row.spent(), before, strict=True))
+            idle_shares, sent = comm.allgather(waited / seconds), sum(comm.allgather(mine))
             if turn:
                 speed.images_per_second.append(images / seconds)
                 speed.idle_share.append(idle_shares)

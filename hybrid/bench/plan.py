@@ -218,14 +218,11 @@ def advice(predictions: Sequence[Prediction], settings: Config) -> str:
 def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
     links.all_gather(None)
-    start, waited, sent = links.now(), row.waiting_seconds(), row.bytes_sent()
+    names, before = ("seconds", "sent", "waited"), (links.now(), *row.spent())
     row.train(batches)
-    return {
-        "seconds": links.now() - start,
-        "waited": row.waiting_seconds() - waited,
-        "sent": row.bytes_sent() - sent,
-        "images": sum(map(len, batches)),
-    }
+    after = links.now(), *row.spent()
+    found = {k: b - a for k, a, b in zip(names, before, after, strict=True)}
+    return {**found, "images": sum(map(len, batches))}
 
 
 def _graph_bytes(module: torch.nn.Module, x: Tensor) -> int:

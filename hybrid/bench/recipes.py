@@ -146,8 +146,5 @@ class OwnContender(Contender):
         whole = {k: v for part in everyone for k, v in part.items()}
         return whole if self.links.rank == 0 else None
 
-    def bytes_sent(self) -> float:
-        return self.links.traffic.total_bytes
-
-    def waiting_seconds(self) -> float:
-        return self.links.traffic.total_waiting
+    def spent(self) -> tuple[float, float]:
+        return self.links.traffic.total_bytes, self.links.traffic.total_waiting

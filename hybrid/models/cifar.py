@@ -21,9 +21,8 @@ def resnet(
     and zero channels, no parameters), the paper's choice; "projection" their option B.
     Raises `ValueError` for another depth or shortcut, classes < 2, channels < 1, image_size < 4.
     """
-    made = _chosen(shortcut, residual.projection)
     size = classes, channels, image_size
-    return _small("resnet", residual.BasicBlock, depth, 2, 1, made, *size)
+    return _small("resnet", residual.BasicBlock, depth, 2, 1, shortcut, *size)
 
 
 def preact_resnet(
@@ -38,9 +37,8 @@ def preact_resnet(
     Arguments and errors as for `resnet`; "projection" is a 1x1 convolution without batch norm,
     since its input is already normalised and activated.
     """
-    made = _chosen(shortcut, residual.conv1x1)
     size = classes, channels, image_size
-    return _small("preact_resnet", residual.PreActBlock, depth, 2, 1, made, *size)
+    return _small("preact_resnet", residual.PreActBlock, depth, 2, 1, shortcut, *size)
 
 
 def wide_resnet(
@@ -54,7 +52,7 @@ def wide_resnet(
     if width < 1:
         raise ValueError(f"width is {width}, the least is 1: set width >= 1")
     size = classes, channels, image_size
-    return _small("wide_resnet", residual.PreActBlock, depth, 4, width, residual.conv1x1, *size)
+    return _small("wide_resnet", residual.PreActBlock, depth, 4, width, "projection", *size)
 
 
 def _small(
@@ -63,7 +61,7 @@ def _small(
     depth: int,
     offset: int,
     width: int,
-    shortcut: residual.ShortcutMaker,
+    shortcut: str,
     classes: int,
     channels: int,
     image_size: int,
@@ -77,16 +75,13 @@ def _small(
             f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {near}"
         )
     residual.check_sizes(classes, channels, image_size)
-    stem: dict[str, nn.Module] = {"conv1": residual.conv3x3(channels, STEM_WIDTH)}
-    if block is residual.BasicBlock:
-        stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
-    image = channels, image_size, image_size
-    return residual.network(
-        stem, block, STEM_WIDTH, 16 * width, (n, n, n), shortcut, image, classes
-    )
-
-
-def _chosen(shortcut: str, projected: residual.ShortcutMaker) -> residual.ShortcutMaker:
     if shortcut not in ("identity", "projection"):
         raise ValueError(f"unknown shortcut {shortcut!r}: choose identity or projection")
-    return residual.ZeroPadShortcut if shortcut == "identity" else projected
+    before = block is residual.PreActBlock
+    projected = residual.conv1x1 if before else residual.projection
+    maker = residual.ZeroPadShortcut if shortcut == "identity" else projected
+    stem: dict[str, nn.Module] = {"conv1": residual.conv3x3(channels, STEM_WIDTH)}
+    if not before:
+        stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
+    image = channels, image_size, image_size
+    return residual.network(stem, block, STEM_WIDTH, 16 * width, (n, n, n), maker, image, classes)

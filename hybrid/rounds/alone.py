@@ -33,9 +33,8 @@ class Alone(Rounds):
     def train(
         self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
     ) -> None:
-        phase, own = "parallel", parallel
-        if self.program.solver.exact:
-            phase, own = "serial", serial
+        exact = self.program.solver.exact
+        phase, own = ("serial", serial) if exact else ("parallel", parallel)
         for trained, _ in windows:
             if self.corrects():
                 with own.timed(self.links.now):

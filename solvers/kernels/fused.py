@@ -110,8 +110,7 @@ def ascend(launch: Launcher, kappa: Tensor, lam: Tensor, x: Tensor, ascent: floa
     out = torch.empty_like(kappa)
     vectors, width = _vectors(kappa, lam, x, out)
     name = _name("ascend", NAMES[x.dtype], NAMES[kappa.dtype], width)
-    arguments = (kappa, lam, x, np.int64(vectors), np.float32(ascent), out)
-    launch(name, _blocks(vectors), *arguments)
+    launch(name, _blocks(vectors), kappa, lam, x, np.int64(vectors), np.float32(ascent), out)
     return out
 
 
@@ -123,16 +122,16 @@ def pack(
     x = _laid(x, layout)
     shape = (*x.shape[:2], *(side // factor for side in x.shape[2:]))
     out = torch.empty(shape, dtype=dtype, device=x.device, memory_format=layout)
-    size, channels, height, width, *order = _pixels(out, factor, layout)
+    pixels = _pixels(out, factor, layout)
     if dtype is not torch.int8:
-        arguments = (size, channels, height, width, *order, out)
-        launch(_name("pack", NAMES[x.dtype], NAMES[dtype]), _blocks(int(size)), x, *arguments)
+        name = _name("pack", NAMES[x.dtype], NAMES[dtype])
+        launch(name, _blocks(out.numel()), x, *pixels, out)
         return out, None
     scales = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
     lanes = 32 if layout is torch.channels_last else 1
     groups = -(-x.shape[1] // lanes)
-    last = (channels, height, width, *order, np.int32(lanes), out, scales)
-    launch(_name("pack_int8", NAMES[x.dtype]), x.shape[0] * groups, x, *last)
+    last = *pixels[1:], np.int32(lanes), out, scales
+    launch(_name("pack_int8", NAMES[x.dtype]), len(x) * groups, x, *last)
     return out, scales
 
 
@@ -145,9 +144,11 @@ def unpack(
     scales = None if scales is None else scales.to(dtype).contiguous()
     shape = (*packed.shape[:2], *(side * factor for side in packed.shape[2:]))
     out = torch.empty(shape, dtype=dtype, device=packed.device, memory_format=layout)
-    arguments = (packed, scales, *_pixels(packed, factor, layout), out)
-    name = _name("unpack", NAMES[packed.dtype], NAMES[dtype])
-    launch(name, _blocks(packed.numel()), *arguments)
+    pixels, name = (
+        _pixels(packed, factor, layout),
+        _name("unpack", NAMES[packed.dtype], NAMES[dtype]),
+    )
+    launch(name, _blocks(packed.numel()), packed, scales, *pixels, out)
     return out
 
 

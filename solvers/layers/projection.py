@@ -25,7 +25,10 @@ class Projection(nn.Module, ABC):
 
     interval: Interval | None = None
     """C as the fused kernels know it; None: they do not, and torch projects."""
-    passed_by = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed_by = False
 
     @abstractmethod
     def project(self, z: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ def plain(comm):
     os.sched_setaffinity(0, host_cores())
     return {
         "equal": same(row.state_dict(), by_hand(network(), batches())),
-        "waited": row.waiting_seconds(),
-        "sent": row.bytes_sent(),
+        "waited": row.spent()[1],
+        "sent": row.spent()[0],
         "cores": {"before": before, "during": alone.cores, "after": after},
         "host": len(host_cores()),
     }
@@ -129,9 +129,9 @@ def trained(row, source, norms=False):
     found = {
         "untouched": untouched,
         "off": off(row.state_dict(), norms),
-        "sent": row.bytes_sent(),
+        "sent": row.spent()[0],
         "made": [source.images_made, source.labels_made],
-        "waited": row.waiting_seconds(),
+        "waited": row.spent()[1],
     }
     row.close()
     return found
