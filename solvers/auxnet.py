@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from solvers.base import Program, Shape, Solver, check_momentum, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
-from solvers.state import State, part
+from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Window
 
 
@@ -169,7 +169,7 @@ class AuxNetProgram(Program):
         if not before:
             return
         image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
-        weights = part(before, "weights.")
+        weights = entries(before, "weights.")
         network = self._make(image, cut, weights["0.weight"].dtype)
         made = network.state_dict()
         if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
@@ -181,7 +181,7 @@ class AuxNetProgram(Program):
             )
         network.load_state_dict(weights)
         parameters = list(network.parameters())
-        for key, value in part(before, "adam.").items():
+        for key, value in entries(before, "adam.").items():
             index, slot = key.split(".")
             parameter = parameters[int(index)]
             if value.dim():

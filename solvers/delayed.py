@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from solvers.base import GraphBytes, Program, Solver, check_numbers, program_of
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
-from solvers.state import State, Tensors, part
+from solvers.state import State, Tensors, entries
 from solvers.windows import Batch, PhaseStats, Window
 
 
@@ -134,11 +134,11 @@ class DelayedProgram(Program):
             return
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
         for i in range(min(self._ticks, self._delay)):
-            stash = part(found, f"flight {i}.")
+            stash = entries(found, f"flight {i}.")
             step = int(stash.pop("step"))
             self._flights.append(self._again(Flight(step, stash.pop("lam", None), stash)))
         for i in range(self._on_the_way()):
-            self._inbox.append(tuple(part(found, f"inbox {i}.").values()))
+            self._inbox.append(tuple(entries(found, f"inbox {i}.").values()))
 
     def _on_the_way(self) -> int:
         """Adjoints that the next block has sent and this one has not asked for."""

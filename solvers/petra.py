@@ -13,7 +13,7 @@ from solvers.base import GraphBytes, Setup, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
-from solvers.state import State, part
+from solvers.state import State, entries
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class PetraProgram(DelayedProgram):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         self._gradients = int(state.flight.get("gradients", 0))
-        for name, kept in part(state.flight, "gradient ").items():
+        for name, kept in entries(state.flight, "gradient ").items():
             parameter = self.block.module.get_parameter(name)
             parameter.grad = torch.empty_like(parameter).copy_(kept)
 
@@ -121,8 +121,7 @@ class PetraProgram(DelayedProgram):
         block = self.block
         x, p = self._adjoint()
         self._draw_for(flight)
-        for i in reversed(range(len(self._parts))):
-            part = self._parts[i]
+        for i, part in reversed([*enumerate(self._parts)]):
             if isinstance(part, Reversible):
                 with block.numbers():
                     x, p = part.reverse(x, p, self._branch_backward)

@@ -30,7 +30,7 @@ class State:
     """When taken back: whether every cut has been kept."""
 
 
-def part(tensors: Tensors, prefix: str) -> Tensors:
+def entries(tensors: Tensors, prefix: str) -> Tensors:
     """The tensors whose names begin so, in order, without the beginning."""
     return {k.removeprefix(prefix): tensors[k] for k in sorted(tensors) if k.startswith(prefix)}
 

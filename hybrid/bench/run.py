@@ -20,7 +20,7 @@ from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.measure import Contender, Runs, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import OwnContender, recipes
+from hybrid.bench.recipes import BASE, OwnContender, recipes
 from hybrid.cuts.partition import Blocks, split
 from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks
@@ -37,9 +37,6 @@ from solvers import registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.pipeline import fit
-
-BASE = "plain loop"
-"""The base case."""
 
 
 class Bench:
@@ -97,7 +94,7 @@ class Bench:
             raise AgreedError(
                 f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
             )
-        self.chosen = list(dict.fromkeys([BASE, *chosen]))
+        self.chosen = list(dict.fromkeys([BASE.name, *chosen]))
         process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
@@ -138,7 +135,7 @@ class Bench:
         """What makes the base case and torch's own ways."""
         sgd, device, cores = self.settings.optimiser, self.device, self.cores
         makers: dict[str, Callable[[], Contender]] = {
-            BASE: lambda: PlainLoop(model, sgd, self.threads, device),
+            BASE.name: lambda: PlainLoop(model, sgd, self.threads, device),
             f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device),
             "torch DistributedDataParallel": lambda: DataParallel(model, sgd, device),
         }

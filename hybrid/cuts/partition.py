@@ -65,11 +65,9 @@ class Blocks:
 
     def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
         """Cost a sample of each block; counted operations where nothing was balanced."""
-        costs = self.costs
-        if not costs:
-            costs = unit_costs(
-                self.model, self.units, default_sample(self.model, sample), operations
-            )
+        costs = self.costs or unit_costs(
+            self.model, self.units, default_sample(self.model, sample), operations
+        )
         ends = [*self.starts[1:], len(self.units)]
         runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]

@@ -96,9 +96,7 @@ class Rounds(ABC):
         )
 
     def state(self) -> State:
-        """For a checkpoint."""
         return State(shared={"count": self.count, "returns": self.returns})
 
     def load_state(self, state: State) -> None:
-        """Take back what `state` gave."""
         self.count, self.returns = state.shared["count"], state.shared["returns"]

@@ -198,7 +198,6 @@ class Block:
         return State(block={"loss scale": torch.tensor(numbers, dtype=torch.float64)})
 
     def load_state(self, state: State) -> None:
-        """Take back what `state` gave."""
         if self.scaler is not None and state.block:
             scale, steps = state.block["loss scale"].tolist()
             kept = {"scale": scale, "_growth_tracker": int(steps)}

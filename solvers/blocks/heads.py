@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
-from solvers.state import part
+from solvers.state import entries
 
 LINEAR, MLP = "linear", "mlp"
 
@@ -43,7 +43,6 @@ class Head:
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
         found = {"sizes": torch.tensor(self.sizes)}
         found |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
         for i, kept in self.optimiser.state_dict()["state"].items():
@@ -55,9 +54,9 @@ class Head:
         """The head that gave `state`."""
         channels, classes = state["sizes"].tolist()
         made = cls(kind, block, channels, classes)
-        made.module.load_state_dict(part(state, "head."))
+        made.module.load_state_dict(entries(state, "head."))
         kept: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in part(state, "optimiser ").items():
+        for key, tensor in entries(state, "optimiser ").items():
             i, name = key.split(" ")
             kept.setdefault(int(i), {})[name] = tensor.clone()
         made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})

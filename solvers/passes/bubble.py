@@ -15,7 +15,7 @@ from solvers.blocks.block import Block
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.blocks.norms import frozen_statistics
 from solvers.passes.pipeline import FillStep, Gaps, Op, records_needed
-from solvers.state import State, part
+from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats
 
 _RECORDS = "record "
@@ -72,7 +72,7 @@ class BubbleFill:
     def load_state(self, state: State) -> None:
         """Take back what `state` gave; the records are of the `latest` mini-batches."""
         self.program.load_state(state)
-        records = part(state.flight, _RECORDS)
+        records = entries(state.flight, _RECORDS)
         if not records:
             return
         self._slot = int(records.pop("slot"))

@@ -65,7 +65,6 @@ class FactorCut:
         return dict(zip(names, self._averages, strict=True)) if self._averages else {}
 
     def load_state(self, cross: Tensor, gram: Tensor) -> None:
-        """Take back what `state` gave."""
         device = self.layer.dictionary.device
         self._averages = cross.to(device), gram.to(device)
 

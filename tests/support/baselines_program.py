@@ -156,7 +156,6 @@ def refusal(act):
 def refusals():
     model = network()
     return {
-        "kind": refusal(lambda: Pipeline(model, SETTINGS, "gipe", 4)),
         "too few": refusal(lambda: Pipeline(model, SETTINGS, "1f1b", 1)),
         "rounds": refusal(lambda: Pipeline(model, SETTINGS, "interleaved-zero-bubble", 5)),
         "micro-batches": refusal(lambda: Pipeline(model, SETTINGS, "gpipe", 5).train(batches())),

@@ -66,7 +66,6 @@ def test_pipeline_bytes_are_what_crosses_the_cuts(facts, row):
 
 def test_what_cannot_be_is_refused_with_its_numbers(facts):
     refusals = facts[0]["refusals"]
-    assert "interleaved-zero-bubble" in refusals["kind"]
     assert "at least 2 micro-batches" in refusals["too few"]
     assert "multiple of 2" in refusals["rounds"]
     assert "5 micro-batches do not divide a batch of 32" in refusals["micro-batches"]
