@@ -1,7 +1,11 @@
 """Errors in words."""
 
+import os
+import sys
 import tempfile
 import traceback
+from contextlib import suppress
+from typing import TextIO
 
 MOST_CHARACTERS = 1200
 
@@ -13,6 +17,24 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
     words = " ".join(text.split())
     safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
     return safe if len(safe) <= most else f"{safe[: most * 3 // 4]} ... {safe[-most // 5 :]}"
+
+
+def tell(text: str, stream: TextIO | None = None) -> bool:
+    """Write a line to stderr, or another stream; False, and silence from then on, if it is gone.
+
+    A reader that has ended, or a full disk, must not end a training.
+    """
+    out = stream or sys.stderr
+    try:
+        print(text, file=out, flush=True)
+    except (OSError, ValueError):  # closed by the other side, or by this one
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            # what its buffer still holds is written when Python ends
+            os.dup2(null, out.fileno())
+            os.close(null)
+        return False
+    return True
 
 
 class AgreedError(ValueError):

@@ -284,16 +284,19 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
 
     def load_state(self, state: State) -> None:
         before, after = state.cut, state.after
-        if self._factors is not None and "factors.cross" in before:
+        if self._factors is not None and before:
             self._factors.load_state(before["factors.cross"], before["factors.gram"])
         self._rho_in = float(before.get("rho", self._rho_in))
         self._rho_out = float(after.get("rho", self._rho_out))
         if "start" in before:
             self._start_norm = float(before["start"])
-        for name in ("codes", "factor_dual"):
-            if name in before:
-                self._store.put(name, slice(0, self._store.samples), channels_last(before)[name])
         super().load_state(state)
+        if self._factors is not None and "lam" in before:
+            everything = slice(0, self._store.samples)
+            for name in ("codes", "factor_dual"):
+                self._store.put(name, everything, channels_last(before)[name])
+            # RuntimeError where they are of other shapes
+            self._store.get("factor_dual", everything) + self._factors.input(everything)
 
     @property
     def _beta_in(self) -> float:

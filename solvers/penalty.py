@@ -12,6 +12,7 @@ from torch import Tensor
 
 from solvers.base import (
     Setup,
+    Shape,
     Solver,
     SubProblems,
     check_choices,
@@ -165,7 +166,9 @@ class PenaltyProgram(SubProblems):
 
     def load_state(self, state: State) -> None:
         everything = slice(0, self._store.samples)
-        before, after = channels_last(state.cut), channels_last(state.after)
+        index, setup = self.block.index, self.setup
+        before = self._fitting(channels_last(state.cut), setup.shape_before(index))
+        after = self._fitting(channels_last(state.after), setup.shape_after(index))
         for name in ("lam", "kappa_in"):
             if name in before:
                 self._store.put(name, everything, before[name])
@@ -175,6 +178,20 @@ class PenaltyProgram(SubProblems):
             self._store.put("target", everything, self._shared(lam) if self._whole else lam)
             if "kappa_in" in after:
                 self._store.put("kappa_out", everything, after["kappa_in"])
+
+    def _fitting(self, kept: Tensors, shape: Shape | None) -> Tensors:
+        """What a cut has kept; RuntimeError unless it is nothing, or all of its shape."""
+        wanted = [n for n in ("lam", "kappa_in") if n in self.solver.buffers(exchanges=True)[0]]
+        found: Tensors = {name: kept[name] for name in wanted if name in kept}
+        if found and sorted(found) != sorted(wanted):
+            raise RuntimeError(f"{' and '.join(found)} without the rest of {', '.join(wanted)}")
+        for name, tensor in found.items():
+            channels, *pixels = shape or (0,)
+            side = 1 if name == "lam" and self._whole else self.solver.filter
+            expected = (self._store.samples, channels, *(size // side for size in pixels))
+            if tensor.shape != expected or not tensor.is_floating_point():
+                raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")
+        return found
 
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.

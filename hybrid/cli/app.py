@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from hybrid.cli import cluster, compare, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
+from hybrid.ranks import launch
 
 app = typer.Typer(
     add_completion=False,
@@ -37,9 +40,11 @@ def _options(
 def main() -> None:
     """Run the command; every failure is one line, said once, and a non-zero exit."""
     status = run_command(lambda: typer.main.get_command(app).main(standalone_mode=False))
-    if status == INTERRUPTED:
-        # blocks may be at work on their threads: libraries abort when Python ends under them
-        sys.stdout.flush()
+    alone = not launch.launched_size() and threading.active_count() > 1
+    if status == INTERRUPTED or (status and alone):
+        # threads are at work: libraries abort when Python ends under them
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import AgreedError, printable, reason
+from hybrid.errors import AgreedError, printable, reason, tell
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StoppedError
 
@@ -61,5 +61,5 @@ def _leave(comm: Any, error: object, status: int) -> int:
 def _say(error: object, status: int) -> int:
     if launch.launched_rank() == 0:
         kind = "" if status == STOPPED else "error: "
-        print(f"hybrid: {kind}{printable(str(error))}", file=sys.stderr, flush=True)
+        tell(f"hybrid: {kind}{printable(str(error))}")
     return status

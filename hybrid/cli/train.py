@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hybrid.cli import options
+from hybrid.errors import tell
 from hybrid.ranks import launch
 
 commands = typer.Typer()
@@ -44,18 +46,37 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
     ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="As --resume where there is a checkpoint, else anew; what a run without one has "
+            "left is set aside within --out.",
+        ),
+    ] = False,
     set_: options.AnyOther = None,
 ) -> None:
     """Train a network: K blocks on K MPI ranks under mpirun, else on K threads."""
     from hybrid.runs import build
 
-    comm, time = launch.communicator(), options.now()
+    comm = launch.communicator()
+    going_on, notices = False, list[str]()
+    with options.together():
+        if auto_resume and out is None:
+            raise ValueError("--auto-resume needs --out, the run folder to go on with")
+        if (resume or auto_resume) and out is not None and launch.launched_rank() == 0:
+            going_on, notices = build.mended(out, auto_resume)
+    for notice in notices:
+        tell(f"hybrid: {notice}")
+    time = options.now()
     if comm is not None:
-        time = comm.bcast(time)  # clocks differ
+        # clocks differ, and what a folder shows may, too
+        time, going_on = comm.bcast((time, going_on))
+    resume = resume or going_on
     with options.together():
         resolved = build.read(config, options.overrides(context), out, resume)
         loaded = build.load_data(resolved)
         folder = out or build.new_folder(resolved, time)
         trainer = build.trainer(resolved, loaded, folder, resume)
     trainer.fit(*loaded)
-    typer.echo(f"run folder {trainer.out}")
+    tell(f"run folder {trainer.out}", sys.stdout)

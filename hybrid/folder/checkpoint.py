@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-import shutil
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.folder.files import read_whole, write_durably
+from hybrid.folder.files import read_whole, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.rounds.optimisers import SLOTS
@@ -51,14 +52,43 @@ def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 
 def complete(root: Path) -> list[Path]:
     """The whole checkpoints below `root`, oldest first."""
-    named = (p for p in root.glob("[0-9]*") if p.name.isdigit() and not p.is_symlink())
-    return sorted(p for p in named if (p / "manifest.json").is_file())
+    named = (p for p in root.glob("[0-9]*") if re.fullmatch("[0-9]{1,18}", p.name))
+    whole = (p for p in named if not p.is_symlink() and (p / "manifest.json").is_file())
+    return sorted(whole, key=lambda p: int(p.name))
+
+
+def recover(root: Path) -> list[str]:
+    """Give whole checkpoints whose writing or replacing was broken off their names, saying which.
+
+    `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last; one that was
+    replaced, `.STEP.TOKEN.replaced`, comes back only where none has taken its place.
+    """
+    notices = []
+    for kind in ("partial", "replaced"):
+        for found in sorted(root.glob(f".[0-9]*.{kind}")):
+            final = root / found.name.split(".")[1]
+            if _is_whole(found) and not os.path.lexists(final):
+                os.replace(found, final)
+                notices.append(f"{final} was whole under another name, {found.name}")
+    return notices
+
+
+def _is_whole(folder: Path) -> bool:
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        manifest = read_manifest(folder)
+        entries = [*manifest["units"].values(), *manifest["states"].values()]
+        return all((folder / e["file"]).stat().st_size == e["bytes"] for e in entries)
+    except (OSError, ValueError):
+        return False
 
 
 def clear_partial(root: Path) -> None:
     """Remove what writes that never ended have left below `root`."""
-    for partial in root.glob(".[0-9]*.partial"):
-        shutil.rmtree(partial)
+    for kind in ("partial", "replaced", "dropped"):
+        for left in root.glob(f".[0-9]*.{kind}"):
+            remove(left)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -79,9 +109,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def load_unit(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """One unit's tensors; ValueError if its file is missing or not the one that was written."""
-    return _load(folder, manifest["units"][name])
+def load_unit(
+    folder: Path, manifest: Mapping[str, Any], name: str, most: int = 1 << 53
+) -> dict[str, Tensor]:
+    """One unit's tensors; ValueError if its file is missing or not the one that was written.
+
+    So it is for one of more than `most` bytes.
+    """
+    entry = manifest["units"][name]
+    if entry["bytes"] > most:
+        raise ValueError(
+            f"{folder} has {entry['bytes']} bytes of {name!r}, more than the {most} that its model "
+            "can have: it is of another model"
+        )
+    return _load(folder, entry)
 
 
 def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
@@ -120,7 +161,7 @@ def restore(
     for unit in units:
         if unit.name not in manifest["units"]:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
-        loaded = load_unit(folder, manifest, unit.name)
+        loaded = load_unit(folder, manifest, unit.name, most=_most_bytes(unit))
         for name, tensor in _model_tensors(unit).items():
             _check_like(folder, name, loaded.get(name), tensor)
             with torch.no_grad():
@@ -140,6 +181,11 @@ def restore(
                         else value
                         for slot, value in slots.items()
                     }
+
+
+def _most_bytes(unit: Unit) -> int:
+    """Of its file, which has a header and up to three numbers of an optimiser a weight."""
+    return (1 << 20) + 4 * sum(t.numel() * 8 for t in _model_tensors(unit).values())
 
 
 def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
@@ -176,7 +222,9 @@ def _check_slots(
 
 def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:
     """What to say of a damaged file, and of the checkpoint to go back to."""
-    before = [p for p in complete(path.parent.parent) if p < path.parent]
+    name = path.parent.name
+    number = int(name) if name.isdecimal() else 0
+    before = [p for p in complete(path.parent.parent) if int(p.name) < number]
     if before:
         way = f"remove {path.parent} to resume from {before[-1].name}"
     else:

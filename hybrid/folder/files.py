@@ -1,6 +1,8 @@
 """Files that are whole or not there, and where they say they are."""
 
 import os
+import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +15,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     Raises ValueError if `path` is a link, a folder or a device.
     """
     check_file(path)
-    partial = path.with_name(f".{path.name}.partial")
+    # a name of its own: another process may be writing the same file
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         write_durably(partial, content)
         os.replace(partial, path)
@@ -50,7 +53,20 @@ def read_whole(path: Path, most: int) -> bytes:
             raise ValueError(f"{path} is not a regular file")
         if found.st_size > most:
             raise ValueError(f"{path} has {found.st_size} bytes, more than the {most} it may have")
-        return file.read(most)
+        if found.st_size > _memory() // 2:
+            raise ValueError(
+                f"{path} has {found.st_size} bytes, more than this machine's memory has room for: "
+                "it is damaged, or of a larger machine"
+            )
+        return file.read(found.st_size)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, a pipe, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_file(path: Path) -> None:
@@ -94,3 +110,7 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -17,7 +17,7 @@ FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class Entry(_Part):

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.folder import checkpoint
+from hybrid.folder.board import Board
 from hybrid.folder.files import (
     check_file,
     check_folder,
     check_link,
     naming,
     read_whole,
+    remove,
     write_atomically,
 )
+from hybrid.folder.lock import Lock
 
 _MOST_BYTES = 1 << 26
 """Of a summary or a trace that is read."""
@@ -32,8 +35,53 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.events = path / "events"
+        self._lock: Lock | None = None
         self._metrics: Any = None
-        self._board: Any = None
+        self._board: Board | None = None
+
+    def claim(self) -> str:
+        """Make the folder this run's alone until `release`; gives the token of this ownership.
+
+        Raises ValueError if it is another run's that lives, OSError if nothing can be written.
+        """
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"--out is {str(self.path)!r}; its name must be UTF-8") from None
+        check_folder(self.path.resolve())  # it may be a link itself
+        self._lock = Lock(self.path)
+        return self._lock.token
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def check_owner(self) -> None:
+        """ValueError if a run that stood still finds its folder taken over."""
+        if self._lock is not None:
+            self._lock.check()
+
+    def recover(self) -> list[str]:
+        """Give whole checkpoints under other names theirs; what to say of it."""
+        return checkpoint.recover(self.checkpoints)
+
+    def set_aside(self) -> Path | None:
+        """Move what a run without a checkpoint has left out of the way; gives where to, if any.
+
+        Only what runs write is moved, and only if there is one.
+        """
+        if self.newest() is not None or not (self.path / "metrics.jsonl").exists():
+            return None
+        number = 1
+        while os.path.lexists(aside := self.path / f"without-checkpoint-{number}"):
+            number += 1
+        aside.mkdir()
+        for name in (*_FILES, "checkpoints", "events", "report"):
+            if os.path.lexists(self.path / name):
+                os.replace(self.path / name, aside / name)
+        return aside
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint."""
@@ -76,50 +124,50 @@ class RunFolder:
         `rollbacks` is how often the run had gone back by then.
         """
         checkpoint.clear_partial(self.checkpoints)
+        for left in self.path.glob(".*.partial"):
+            remove(left)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
         (self.path / "summary.json").unlink(missing_ok=True)
         metrics = self.path / "metrics.jsonl"
         write_atomically(metrics, "".join(_course(self._lines(), from_step, rollbacks)))
         self._metrics = metrics.open("a", buffering=1)
-        self._open_board(from_step)
+        self._board = Board(self.events, from_step)
 
     def rewind(self, to_step: int) -> None:
         """Go on after step `to_step`, to which the run has gone back.
 
         What was logged since stays until the run has ended: a resumed one may go on from there.
         """
-        self._board.close()
-        self._open_board(to_step)
-
-    def _open_board(self, from_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        purge = from_step + 1 if from_step else None
-        self._board = SummaryWriter(str(self.events), purge_step=purge)
+        if self._board is not None:
+            self._board.close()
+        self._board = Board(self.events, to_step)
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
+        self.check_owner()
         with naming(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(line) + "\n")
-        for key, value in line.items():
-            if key in ("step", "epoch", "phase"):
-                continue
-            values = value if isinstance(value, list) else [value]
-            for i, number in enumerate(values):
-                if not isinstance(number, int | float):
-                    continue
-                name = f"{line['phase']}/{key}" + (f"/{i + 1}" if isinstance(value, list) else "")
-                self._board.add_scalar(name, number, line["step"])
+        if self._board is not None:
+            self._board.add(line)
+
+    def notice(self) -> str:
+        """What a user should know of what is written, told once; empty if nothing is wrong."""
+        told = "" if self._board is None else self._board.notice
+        if told:
+            self._board = None
+        return told
 
     def close(self, summary: Mapping[str, Any] | None, trace: list[dict[str, Any]]) -> None:
         """Write the summary (of a run that ended well) and the trace."""
+        self.check_owner()
         if summary is not None:
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         spans = [*self._earlier_spans(), *trace]
         write_atomically(self.path / "trace.json", json.dumps({"traceEvents": spans}))
         self._metrics.close()
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
         if summary is not None:
             write_atomically(self.path / "metrics.jsonl", "".join(_course(self._lines())))
 
@@ -151,7 +199,7 @@ def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = in
         try:
             told = json.loads(line)
             step, phase = int(told["step"]), told["phase"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise ValueError(
                 f"line {number} of metrics.jsonl is no metric: remove the line to go on"
             ) from None

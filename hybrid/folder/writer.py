@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
-from hybrid.folder.files import sync, write_atomically, write_durably
+from hybrid.folder.files import remove, sync, write_atomically, write_durably
 from hybrid.links import AgreedError, RankLinks
 
 T = TypeVar("T")
@@ -39,21 +39,31 @@ class Share:
 class Writer:
     """One rank's part in writing checkpoints.
 
-        begin     every rank copies its tensors to host memory; its thread writes .STEP.partial/*
-                  and then its share, a file beside them
+        begin     every rank copies its tensors to host memory; its thread writes
+                  .STEP.TOKEN.partial/* and then its share, a file beside them
         commit    once all shares are there, the thread of rank 0 writes the manifest, renames to
                   STEP; it hears of them from the folder or, where that is slow, from `hear`
         hear      what the ranks tell each other of it when they report next
         finish    waits for all of it
 
-    The rename is the last act, so a folder of that name is whole. A checkpoint of a later step,
+    The rename is the last act, so a folder of that name is whole; one that is replaced is renamed
+    before and removed after, so that at every moment one is whole. A checkpoint of a later step,
     which a run that went back has left, then gets another name. At most one checkpoint is being
     written; the next one waits for it. A failure is raised on all ranks, as AgreedError, by the
     `hear` or `finish` that learns of it, and leaves no partial folder.
     """
 
-    def __init__(self, root: Path, links: RankLinks, keep_last: int) -> None:
-        self.root, self.links, self.keep_last = root, links, keep_last
+    def __init__(
+        self,
+        root: Path,
+        links: RankLinks,
+        keep_last: int,
+        token: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
+        self.check = check
+        """Raises ValueError if the folder is no longer this run's to write to."""
         self.share = Share()
         self.blocked_seconds = 0.0
         """How long training has waited for checkpoints, copies included."""
@@ -65,7 +75,7 @@ class Writer:
 
     @property
     def _partial(self) -> Path:
-        return self.root / f".{self._step:08d}.partial"
+        return self.root / f".{self._step:08d}.{self.token or 0}.partial"
 
     def begin(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
         """Start the checkpoint of `step`: this rank's units, and what its run's parts keep."""
@@ -142,14 +152,20 @@ class Writer:
         text = json.dumps({**body, "sha256": checkpoint.digest(body)}, indent=1)
         write_durably(self._partial / "manifest.json", text)
         sync(self._partial)
-        shutil.rmtree(final, ignore_errors=True)
+        self.check()
+        replaced = self._partial.with_suffix(".replaced")
+        if os.path.lexists(final):
+            os.replace(final, replaced)
         os.replace(self._partial, final)
         for left in checkpoint.complete(self.root):
             if int(left.name) > self._step:
                 os.replace(left, _set_aside(left))
         sync(self.root)
+        remove(replaced)
         for old in checkpoint.complete(self.root)[: -self.keep_last] if self.keep_last else []:
-            shutil.rmtree(old)
+            dropped = old.with_name(f".{old.name}.{self.token}.dropped")
+            os.replace(old, dropped)
+            remove(dropped)
         return Share()
 
     def _abandon(self) -> None:

@@ -4,13 +4,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from hybrid.folder.manifest import Rollback
 from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
+
+PerCut = Annotated[list[float], Field(max_length=4096)]
 
 
 class Line(BaseModel):
@@ -23,9 +25,9 @@ class Line(BaseModel):
     loss: float | None = None
     accuracy: float | None = None
     seconds: float = 0.0
-    residual: list[float] = []
-    primal: list[float] = []
-    dual: list[float] = []
+    residual: PerCut = []
+    primal: PerCut = []
+    dual: PerCut = []
 
 
 class Summary(BaseModel):

@@ -39,6 +39,26 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
     return _with_blocks(resolved)
 
 
+def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
+    """Whether a run folder has a checkpoint to go on from, one under another name given its own.
+
+    Without any, and if it may be begun `anew`, what a run has left there is set aside. Gives what
+    to say of it, too. ValueError if the folder is in use.
+    """
+    folder = RunFolder(out)
+    if not out.exists():
+        return False, []
+    folder.claim()
+    try:
+        notices = folder.recover()
+        aside = folder.set_aside() if anew else None
+        if aside is not None:
+            notices.append(f"{out} held a run without a checkpoint, which is now in {aside}")
+        return folder.newest() is not None, notices
+    finally:
+        folder.release()
+
+
 def new_folder(resolved: Config, now: str) -> Path:
     """A run folder named after the time and the run."""
     return Path(

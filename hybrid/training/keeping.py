@@ -107,16 +107,18 @@ def give_back(
             )
 
 
-def dropped(place: Place, folder: Path, manifest: Mapping[str, Any], same_solver: bool) -> str:
+def dropped(
+    place: Place, folder: Path, manifest: Mapping[str, Any], same_solver: bool
+) -> list[str]:
     """What a user should know of what is not taken back; empty if nothing is lost."""
     same_cuts = manifest["cuts"] == place.cuts
     if (same_cuts and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
-        return ""
+        return []
     blocks, changed = len(manifest["cuts"]) + 1, "solver" if same_cuts else "cuts"
-    return (
+    return [
         f"{folder}: what {manifest['solver']} had under way on {blocks} blocks is dropped, "
         f"because the {changed} changed"
-    )
+    ]
 
 
 def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
@@ -161,7 +163,7 @@ def _fitting(folder: Path) -> Iterator[None]:
     """What a solver has kept is its own affair: a fault in taking it back is the checkpoint's."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{folder} holds what this run cannot go on with ({type(error).__name__}: "
             f"{one_line(error)}): resume with the settings it was made with"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from hybrid.errors import tell
 from hybrid.ranks.launch import launched_size
 from hybrid.rounds.report import PhaseReport
 
@@ -109,8 +110,9 @@ class Progress:
         self.spoken = perf_counter()
         if self._bar is not None:
             self._bar[0].console.print(text, highlight=False, soft_wrap=True)
-        else:
-            print(text, flush=True)
+        elif not tell(text, sys.stdout):
+            self.quiet = True
+            tell("hybrid: nobody reads the output any more; the run goes on")
 
     def _live(self, start_step: int) -> tuple[RichProgress, TaskID]:
         from rich.progress import BarColumn, TextColumn

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from typing import Any, NamedTuple
 
 from hybrid.data import Dataset
@@ -12,8 +10,7 @@ from hybrid.errors import AgreedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import Progress as Kept
 from hybrid.folder.manifest import check
-from hybrid.folder.runfolder import RunFolder
-from hybrid.folder.writer import Share, Writer
+from hybrid.folder.writer import Share
 from hybrid.links import RankLinks
 from hybrid.ranks.stopping import StoppedError, StopRequest
 from hybrid.rounds.report import DivergedError, PhaseReport
@@ -24,6 +21,7 @@ from hybrid.training import keeping, recovery
 from hybrid.training.evaluation import accuracy
 from hybrid.training.progress import Progress
 from hybrid.training.setup import RunSetup
+from hybrid.training.shared import SharedFolder
 from hybrid.training.summary import share, summary, title
 from solvers.state import Stateful
 from solvers.windows import Window
@@ -46,17 +44,11 @@ class Run:
         self, setup: RunSetup, links: RankLinks, train: Dataset, test: Dataset, stop: StopRequest
     ) -> None:
         self.setup, self.links, self.train, self.test, self.stop = setup, links, train, test, stop
-        self.folder: RunFolder | None = None
-        self.writer: Writer | None = None
-        if setup.out is not None:
-            self.folder = RunFolder(setup.out)
-            self.writer = Writer(self.folder.checkpoints, links, setup.checkpoint.keep_last)
-        self.kept_at = monotonic()
+        self.folder = SharedFolder(setup.out, links, setup.checkpoint)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
         """Of each: the step it came from, the reason, the step it went to, the rates after it."""
-        self.kept_since_rollback = True
         self.trace = Trace(links.rank, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
@@ -64,40 +56,42 @@ class Run:
         self.test_accuracy: float | None = None
         """Of the newest evaluation."""
         self.residual = [0.0] * (links.size - 1)
-        self.notice = ""
+        self.notices: list[str] = []
         """What a user should know of the checkpoint it goes on from."""
         self.place = keeping.Place(
             links.rank, setup.blocks.cuts, setup.blocks.of(links.rank)[-1].name
         )
         with links.agreement():
             self._build()
-            if self.folder is not None:
-                self.folder.check(setup.resume)
-        if setup.resume:
-            self._go_on_from(self._checkpoints()[-1])
 
     def fit(self) -> dict[str, Any]:
-        """Train to the last epoch; give the summary."""
+        """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
+        try:
+            self.notices = self.folder.claim(self.setup.resume)
+            if self.setup.resume:
+                self._go_on_from(self.folder.checkpoints()[-1])
+            return self._fit()
+        finally:
+            self.folder.release()
+
+    def _fit(self) -> dict[str, Any]:
         epochs, setup = self.setup.train.epochs, self.setup
-        first, every = self.epoch, setup.train.evaluate_every
+        every = setup.train.evaluate_every
         self.progress = Progress(
             epochs,
             setup.steps_per_epoch,
             self.step,
             setup.quiet or self.links.rank > 0,
-            tests=sum(e % every == 0 or e == epochs for e in range(first + 1, epochs + 1)),
+            tests=-(-epochs // every) - self.epoch // every,
             test_steps=len(self.test) / setup.train.batch_size / 3,  # forward passes alone
         )
         ended = self._ended()
         if ended is not None:
             return ended
-        with self.links.agreement():
-            if self.folder is not None and self.links.rank == 0:
-                config = setup.describe(setup.blocks.cuts)
-                self.folder.open(config, self.step, len(self.rollbacks))
+        self.folder.open(setup.describe(setup.blocks.cuts), self.step, len(self.rollbacks))
         self.progress.say(title(setup, self.block.device, self.step))
-        if self.notice:
-            self.progress.say(self.notice)
+        for notice in self.notices:
+            self.progress.say(notice)
         try:
             if self.step == 0:
                 self._keep()
@@ -106,38 +100,28 @@ class Run:
                     self._epoch()
                 except DivergedError as error:
                     self._roll_back(error)
-            if self.writer is not None:
-                self.writer.finish()
+            self.folder.finish()
         except AgreedError:
-            self._close(None)
+            self.folder.close(None, self.trace)
             raise
         finally:
             self.progress.close()
             if self.block.draws is not None:
                 self.block.draws.remove()
         found = self._summary()
-        self._close(found)
+        self.folder.close(found, self.trace)
         return found
 
     def _ended(self) -> dict[str, Any] | None:
         """The summary of a run that was resumed though it had ended; it stays as it is."""
-        if self.folder is None or self.epoch < self.setup.train.epochs:
-            return None
-        stored = self.links.all_gather(self.folder.summary())[0]
+        stored = self.folder.ended() if self.epoch >= self.setup.train.epochs else None
         if stored is not None:
-            if self.links.rank == 0:
-                self.folder.confirm()
             self.progress.say(
                 f"{self.folder.path} has ended after {self.epoch} epochs, and stays as it is: to "
                 f"train on, give --epochs {self.epoch + 1} or more"
             )
             self.progress.close()
         return stored
-
-    def _checkpoints(self) -> list[Path]:
-        """The whole checkpoints, oldest first, as the first rank sees them."""
-        assert self.folder is not None
-        return list(self.links.all_gather(checkpoint.complete(self.folder.checkpoints))[0])
 
     def _build(self) -> None:
         """Make block, rounds and windows, as at the start of a run."""
@@ -206,7 +190,7 @@ class Run:
             # variables kept otherwise are of no use: a forward pass makes new ones
             cuts = parts if fits else ()
             keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
-            self.notice = keeping.dropped(self.place, folder, manifest, "program" in parts)
+            self.notices += keeping.dropped(self.place, folder, manifest, "program" in parts)
         self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
 
     def _roll_back(self, error: DivergedError) -> None:
@@ -217,15 +201,15 @@ class Run:
         before, step = self.rollbacks, self.step
         self.rounds.drain()  # or the messages of what is given up would be taken for others
         tried = len(before) >= self.setup.checkpoint.rollbacks
-        if self.folder is None or self.writer is None or tried:
-            newest = None if self.folder is None else self.folder.newest()
+        if self.folder.path is None or tried:
+            newest = self.folder.newest()
             lr, clipping = self.setup.optimiser.lr, self._clipping(error.phase)
-            kept = self.folder is not None
+            kept = self.folder.path is not None
             told = recovery.remedy(error, lr, clipping, len(before), newest, kept)
             raise DivergedError(told) from None
-        self.writer.finish()
-        folder = recovery.target(self._checkpoints(), before, self.kept_since_rollback)
-        self.kept_since_rollback = False
+        self.folder.finish()
+        kept_since = self.folder.kept_since_rollback
+        folder = recovery.target(self.folder.checkpoints(), before, kept_since)
         if self.block.draws is not None:
             self.block.draws.remove()
         self._build()
@@ -234,9 +218,7 @@ class Run:
         self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
         rates = {kind: self.block.rates[kind] for kind in ("local", "exact")}
         self.rollbacks[-1]["rates"] = rates
-        with self.links.agreement():
-            if self.links.rank == 0:
-                self.folder.rewind(self.step)
+        self.folder.rewind(self.step)
         self._metric({"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]})
         self.progress.say(
             f"{error}; going on from the checkpoint of step {self.step} with exact steps "
@@ -278,18 +260,15 @@ class Run:
             self.block.sync.join(self.block)
 
     def _news(self) -> News:
-        minutes = self.setup.checkpoint.minutes
-        due = bool(minutes) and monotonic() - self.kept_at >= 60 * minutes
-        return News(self.stop(), self.writer.share if self.writer else Share(), due)
+        return News(self.stop(), self.folder.share, self.folder.due())
 
     def _hear(self, everyone: list[News]) -> None:
         self.stopped = next((news.stop for news in everyone if news.stop), "")
-        if self.writer is not None:
-            self.writer.hear([news.share for news in everyone])
+        self.folder.hear([news.share for news in everyone])
 
     def _keep(self) -> None:
         """Begin a checkpoint, if there is a run folder and the weights are worth one."""
-        if self.writer is None:
+        if self.folder.path is None:
             return
         self._check_weights()
         self._join_replicas()
@@ -315,17 +294,16 @@ class Run:
                 unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
                 for unit in setup.blocks.of(self.links.rank)
             }
-            self.writer.begin(self.step, units, files, manifest)
-        self.kept_at, self.kept_since_rollback = monotonic(), True
+            self.folder.keep(self.step, units, files, manifest)
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""
         why = f"stopped by {self.stopped} after step {self.step}"
-        if self.folder is None or self.writer is None:
+        if self.folder.path is None:
             self.rounds.drain()
             raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
         self._keep()
-        self.writer.finish()
+        self.folder.finish()
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
@@ -372,11 +350,12 @@ class Run:
             raise DivergedError(f"the weights are not finite after step {self.step}")
 
     def _metric(self, line: dict[str, Any]) -> None:
-        if self.folder is not None and self.links.rank == 0:
-            self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
+        notice = self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
+        if notice:
+            self.progress.say(notice)
 
     def _summary(self) -> dict[str, Any]:
-        blocked = self.writer.blocked_seconds if self.writer else 0.0
+        blocked = self.folder.blocked_seconds
         mine = share(self.totals, self.block, self.setup.train.graphs, blocked)
         results = {
             "test_accuracy": self.test_accuracy,
@@ -385,12 +364,3 @@ class Run:
             "rollbacks": self.rollbacks,
         }
         return summary(self.setup, self.links.all_gather(mine), results)
-
-    def _close(self, found: dict[str, Any] | None) -> None:
-        """Write summary and trace; without a summary, after a failure, only if that is possible."""
-        if self.folder is None:
-            return
-        everyone = self.links.all_gather(self.trace.events)
-        with self.links.agreement() if found else suppress(OSError):
-            if self.links.rank == 0:
-                self.folder.close(found, [event for rank in everyone for event in rank])

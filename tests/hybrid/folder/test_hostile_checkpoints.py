@@ -185,6 +185,8 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         ({"residual": []}, "2 blocks have"),
         ({"totals": []}, "2 blocks have"),
         ({"totals": [{}, {"images": None}]}, "totals.1.images is None"),
+        ({"totals": [{}, {"images": float("inf")}]}, "totals.1.images is inf"),
+        ({"residual": [float("nan")]}, "residual.0 is nan"),
         ({"rollbacks": {}}, "rollbacks is {}"),
         ({"shared": None}, "shared is None"),
         ({"units": []}, "units is []"),

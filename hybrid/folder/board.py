@@ -1,0 +1,83 @@
+"""TensorBoard's events of a run: curves beside it, whose failure is a notice and not its end."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from hybrid.errors import one_line
+
+_FLUSH_SECONDS = 10.0
+_ABOUT = ("step", "epoch", "phase")
+
+
+class Board:
+    """One file of events, written by the thread that calls: no other can fail unseen."""
+
+    def __init__(self, folder: Path, from_step: int) -> None:
+        self.folder, self._flushed = folder, 0.0
+        self._records: RecordWriter | None = None
+        self.notice = self._guarded(self._open, from_step)
+        """Why there are no curves from here on, once; empty if there are."""
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """The numbers of a line of metrics."""
+        if self._records is not None:
+            self.notice = self._guarded(self._add, line)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._records is not None:
+            self.notice = self._guarded(self._records.close)
+            self._records = None
+
+    def _open(self, from_step: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        number = len(list(self.folder.iterdir()))
+        self._records = RecordWriter((self.folder / f"{name}.{number}").open("xb"))
+        self._write(Event(file_version="brain.Event:2"))
+        if from_step:
+            # what was written of later steps is of a course that was left
+            start = SessionLog(status=SessionLog.SessionStatus.START)
+            self._write(Event(step=from_step + 1, session_log=start))
+        self._records.flush()
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in _scalars(line)]
+        self._write(Event(step=line["step"], summary=Summary(value=values)))
+        assert self._records is not None
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self._records.flush()
+            self._flushed = time.monotonic()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        assert self._records is not None
+        self._records.write(event.SerializeToString())
+
+    def _guarded(self, act: Any, *given: Any) -> str:
+        try:
+            act(*given)
+        except (OSError, ValueError) as error:
+            self._records = None
+            return f"TensorBoard's events end here ({one_line(error)}); the run goes on without"
+        return ""
+
+
+def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in line.items():
+        if key in _ABOUT:
+            continue
+        for i, number in enumerate(value if isinstance(value, list) else [value], 1):
+            if isinstance(number, int | float):
+                yield (
+                    f"{line['phase']}/{key}" + (f"/{i}" if isinstance(value, list) else ""),
+                    number,
+                )

@@ -1,0 +1,76 @@
+"""Whoever reads the output may leave: the run goes on, and ends with the status it earned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from hybrid.folder import checkpoint
+
+QUICK = ("--batch-size", "256", "--set", "train.threads=1", "--set", "train.report_every=1")
+
+
+def start(out: Path, *words: str, **streams: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hybrid", "train", *QUICK, *words, "--out", str(out)]
+    return subprocess.Popen(command, text=True, **streams)  # type: ignore[call-overload, no-any-return]
+
+
+def broken() -> int:
+    """The writing end of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+STREAMS = {"a reader that left": broken, "a full disk": lambda: os.open("/dev/full", os.O_WRONLY)}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_run_ends_well_when_nobody_takes_its_output(stream: str, tmp_path) -> None:
+    """A process of its own, which loads torch: what Python does at its end counts, too."""
+    job = start(tmp_path / "run", "--epochs", "2", stdout=STREAMS[stream](), stderr=subprocess.PIPE)
+    _, errors = job.communicate(timeout=60)
+    assert (job.returncode, errors.count("\n")) == (0, 1)
+    assert "nobody reads the output any more; the run goes on" in errors
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
+    command: Sequence[str] = (sys.executable, "-m", "hybrid", "train", *QUICK, "--epochs", "3")
+    script = 'set -o pipefail; "$@" | head -n 1'
+    done = subprocess.run(
+        ["bash", "-c", script, "x", *command, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_stopped_run_gives_75_whatever_became_of_its_streams(stream: str, tmp_path) -> None:
+    run = tmp_path / "run"
+    job = start(run, "--epochs", "10000", stdout=STREAMS[stream](), stderr=STREAMS[stream]())
+    limit = monotonic() + 60
+    while not checkpoint.complete(run / "checkpoints"):
+        assert monotonic() < limit
+        sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 75
+    assert checkpoint.complete(run / "checkpoints")
+    assert not (run / "run.lock").exists()
+
+
+def test_an_error_keeps_its_status_without_a_stderr(tmp_path) -> None:
+    job = start(tmp_path / "run", "--epochs", "0", stderr=broken())
+    assert job.wait(60) == 1
+    assert not (tmp_path / "run").exists()

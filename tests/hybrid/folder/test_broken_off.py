@@ -1,0 +1,145 @@
+"""Whatever moment a checkpoint's writing is broken off at, a whole one is there and is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from checkpoints import MANIFEST, save, trained, units_of
+from trainings import assert_same, digits, interrupted, newest, trainer, weights
+
+from hybrid.folder import checkpoint
+from hybrid.folder.writer import Writer
+from hybrid.links import AgreedError, run_threads
+from solvers import Backprop
+
+
+class KilledError(BaseException):
+    """As a SIGKILL: what handles errors must not run."""
+
+
+@contextmanager
+def killed_at(operation: int) -> Iterator[list[str]]:
+    """Let no further operation on files happen after so many; gives their names."""
+    seen: list[str] = []
+
+    def guarded(real):
+        def act(*arguments, **more):
+            if len(seen) >= operation:
+                raise KilledError
+            seen.append(f"{real.__name__} {Path(arguments[0]).name}")
+            return real(*arguments, **more)
+
+        return act
+
+    names = ("os.replace", "os.unlink", "os.rmdir", "shutil.rmtree", "os.mkdir")
+    patches = [mock.patch(name, guarded(eval(name))) for name in names]
+    for patch in patches:
+        patch.start()
+    try:
+        yield seen
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(tmp_path) -> None:
+    """The write of a step that is there already, as after a resume from one before it."""
+    cut, optimisers = trained(1, 0)
+    first = tmp_path / "first"
+    run_threads(1, lambda links: save(first, 7, links, cut, optimisers))
+    for operation in range(100):
+        root = Path(shutil.copytree(first, tmp_path / str(operation)))
+
+        def write(links, root=root) -> None:
+            writer = Writer(root, links, 1, "token")
+            # in this thread: the commit is what is looked at
+            writer._start = lambda work: work()  # type: ignore[method-assign, assignment]
+            writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
+
+        with killed_at(operation) as seen, suppress(KilledError):
+            run_threads(1, write)
+        done = len(seen) < operation
+        notices = checkpoint.recover(root)
+        (found,) = checkpoint.complete(root)
+        checkpoint.load_model(found, checkpoint.read_manifest(found))
+        assert all(f"{found} was whole under another name" in line for line in notices)
+        checkpoint.clear_partial(root)
+        assert [path.name for path in root.iterdir()] == ["00000007"]
+        if done:
+            break
+    assert operation > 3
+
+
+def test_a_run_whose_only_checkpoint_has_another_name_goes_on(tmp_path, hybrid, capsys) -> None:
+    run, loaded = tmp_path / "run", digits(4)
+    trainer(Backprop(), run).fit(*loaded)
+    expected = weights(run)
+    interrupted(run, after=1)
+    for left in checkpoint.complete(run / "checkpoints")[:-1]:
+        shutil.rmtree(left)
+    last = newest(run)
+    last.rename(last.with_name(f".{last.name}.beef.replaced"))
+    made = trainer(Backprop(), run, resume=True)
+    made.quiet = False
+    made.fit(*loaded)
+    said = f"{last} was whole under another name, .{last.name}.beef.replaced"
+    assert said in capsys.readouterr().out
+    assert_same(weights(run), expected)
+
+
+@pytest.mark.parametrize("fault", ["cut off", "no manifest", "a file less"])
+def test_what_is_not_whole_is_not_recovered(fault: str, tmp_path) -> None:
+    cut, optimisers = trained(1, 0)
+    run_threads(1, lambda links: save(tmp_path, 7, links, cut, optimisers))
+    left = (tmp_path / "00000007").rename(tmp_path / ".00000007.beef.partial")
+    unit = next(left.glob("*.safetensors"))
+    if fault == "cut off":
+        os.truncate(unit, 100)
+    else:
+        (unit if fault == "a file less" else left / "manifest.json").unlink()
+    assert checkpoint.recover(tmp_path) == []
+    assert checkpoint.complete(tmp_path) == []
+
+
+def test_a_number_of_nine_digits_is_newer_than_one_of_eight(tmp_path) -> None:
+    cut, optimisers = trained(1, 0)
+    for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
+        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers, keep_last=2))
+    found = [int(folder.name) for folder in checkpoint.complete(tmp_path)]
+    assert found == [100_000_000, 100_000_001]
+    unit = next((tmp_path / "100000001").glob("*.safetensors"))
+    assert "resume from 100000000" in checkpoint.damaged(unit)
+
+
+def test_a_run_that_lost_its_folder_writes_no_checkpoint(tmp_path) -> None:
+    cut, optimisers = trained(1, 0)
+
+    def lost() -> None:
+        raise ValueError("the folder was taken over")
+
+    def write(links) -> None:
+        writer = Writer(tmp_path, links, 0, "token", lost)
+        writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
+        writer.finish()
+
+    with pytest.raises(AgreedError, match="taken over"):
+        run_threads(1, write)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["00000016", ".00000016.partial", ".00000016.beef.partial"])
+def test_a_pipe_where_a_checkpoint_was_or_comes_is_not_waited_for(name: str, tmp_path) -> None:
+    run, loaded = tmp_path / "run", digits(4)
+    made = trainer(Backprop(), run)
+    made.fit(*loaded)
+    interrupted(run, after=1)
+    os.mkfifo(run / "checkpoints" / name)
+    trainer(Backprop(), run, resume=True, train={"epochs": 4}).fit(*loaded)
+    assert int(newest(run).name) == 16
+    assert not [path for path in (run / "checkpoints").iterdir() if path.is_fifo()]

@@ -1,0 +1,104 @@
+"""Starting, and starting twice: one run goes on, and what is not a run's stays where it is."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from trainings import assert_same, digests, newest, weights
+
+from hybrid.folder import checkpoint
+from hybrid.folder.lock import Lock
+
+# a learning rate that does not depend on the number of epochs
+CONSTANT = ("--set", "schedule.name=constant", "--set", "schedule.warmup_epochs=0")
+QUICK = ("--batch-size", "64", "--set", "train.threads=1", "--set", "data.limit=640", *CONSTANT)
+
+
+def test_auto_resume_begins_goes_on_and_ends(tmp_path, hybrid):
+    words = ("train", *QUICK, "--auto-resume", "--out", tmp_path / "run")
+    for epochs in (1, 2, 2):
+        assert hybrid(*words, "--epochs", epochs)[0] == 0
+    assert int(newest(tmp_path / "run").name) == 20
+    assert hybrid("train", *QUICK, "--epochs", 2, "--out", tmp_path / "once")[0] == 0
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "once"))
+
+
+def test_what_a_run_without_a_checkpoint_left_is_set_aside_and_nothing_else(tmp_path, hybrid):
+    run = tmp_path / "run"
+    (run / "checkpoints" / "00000010").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("of old\n")
+    (run / "notes.txt").write_text("mine")
+    (run / "other-run" / "checkpoints").mkdir(parents=True)
+    words = ("train", *QUICK, "--auto-resume", "--epochs", 1, "--out", run)
+    status, _, err = hybrid(*words)
+    assert (status, f"is now in {run / 'without-checkpoint-1'}" in err) == (0, True)
+    assert (run / "without-checkpoint-1" / "metrics.jsonl").read_text() == "of old\n"
+    assert (run / "without-checkpoint-1" / "checkpoints" / "00000010").is_dir()
+    assert (run / "notes.txt").read_text() == "mine"
+    assert (run / "other-run" / "checkpoints").is_dir()
+    assert newest(run).name == "00000010"
+
+
+def test_a_folder_that_holds_no_run_is_left_as_it_is(tmp_path, hybrid):
+    (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
+    out = tmp_path / "runs"
+    assert hybrid("train", *QUICK, "--auto-resume", "--epochs", 1, "--out", out)[0] == 0
+    assert (out / "first" / "checkpoints").is_dir()
+    assert not list(out.glob("without*"))
+
+
+@pytest.mark.parametrize("how", ["--resume", "--auto-resume", ""])
+def test_a_folder_with_an_owner_is_left_alone(how, run_folder, hybrid):
+    before = {p: p.read_bytes() for p in run_folder.rglob("*") if p.is_file()}
+    owner = Lock(run_folder)
+    status, _, err = hybrid("train", *QUICK, *filter(None, [how]), "--out", run_folder)
+    owner.release()
+    assert (status, err.count("\n"), f"process {os.getpid()} on" in err) == (1, 1, True)
+    assert {p: p.read_bytes() for p in run_folder.rglob("*") if p.is_file()} == before
+
+
+EXTREME = (
+    *("optimiser.lr=1e308", "optimiser.weight_decay=1e300", "schedule.warmup_epochs=1e308"),
+    *("solver.beta=1e308", "solver.local_lr=1e-308", "train.epochs=1000000000000"),
+    *("rounds.sweeps=1000000000", "links.timeout=1e300", "checkpoint.keep_last=1e300"),
+)
+
+
+@pytest.mark.parametrize("setting", EXTREME)
+def test_an_extreme_setting_is_named_and_leaves_no_folder(setting, tmp_path, hybrid):
+    out = tmp_path / "a" / "run"
+    status, _, err = hybrid("train", *QUICK, "--set", setting, "--out", out)
+    assert (status, err.count("\n"), setting.partition("=")[0] in err) == (1, 1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(tmp_path, hybrid):
+    name = os.fsdecode(b"run-\xff")
+    status, _, err = hybrid("train", *QUICK, "--out", tmp_path / name)
+    assert (status, err.count("\n"), "must be UTF-8" in err) == (1, 1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_resume_at_once_one_goes_on_with_the_bits_of_an_undisturbed_run(
+    tmp_path, hybrid
+):
+    """Two processes, which load torch side by side."""
+    words = ("train", *QUICK, "--epochs")
+    assert hybrid(*words, 3, "--out", tmp_path / "undisturbed")[0] == 0
+    run = tmp_path / "run"
+    assert hybrid(*words, 1, "--out", run)[0] == 0
+    command = [sys.executable, "-m", "hybrid", *words, "3", "--resume", "--out", str(run)]
+    # the faster one may have ended when the slower one comes, which then finds an ended run
+    jobs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [(job.communicate(timeout=60)[1], job.returncode) for job in jobs]
+    assert sorted(status for _, status in ends) in ([0, 1], [0, 0])
+    for err, status in ends:
+        assert err == "" if status == 0 else f"{run} is in use by the run of process" in err
+    assert digests(run) == digests(tmp_path / "undisturbed")
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+    assert len(steps) == len((tmp_path / "undisturbed" / "metrics.jsonl").read_text().splitlines())
+    assert not (run / "run.lock").exists()
+    assert all(checkpoint.read_manifest(f) for f in checkpoint.complete(run / "checkpoints"))
