@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +112,13 @@ def preempt(slurm: Slurm) -> None:
     slurm("sbatch", *urgent, "--wrap=true")
 
 
+def preempt_with_a_slow_node(slurm: Slurm) -> None:
+    """Slurm shows the flag SIGNALING until the node has answered."""
+    with slurm.slow(slurm.names[-1]):
+        preempt(slurm)
+        time.sleep(4)
+
+
 def lose_daemon(slurm: Slurm) -> None:
     slurm.kill("prted")
 
@@ -119,6 +128,7 @@ def lose_daemon(slurm: Slurm) -> None:
     [
         ("mpirun", preempt, ""),
         ("srun", preempt, ""),
+        ("mpirun", preempt_with_a_slow_node, ""),
         ("mpirun", lose_daemon, "before the training"),
     ],
 )
@@ -132,6 +142,21 @@ def test_a_job_that_is_interrupted_goes_on(
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
     assert said in (tmp_path / f"run-{job}.out").read_text()
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_job_that_stops_while_the_controller_is_away_is_requeued(
+    slurm: Slurm, begin, stand_in, tmp_path, seconds
+) -> None:
+    """As long as the controller is away, and it needs some seconds to come back."""
+    job = begin(2)
+    wait_for_ranks(tmp_path / "run", 2)
+    (shell,) = slurm.named("slurm_script")
+    with slurm.without_controller():
+        os.kill(shell, signal.SIGUSR1)
+        time.sleep(seconds)
+    stand_in.with_name("end").touch()
+    assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
 
 
 def test_a_chain_goes_on_after_a_stop_and_finds_nothing_to_do_after_the_end(

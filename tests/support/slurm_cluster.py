@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "setpriv")
@@ -117,6 +117,26 @@ class Slurm:
     def named(self, program: str) -> list[int]:
         """The ids of the cluster's processes of this name."""
         return [process for process in self.processes() if _name(process) == program]
+
+    @contextmanager
+    def slow(self, node: str) -> Iterator[None]:
+        """A node whose daemon does not answer."""
+        daemon = self.daemons[node]
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def without_controller(self) -> Iterator[None]:
+        """No slurmctld in the body; it comes back with what it knew."""
+        self.daemons["slurmctld"].terminate()
+        self.daemons["slurmctld"].wait(30)
+        try:
+            yield
+        finally:
+            self._daemon("slurmctld", "-D", "-i")
 
     def kill(self, program: str) -> None:
         """SIGKILL to the last of the cluster's processes of this name."""

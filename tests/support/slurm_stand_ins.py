@@ -45,6 +45,13 @@ sys.exit(int(os.environ["RANKS"].removesuffix(" lost")))
 """
 
 
+SCONTROL = """\
+if sys.argv[1] == "ping":
+    print("Slurmctld(primary) at n1 is UP")
+sys.exit(int(os.environ.get('SCONTROL', 0)))
+"""
+
+
 class Cluster:
     """Stand-ins for Slurm and launchers that keep the words they are called with."""
 
@@ -53,7 +60,8 @@ class Cluster:
         self.bin.mkdir(parents=True)
         for name in ("mpirun", "srun"):
             self.program(name, RANKS)
-        self.program("scontrol", "sys.exit(int(os.environ.get('SCONTROL', 0)))")
+        self.program("scontrol", SCONTROL)
+        (self.bin / "sleep").symlink_to("/bin/true")
         squeue = self.bin / "squeue"  # only asks, so its calls are not kept
         squeue.write_text('#!/bin/sh\necho "${SQUEUE-RUNNING}"\n')
         squeue.chmod(0o755)

@@ -80,6 +80,9 @@ ENDS: dict[str, tuple[str, dict[str, str], int, str]] = {
     "stopped in the last run": ("75", {"SLURM_RESTART_COUNT": "20"}, 75, "after 20 requeues"),
     "stopped where a site forbids requeueing": ("75", {"SCONTROL": "1"}, 75, "sbatch again"),
     "stopped as Slurm ends the job": ("75", {"SQUEUE": "COMPLETING"}, 75, AWAY),
+    "stopped as Slurm requeues it": ("75", {"SQUEUE": "REQUEUE_HOLD"}, 75, AWAY),
+    "stopped with a node that is slow to answer": ("75", {"SQUEUE": "SIGNALING"}, 0, ""),
+    "stopped with a flag nobody knows": ("75", {"SQUEUE": "UPDATE_DB"}, 0, ""),
     "stopped in a cancelled job": ("75", {"SQUEUE": "CANCELLED"}, 75, AWAY),
     "stopped in a job that is gone": ("75", {"SQUEUE": ""}, 75, AWAY),
     "ended": ("0", {}, 0, ""),
@@ -99,8 +102,10 @@ def test_ranks_decide_by_their_end_whether_the_job_is_requeued(cluster, request_
     ranks, given, status, said = ENDS[how]
     found, err = cluster.run(request_here, ranks, **given)
     assert (found, said in err) == (status, True)
-    asked = ["scontrol"] if how.startswith(REQUEUED) else []
-    assert [name for name, *_ in cluster.calls()] == ["mpirun", *asked]
+    asked = [["requeue", "17"]] if how.startswith(REQUEUED) else []
+    if "SCONTROL" in given:  # what it refuses twice, it refuses
+        asked = [["requeue", "17"], ["ping"]] * 2
+    assert [words for name, *words in cluster.calls() if name == "scontrol"] == asked
 
 
 def test_a_job_whose_state_cannot_be_told_is_requeued(cluster, request_here) -> None:
@@ -135,36 +140,38 @@ def test_a_setup_that_fails_ends_the_job_before_it_trains(cluster, request_here)
 
 
 @needs_bash
-def test_a_run_with_a_checkpoint_is_resumed(cluster, request_here) -> None:
-    folder = request_here.out / "checkpoints" / "00000010"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").touch()
-    assert cluster.run(request_here)[0] == 0
-    assert cluster.calls()[0][-3:] == ["--resume", "--out", str(request_here.out)]
+def test_a_controller_that_is_away_is_asked_again(cluster, request_here) -> None:
+    away = "import os; n = os.path.getsize({log!r}); sys.exit(sys.argv[1] == 'ping' or n < 800)"
+    cluster.program("scontrol", away.replace("{log!r}", repr(str(cluster.log))))
+    assert cluster.run(request_here, "75")[0] == 0
+    asked = [words for words in cluster.calls() if words[0] == "scontrol"]
+    assert asked.count(["scontrol", "requeue", "17"]) > 3
+    assert asked[-1] == ["scontrol", "requeue", "17"]
 
 
 @needs_bash
-def test_a_run_without_a_whole_checkpoint_is_set_aside_each_time(cluster, request_here) -> None:
-    for count in ("0", "1"):
-        (request_here.out / "checkpoints" / "00000010").mkdir(parents=True)
-        (request_here.out / "metrics.jsonl").write_text(count)
-        assert cluster.run(request_here, SLURM_RESTART_COUNT=count)[0] == 0
-        assert "--resume" not in cluster.calls()[-1]
-        aside = request_here.out.with_name(f"first.without-checkpoint-17-{count}")
-        assert (aside / "metrics.jsonl").read_text() == count
-        assert [file.name for file in request_here.out.iterdir()] == ["summary.json"]
+def test_a_job_that_is_cancelled_while_the_controller_is_away_stays_cancelled(
+    cluster, request_here
+) -> None:
+    cluster.program("scontrol", "sys.exit(1)")
+    state = "test -e {0} && echo CANCELLED || echo RUNNING; touch {0}"
+    file = cluster.bin / "squeue"
+    file.write_text("#!/bin/sh\n" + state.format(cluster.bin / "asked"))
+    assert cluster.run(request_here, "75")[0] == 75
+    assert [words[1:2] for words in cluster.calls() if words[0] == "scontrol"] == [
+        ["requeue"],
+        ["ping"],
+    ]
 
 
 @needs_bash
 def test_words_with_spaces_and_quotes_arrive_unchanged(cluster, tmp_path) -> None:
     request = replace(REQUESTS["quoting"], out=tmp_path / REQUESTS["quoting"].out.relative_to("/"))
-    (request.out / "checkpoints" / "00000010").mkdir(parents=True)
-    (request.out / "checkpoints" / "00000010" / "manifest.json").touch()
     assert cluster.run(request)[0] == 0
     sets = [word for text in request.settings for word in ("--set", text)]
     words = cluster.calls()[0]
     assert words[words.index("hybrid") :] == [
-        *("hybrid", "train", str(request.config), *sets, "--resume", "--out", str(request.out))
+        *("hybrid", "train", str(request.config), *sets, "--auto-resume", "--out", str(request.out))
     ]
 
 
@@ -175,7 +182,8 @@ def test_a_seed_of_an_array_has_its_own_folder_and_requeues_itself_alone(
     task = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
     assert cluster.run(replace(request_here, seeds="0-4"), "75", **task)[0] == 0
     words, requeue = cluster.calls()
-    assert words[-4:] == ["--set", "train.seed=3", "--out", f"{request_here.out}-seed3"]
+    out = f"{request_here.out}-seed3"
+    assert words[-5:] == ["--set", "train.seed=3", "--auto-resume", "--out", out]
     assert requeue == ["scontrol", "requeue", "16_3"]
 
 
