@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ Shape = tuple[int, ...]
 
 GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
+
+LARGEST, SMALLEST = 1e15, 1e-30
+"""Of any setting, but for 0: beyond, float32 overflows."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Program")
@@ -257,6 +260,10 @@ def check_numbers(
     """ValueError for a field out of its range."""
     for name in (*positive, *not_negative, *at_least_one):
         value = getattr(settings, name)
+        if LARGEST < value < inf:
+            raise ValueError(f"{name} is {value}; it must be at most {LARGEST:g}")
+        if 0 < value < SMALLEST:
+            raise ValueError(f"{name} is {value}; it must be at least {SMALLEST:g}")
         if name in positive and not value > 0:
             raise ValueError(f"{name} is {value}; it must be positive")
         if name in not_negative and not value >= 0:

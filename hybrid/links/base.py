@@ -48,6 +48,8 @@ class RankLinks(ABC):
         self.traffic = Traffic()
         self.watch: Callable[[str, float, float], None] | None = None
         """Told of every wait: a name, and two readings of `perf_counter`."""
+        self.waits_since: float | None = None
+        """Since when, by `now`, it has waited for another rank; None while it does not."""
 
     def run(self, program: Program[T]) -> T:
         """Run this rank's program."""
@@ -116,10 +118,11 @@ class RankLinks(ABC):
 
     @contextmanager
     def _waiting(self, side: str) -> Iterator[None]:
-        start = self.now()
+        self.waits_since = start = self.now()
         try:
             yield
         finally:
+            self.waits_since = None
             end = self.now()
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:

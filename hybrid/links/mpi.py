@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from math import prod
+from threading import Event, Thread
 from time import sleep
 from typing import Any, TypeVar
 
@@ -57,9 +58,11 @@ class MpiLinks(RankLinks):
 
     def flush(self) -> None:
         self._send_staged(wait=True)
+        self.waits_since = self.now()
         while self._pending:
             request, _ = self._pending.popleft()
             request.Wait()
+        self.waits_since = None
 
     def _send(self, peer: int, tensor: Tensor) -> None:
         self._drop_completed()
@@ -126,19 +129,40 @@ def run_mpi(
     program: Program[T],
     device: torch.device | None = None,
     gpu_aware: bool = False,
+    timeout: float = 0.0,
 ) -> list[T]:
     """Run `program` on this rank; give its result as a list of one.
 
     A failure that the ranks have not agreed on ends the whole job at once: the others may be
-    waiting for a message that will never come.
+    waiting for a message that will never come. So does a wait of more than `timeout` seconds; 0:
+    none is too long.
     """
+    links = MpiLinks(comm, device, gpu_aware)
+    ended = Event()
+    if timeout:
+        Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
     try:
-        return [MpiLinks(comm, device, gpu_aware).run(program)]
+        return [links.run(program)]
     except AgreedError:
         raise
     except BaseException as error:
         abort(comm, error)
         raise
+    finally:
+        ended.set()
+
+
+def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
+    """End the job when this rank has waited too long: another stands still, or its host does."""
+    seen = goes_on = links.now()
+    while not ended.wait(min(1.0, timeout / 4)):
+        before, seen = seen, links.now()
+        if seen - before > timeout / 2:
+            goes_on = seen  # it was this rank that stood still
+        since = links.waits_since
+        if since is not None and seen - max(since, goes_on) > timeout:
+            waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
+            abort(comm, TimeoutError(f"{waited}, which stands still: go on with --resume"))
 
 
 def abort(comm: Any, error: BaseException) -> None:

@@ -26,6 +26,7 @@ from hybrid.ranks import hosts
 from hybrid.ranks.launcher import Launcher, open_process
 
 GRACE_SECONDS = 5.0
+_MOST_SECONDS = 86_400
 TIMEOUT_VARIABLE = "HYBRID_HOST_TIMEOUT"
 
 
@@ -113,8 +114,9 @@ class Heartbeat:
 
 
 def _seconds(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 5 or int(text) > _MOST_SECONDS:
         raise ValueError(
-            f"{TIMEOUT_VARIABLE} is {text!r}; write whole seconds, or 0 to watch no other host"
+            f"{TIMEOUT_VARIABLE} is {text!r}; write whole seconds, up to {_MOST_SECONDS}, or 0 to "
+            "watch no other host"
         )
     return int(text)

@@ -11,6 +11,8 @@ from typing import Any
 
 MEETING_SECONDS = 5.0
 _HALF = 16
+_MOST_PROBES = 127
+"""That Linux sends before it gives a connection up."""
 _SIOCGIFADDR = 0x8915
 
 Connections = dict[int, socket.socket]
@@ -68,11 +70,12 @@ def _accept(listener: socket.socket, secret: bytes, leads: set[int]) -> Connecti
     found: Connections = {}
     end = monotonic() + MEETING_SECONDS
     with listener, suppress(TimeoutError):
-        while leads - set(found):
-            listener.settimeout(max(0.001, end - monotonic()))
+        # strangers may knock all the time: the time is that of all of them together
+        while leads - set(found) and (left := end - monotonic()) > 0:
+            listener.settimeout(left)
             connection, _ = listener.accept()
             with suppress(OSError):
-                connection.settimeout(1)
+                connection.settimeout(min(1, max(0.001, end - monotonic())))
                 said = _receive(connection, _HALF + 4)
                 if hmac.compare_digest(said[:_HALF], secret[:_HALF]):
                     connection.sendall(secret[_HALF:])
@@ -103,9 +106,10 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
 def _keep_alive(connection: socket.socket, silence: int) -> None:
     """Let the kernel ask about once a second, and fail after `silence` seconds without answer."""
     tcp = socket.IPPROTO_TCP
+    interval = -(-silence // _MOST_PROBES)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
-    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(tcp, socket.TCP_KEEPCNT, silence)
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, interval)
+    connection.setsockopt(tcp, socket.TCP_KEEPCNT, -(-silence // interval))
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, 1000 * silence)

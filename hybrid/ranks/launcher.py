@@ -2,6 +2,7 @@
 
 import os
 import select
+import stat
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -49,8 +50,13 @@ class Launcher:
         return bool(select.select(self.descriptors, [], [], 0)[0])
 
     def say(self, line: str) -> None:
-        """Write to this process's stderr or, where that ended with the launcher, to its."""
-        for descriptor in (2, self._stderr):
+        """Write to this process's stderr or, where that ended with the launcher, to its.
+
+        A launcher that stands still would pass nothing on.
+        """
+        stopped = _read(self._pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
+        passed_on = stopped and not stat.S_ISREG(os.fstat(2).st_mode)
+        for descriptor in (self._stderr, 2) if passed_on else (2, self._stderr):
             if descriptor is not None:
                 with suppress(OSError):
                     os.write(descriptor, line.encode())

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from solvers import registry
 from solvers.passes.pipeline import FillStep
 
+MANY, LARGE = 10**9, 1e15
+"""The most that may be asked of a count, and of a real number: beyond, arithmetic overflows."""
+
 
 class Section(BaseModel):
     """A table of the TOML file; the string after a field is its help."""
@@ -44,30 +47,30 @@ class DataSettings(Section):
     """digits, mnist, fashion-mnist, cifar10, cifar100 or synthetic."""
     dir: str = ""
     """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
-    limit: int = Field(default=0, ge=0)
+    limit: int = Field(default=0, ge=0, le=MANY)
     """Train on the first so many images; 0: all."""
     augment: bool = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
     sampler: str = "uniform"
     """Who chooses the samples of a mini-batch: uniform (every sample once an epoch)."""
-    cutout: int = Field(default=0, ge=0)
+    cutout: int = Field(default=0, ge=0, le=MANY)
     """Side of the square cut out of each training image, in pixels; 0: none."""
 
 
 class TrainSettings(Section):
     """[train] length, batch, numerics."""
 
-    epochs: int = Field(default=12, ge=1)
+    epochs: int = Field(default=12, ge=1, le=10**6)
     """Passes over the training data."""
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=128, ge=1, le=MANY)
     """Images a mini-batch."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
-    report_every: int = Field(default=16, ge=1)
+    report_every: int = Field(default=16, ge=1, le=MANY)
     """Mini-batches between reports, at which a run can stop; K times as many if one drains."""
-    evaluate_every: int = Field(default=1, ge=1)
+    evaluate_every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
@@ -86,13 +89,13 @@ class OptimiserSettings(Section):
 
     name: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum, or AdamW."""
-    lr: float = Field(default=0.1, gt=0)
+    lr: float = Field(default=0.1, gt=0, le=LARGE)
     """Peak learning rate."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of SGD; beta_1 of AdamW."""
     nesterov: bool = True
     """Nesterov's form of the momentum."""
-    weight_decay: float = Field(default=5e-4, ge=0)
+    weight_decay: float = Field(default=5e-4, ge=0, le=LARGE)
     """Weight decay (decoupled with AdamW)."""
     decay_all: bool = False
     """Decay BatchNorm parameters and biases too."""
@@ -103,7 +106,7 @@ class ScheduleSettings(Section):
 
     name: Literal["cosine", "linear", "step", "constant"] = "linear"
     """How the learning rate falls after the warm-up."""
-    warmup_epochs: float = Field(default=1.0, ge=0)
+    warmup_epochs: float = Field(default=1.0, ge=0, le=LARGE)
     """Epochs of linear warm-up."""
     milestones: list[float] = [0.5, 0.75]
     """Shares of the training at which `step` multiplies by gamma."""
@@ -116,9 +119,9 @@ class RoundSettings(Section):
 
     window: int | Literal["all"] | None = None
     """Mini-batches a window, or all (stored per sample); unset: none if gaps are filled, else 4."""
-    sweeps: int | None = Field(default=None, ge=1)
+    sweeps: int | None = Field(default=None, ge=1, le=10**6)
     """Passes over a window's sub-problems in the parallel phase; unset: 1 if there is a window."""
-    correct_every: int | None = Field(default=None, ge=0)
+    correct_every: int | None = Field(default=None, ge=0, le=MANY)
     """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
     fill: bool | None = None
     """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
@@ -126,7 +129,7 @@ class RoundSettings(Section):
     """A filled gap's gradient: added to the exact one, or stepped on its own."""
     gaps: list[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]] = []
     """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
-    memory_gb: float = Field(default=4.0, gt=0)
+    memory_gb: float = Field(default=4.0, gt=0, le=LARGE)
     """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
 
     @field_validator("window", mode="before")
@@ -140,7 +143,7 @@ class RoundSettings(Section):
 class SplitSettings(Section):
     """[split] units into blocks."""
 
-    blocks: int = Field(default=0, ge=0)
+    blocks: int = Field(default=0, ge=0, le=MANY)
     """Number of blocks; 0: the number of MPI ranks, or 2 without mpirun."""
     balance: Literal["operations", "measured", "even"] = "operations"
     """What is balanced: counted operations (the same on every machine), measured time, units."""
@@ -155,22 +158,24 @@ class LinkSettings(Section):
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
     gpu_aware: Literal["auto", "on", "off"] = "auto"
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
-    gigabits_per_second: float = Field(default=10.0, gt=0)
+    gigabits_per_second: float = Field(default=10.0, gt=0, le=LARGE)
     """Rate of a virtual link, each way."""
-    latency_microseconds: float = Field(default=10.0, ge=0)
+    timeout: float | None = Field(default=None, ge=0, le=LARGE)
+    """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
+    latency_microseconds: float = Field(default=10.0, ge=0, le=LARGE)
     """Latency of a virtual link."""
 
 
 class CheckpointSettings(Section):
     """[checkpoint] what survives."""
 
-    every: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between checkpoints."""
-    minutes: float = Field(default=15.0, ge=0)
+    minutes: float = Field(default=15.0, ge=0, le=LARGE)
     """Write one in mid-epoch, too, when the last one is so old; 0: never."""
-    keep_last: int = Field(default=2, ge=0)
+    keep_last: int = Field(default=2, ge=0, le=MANY)
     """Checkpoints to keep; 0: all."""
-    rollbacks: int = Field(default=3, ge=0)
+    rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a run that diverges goes back to a checkpoint, with smaller steps; 0: never."""
 
 

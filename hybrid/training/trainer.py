@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Dataset
 from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtual
 from hybrid.links.base import Program
-from hybrid.ranks import launch
+from hybrid.ranks import caches, launch
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import (
     RoundSettings,
@@ -123,7 +124,10 @@ class Trainer(Options):
         local_rank = found.local_rank if found else 0
         device = None if isinstance(setup, ValueError) else setup.device
         direct = probe.agreed(self.links.gpu_aware, device, comm, local_rank)
-        return run_mpi(comm, program, device, direct.direct)[0]
+        timeout = self.links.timeout
+        if timeout is None:
+            timeout = 1800.0 if "SLURM_JOB_ID" in os.environ else 0.0
+        return run_mpi(comm, program, device, direct.direct, timeout)[0]
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
@@ -178,6 +182,8 @@ class Trainer(Options):
         )
         self._check_filters(shapes)
         device = launch.device(self.train.device)
+        if self.train.compile or device.type == "cuda":
+            caches.keep_private()
         return RunSetup(
             blocks=self.blocks,
             method=method,

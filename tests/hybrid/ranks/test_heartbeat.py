@@ -109,9 +109,19 @@ def test_a_launcher_that_does_not_end_the_job_is_ended_with_it(lost, start, tmp_
     assert job.mpirun.returncode != 0
 
 
-def test_a_timeout_that_is_no_number_is_refused_once(mpirun, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("HYBRID_HOST_TIMEOUT", "soon")
+def test_a_launcher_that_stands_still_is_spoken_for(start) -> None:
+    job = start()
+    job.mpirun.send_signal(signal.SIGSTOP)
+    os.kill(job.ranks[1], signal.SIGKILL)
+    errors = job.end(20)
+    assert errors.count("hybrid: error: rank 1 (process ") == 1
+    assert errors.count("hybrid: error:") == 1
+
+
+@pytest.mark.parametrize("timeout", ["soon", "86401", "9" * 50])
+def test_a_timeout_that_is_no_number_is_refused_once(timeout, mpirun, monkeypatch, tmp_path):
+    monkeypatch.setenv("HYBRID_HOST_TIMEOUT", timeout)
     done = mpirun(2, sys.executable, WAITING, tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count("HYBRID_HOST_TIMEOUT is 'soon'; write whole seconds") == 1
+    assert done.stderr.count(f"HYBRID_HOST_TIMEOUT is '{timeout}'; write whole seconds") == 1
     assert "Traceback" not in done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +82,38 @@ def test_a_stranger_is_not_taken_for_a_lead(monkeypatch) -> None:
     with socket.create_connection(listener.getsockname()) as stranger:
         stranger.sendall(bytes(20))
         assert hosts._accept(listener, bytes(range(32)), {2}) == {}
+
+
+def test_strangers_that_keep_knocking_do_not_hold_the_ranks_up(monkeypatch) -> None:
+    monkeypatch.setattr(hosts, "MEETING_SECONDS", 1.0)
+    listener, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def knock() -> None:
+        held = []
+        while not over.wait(0.05):
+            with suppress(OSError):
+                held.append(socket.create_connection(address, timeout=1))
+
+    address = listener.getsockname()
+    knocking = threading.Thread(target=knock)
+    knocking.start()
+    begin = monotonic()
+    assert hosts._accept(listener, bytes(range(32)), {2}) == {}
+    over.set()
+    knocking.join()
+    assert monotonic() - begin < 3
+
+
+@pytest.mark.parametrize("silence", [1, 127, 128, 500, 86_400])
+def test_any_silence_can_be_asked_for(silence: int) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.create_connection(listener.getsockname()) as connection:
+        hosts._keep_alive(connection, silence)
+        asked = [
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        ]
+    assert silence <= asked[0] * asked[1] < silence + asked[0]
 
 
 def test_one_host_opens_no_socket(monkeypatch) -> None:

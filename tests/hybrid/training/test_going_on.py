@@ -57,7 +57,7 @@ def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
 def test_a_diverging_sub_problem_is_answered_with_its_own_clipping(tmp_path, digits):
     wild = trainer(
         tmp_path / "run",
-        solver=Penalty(local_lr=1e30),
+        solver=Penalty(local_lr=1e15),
         window=3,
         optimiser=OptimiserSettings(lr=1.0),
         checkpoint=CheckpointSettings(rollbacks=0),

@@ -1,0 +1,31 @@
+"""Where compilers keep what they have made, which is run when it is found again."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+_VARIABLES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUPY_CACHE_DIR": "cupy",
+}
+
+
+def keep_private() -> None:
+    """Let torch.compile and CuPy keep code in folders that nobody else can write to.
+
+    They lie in `hybrid-UID` of TMPDIR: on the node, not in the home. A variable of theirs that is
+    set stays as it is. Raises ValueError if that folder is, or is open to, somebody else's.
+    """
+    folder = Path(tempfile.gettempdir(), f"hybrid-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not mine or found.st_mode & 0o077:
+        raise ValueError(
+            f"{folder} is not a folder that you alone can write to, and compiled code would be run "
+            "from it: remove it, or set TMPDIR to a folder of your own"
+        )
+    for variable, name in _VARIABLES.items():
+        os.environ.setdefault(variable, str(folder / name))

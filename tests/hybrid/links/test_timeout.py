@@ -1,0 +1,52 @@
+"""A rank that stands still ends the job after `links.timeout`, and the reason is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+from world import ALLOWED
+
+from hybrid.folder import checkpoint
+
+
+def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, mpirun) -> None:
+    """A job of its own, which it ends: ten seconds, of which it waits for four."""
+    out, mark = tmp_path / "run", f"mark-{tmp_path.name}"
+    settings = ("--set", "links.timeout=4", "--set", "train.threads=1", "--batch-size", "64")
+    train = (sys.executable, "-m", "hybrid", "train", *settings, "--out", out)
+    command = (Path(sys.executable).parent / "mpirun", "-n", 2, *train, "--epochs", 500)
+    job = subprocess.Popen(
+        [str(word) for word in command],
+        env=os.environ | ALLOWED | {"MARK": mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    limit = monotonic() + 60
+    while len(checkpoint.complete(out / "checkpoints")) < 2:
+        assert monotonic() < limit
+        sleep(0.05)
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    ranks = [int(pid) for pid in children if _rank(int(pid)) == "1"]
+    os.kill(ranks[0], signal.SIGSTOP)
+    begin = monotonic()
+    _, errors = job.communicate(timeout=30)
+    assert 3 < monotonic() - begin < 15
+    assert job.returncode not in (0, None)
+    said = "hybrid: error: rank 0: it has waited for another rank for 4 s (links.timeout)"
+    assert errors.count(said) == errors.count("hybrid: error:") == 1
+    assert "Traceback" not in errors
+    done = mpirun(2, *train, "--resume", "--epochs", 1000 // 500)
+    assert "hybrid: error" not in done.stderr
+
+
+def _rank(pid: int) -> str:
+    """The rank of a process, by its environment."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    found = [v for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")]
+    return found[0].partition(b"=")[2].decode() if found else ""
