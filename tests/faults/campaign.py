@@ -13,14 +13,14 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from tests.faults import kinds, storage
+from tests.faults import cluster, kinds, sharing, storage
 from tests.faults.kinds import PATIENCE, Fault, Scene
 from tests.faults.processes import Job
 from tests.faults.training import WAYS, References, Training, result, whole
 
 LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
-KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS)
+KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS, *cluster.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
@@ -46,7 +46,7 @@ class Outcome:
     said: list[str] = field(default_factory=list)
     resumes: int = 0
     problems: list[str] = field(default_factory=list)
-    """late, hang, orphan, traceback, reason, status, lost, bits: each with a word on it."""
+    """late, hang, orphan, traceback, reason, status, lost, mixed, bits: each with a word on it."""
     load: float = 0.0
     """Processes that wanted a core in the last minute, over the cores: above 1 they waited."""
 
@@ -87,7 +87,7 @@ def one(
 def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     """The run that the fault hits: how it ends, and what it leaves."""
     acts = fault.acts(scene)
-    armed, words = next(acts), scene.training.words(scene.out)
+    armed, words = next(acts), [*scene.training.words(scene.out), *scene.words]
     if fault.resumes:
         words = ["train", "--resume", "--out", str(scene.out), *scene.resumed_with]
     fresh = scene.random.random() < 0.25
@@ -101,7 +101,7 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     waited = monotonic() - scene.struck
     if fault.timed:
         outcome.seconds = round(waited, 2)
-        if outcome.seconds > LIMIT:
+        if outcome.seconds > LIMIT + fault.late:
             outcome.problems.append(f"late: {outcome.seconds} s, at {outcome.load} times the cores")
     outcome.detail, outcome.status = scene.detail, job.status()
     if outcome.status is None:
@@ -116,6 +116,7 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     outcome.said = reasons(text)
     if not (scene.missed and outcome.status == 0):
         outcome.problems += _words(fault, text, outcome)
+    outcome.problems += scene.broken
     after = whole(scene.out)
     lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
     if lost:

@@ -37,6 +37,10 @@ class Scene:
     detail: str = ""
     struck: float = field(default_factory=monotonic)
     """When the fault happened; before that the job is only starting."""
+    words: list[str] = field(default_factory=list)
+    """Further words of the command."""
+    broken: list[str] = field(default_factory=list)
+    """Problems that the fault itself has seen."""
     resumed_with: list[str] = field(default_factory=list)
     """Further words of the resume."""
     missed: bool = False
@@ -75,6 +79,8 @@ class Fault:
     """Whether nobody is left to say a word."""
     resumes: bool = False
     """Whether the run that is struck is itself a resumed one."""
+    late: float = 0.0
+    """Seconds more that it may take."""
     same_metrics: bool = True
     """Whether metrics.jsonl must be that of an undisturbed run in the end."""
 

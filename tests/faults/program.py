@@ -19,6 +19,8 @@ def main() -> None:
         _let_the_clock_jump(fault["after"], fault["by"])
     elif kind == "late" and mine:
         time.sleep(fault["seconds"])
+    elif kind == "streams":
+        _lose_the_streams(fault["which"])
     elif kind == "limit":
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], fault["bytes"]))
     elif kind == "poison":
@@ -26,6 +28,17 @@ def main() -> None:
     from hybrid.__main__ import main
 
     main()
+
+
+def _lose_the_streams(which: str) -> None:
+    """Nobody reads stdout and stderr, or their disk is full."""
+    if which == "full":
+        lost = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reading, lost = os.pipe()
+        os.close(reading)
+    for stream in (1, 2):
+        os.dup2(lost, stream)
 
 
 def _let_the_clock_jump(after: float, by: float) -> None:

@@ -18,8 +18,8 @@ from tests.faults.training import Training
 def can_mount() -> bool:
     """Whether this process may mount a file system."""
     with TemporaryDirectory() as folder:
-        mounted = _run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
-        return mounted and _run("umount", folder)
+        mounted = run_quietly("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
+        return mounted and run_quietly("umount", folder)
 
 
 def disk_full(scene: Scene) -> Acts:
@@ -29,8 +29,8 @@ def disk_full(scene: Scene) -> Acts:
         return
     disk = scene.out.parent / "disk"
     disk.mkdir()
-    _run("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk))
-    scene.clean.callback(_run, "umount", "-l", str(disk))
+    run_quietly("mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(disk))
+    scene.clean.callback(run_quietly, "umount", "-l", str(disk))
     scene.out = disk / "run"
     job = yield {}
     when = moment(scene, job, ("train", "write"))
@@ -64,12 +64,12 @@ def read_only(scene: Scene) -> Acts:
         when = moment(scene, job, ("train",))
         folder.mkdir(exist_ok=True)
         scene.now(when)
-        _close(folder)
+        close(folder)
     else:
         scene.now("a file in its place")
     yield {}
     if can_mount():
-        _run("umount", "-l", str(folder))
+        run_quietly("umount", "-l", str(folder))
     else:
         shutil.rmtree(scene.out)
 
@@ -79,7 +79,7 @@ def read_only_resume(scene: Scene) -> Acts:
     scene.stopped()
     config, kept = scene.out / "config.toml", scene.out / "config.kept"
     if can_mount():
-        _close(scene.out)
+        close(scene.out)
     else:
         config.rename(kept)
         config.mkdir()
@@ -87,7 +87,7 @@ def read_only_resume(scene: Scene) -> Acts:
     yield {}
     yield {}
     if can_mount():
-        _run("umount", "-l", str(scene.out))
+        run_quietly("umount", "-l", str(scene.out))
     else:
         config.rmdir()
         kept.rename(config)
@@ -157,12 +157,12 @@ def cut_metrics(scene: Scene) -> Acts:
     yield {}
 
 
-def _close(folder: Path) -> None:
-    _run("mount", "--bind", str(folder), str(folder))
-    _run("mount", "-o", "remount,ro,bind", str(folder))
+def close(folder: Path) -> None:
+    run_quietly("mount", "--bind", str(folder), str(folder))
+    run_quietly("mount", "-o", "remount,ro,bind", str(folder))
 
 
-def _run(*command: str) -> bool:
+def run_quietly(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

@@ -31,8 +31,8 @@ def render(outcomes: Sequence[Outcome], about: Mapping[str, Any] | None = None) 
     """A row a kind: runs, how they ended, seconds from the fault to the end, broken promises."""
     rows = [
         "| fault | runs | status: runs | seconds to the end, median (max) | over 10 s | "
-        "hangs | orphans | tracebacks | no reason, or twice | lost | other bits |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "hangs | orphans | tracebacks | no reason, or twice | lost | mixed | other bits |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in [*(kind.name for kind in KINDS), ""]:
         mine = [outcome for outcome in outcomes if name in ("", outcome.kind)]
@@ -58,7 +58,7 @@ def _row(name: str, mine: Sequence[Outcome]) -> str:
     times = f"{median(seconds):.1f} ({max(seconds):.1f})" if seconds else ""
     counts = [sum(_has(o, kind) for o in mine) for kind in ("late", "hang", "orphan", "traceback")]
     counts += [sum(_has(o, "reason", "status") for o in mine)]
-    counts += [sum(_has(o, kind) for o in mine) for kind in ("lost", "bits")]
+    counts += [sum(_has(o, kind) for o in mine) for kind in ("lost", "mixed", "bits")]
     return f"| {name} | {len(mine)} | {ends} | {times} | {' | '.join(map(str, counts))} |"
 
 

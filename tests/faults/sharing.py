@@ -1,0 +1,144 @@
+"""What others do to a run: a second run on its folder, lost streams and events, stopped ranks."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from time import monotonic, sleep
+
+from tests.faults.kinds import PATIENCE, Acts, Fault, Scene, lines_of, moment
+from tests.faults.processes import Job, send
+from tests.faults.storage import can_mount, close, run_quietly
+from tests.faults.training import Training
+
+_IN_USE = "is in use by the run of"
+_ENDS = ("stays as it is", _IN_USE, "already holds a run", "no checkpoint to resume from")
+
+
+def second_run(scene: Scene) -> Acts:
+    """Another run on the folder: resumed, resumed with another learning rate, or a new one."""
+    job = yield {}
+    when = moment(scene, job, ("train", "write"))
+    which = scene.random.choice(("--resume", "--resume --lr 0.3", "--auto-resume", "new"))
+    words = ["train", *which.split(), "--out", str(scene.out)]
+    if which == "new":
+        words = Training(scene.training.way, "threads", scene.training.ranks).words(scene.out)
+    scene.now(f"{which} {when}")
+    other = Job(words, scene.out.with_suffix(".second"), 2, "threads")
+    if not other.wait(PATIENCE):
+        scene.broken.append("hang: the second run does not end")
+        other.kill()
+    said = other.output().strip()
+    if other.status() == 0:
+        if job.status() is None:
+            scene.broken.append(f"mixed: the second run went on beside the first: {said}")
+    elif not any(words in said for words in _ENDS) or "\n" in said or "Traceback" in said:
+        scene.broken.append(f"reason: the second run says {said[-200:]!r}")
+    elif not scene.missed and job.status() is None and _IN_USE not in said:
+        scene.broken.append(f"reason: the first run lives, but the second says {said!r}")
+
+
+def another_name(scene: Scene) -> Acts:
+    """The newest checkpoint was being replaced, or named, when the run was killed."""
+    newest = scene.stopped(2)[-1]
+    hidden = scene.random.choice((".{}.beef.replaced", ".{}.beef.partial"))
+    newest.rename(newest.with_name(hidden.format(newest.name)))
+    scene.now(hidden)
+    yield {}
+
+
+def dead_owner(scene: Scene) -> Acts:
+    """The run's last owner was killed: its lock is there, and its process is not."""
+    scene.stopped()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    machine = '"machine": "", "host": "gone", "since": "then", "born": "1"'
+    lock = scene.out / "run.lock"
+    lock.write_text(f'{{"token": "beef", "pid": {ended.pid}, {machine}}}')
+    subprocess.run(["touch", "-d", "2 minutes ago", lock], check=True)
+    scene.now("")
+    yield {}
+
+
+def events_lost(scene: Scene) -> Acts:
+    """TensorBoard's folder is removed, read-only or full while the run goes on."""
+    events = scene.out / "events"
+    how = scene.random.choice(("removed", "read-only", "full") if can_mount() else ("removed",))
+    if how == "full":
+        events.mkdir(parents=True)
+        run_quietly("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(events))
+        scene.clean.callback(run_quietly, "umount", "-l", str(events))
+    job = yield {}
+    when = moment(scene, job, ("train",))
+    if how == "removed":
+        shutil.rmtree(events, ignore_errors=True)
+    elif how == "read-only" and events.is_dir():
+        close(events)
+        scene.clean.callback(run_quietly, "umount", "-l", str(events))
+    scene.now(f"{how} {when}")
+
+
+def streams_lost(scene: Scene) -> Acts:
+    """Nobody reads the output, or its disk is full; half of the runs are then asked to stop."""
+    which = scene.random.choice(("pipe", "full"))
+    asked = scene.random.random() < 0.5
+    job = yield {"kind": "streams", "which": which}
+    when = moment(scene, job, ("train",))
+    scene.now(f"{which}{', then USR1' if asked else ''} {when}")
+    if asked:
+        send(job.pid, signal.SIGUSR1)
+
+
+def stopped_rank(scene: Scene) -> Acts:
+    """A rank stands still for ever, and the others wait `links.timeout` seconds for it."""
+    scene.words += ["--set", "links.timeout=3"]
+    job = yield {}
+    ranks = _training(scene, job)
+    if ranks:
+        which = scene.random.randrange(len(ranks))
+        send(ranks[which], signal.SIGSTOP)
+        scene.now(f"rank {which}")
+        _unless_ended(scene, ranks[which])
+
+
+def stopped_launcher(scene: Scene) -> Acts:
+    """The launcher stands still when a rank dies."""
+    job = yield {}
+    ranks = _training(scene, job)
+    if ranks:
+        send(job.pid, signal.SIGSTOP)
+        which = scene.random.randrange(len(ranks))
+        scene.now(f"rank {which}")
+        if not _unless_ended(scene, job.pid):
+            send(ranks[which], signal.SIGKILL)
+
+
+def _training(scene: Scene, job: Job) -> list[int]:
+    """The ranks, as soon as they train: such a run is over in a second."""
+    end = monotonic() + PATIENCE
+    while not lines_of(scene.out) and job.status() is None and monotonic() < end:
+        sleep(0.002)
+    scene.missed = job.status() is not None
+    return [] if scene.missed else job.ranks()
+
+
+def _unless_ended(scene: Scene, stopped: int) -> bool:
+    """Let a process go on that was stopped when the training was over: it is missed."""
+    sleep(0.05)
+    scene.missed = (scene.out / "summary.json").exists()
+    if scene.missed:
+        send(stopped, signal.SIGCONT)
+    return scene.missed
+
+
+_MPIRUN = ("mpirun",)
+KINDS = (
+    Fault("two runs on one folder", second_run, (0,), timed=False),
+    Fault("a checkpoint under another name", another_name, (0,), timed=False, resumes=True),
+    Fault("a dead owner's lock", dead_owner, (0,), timed=False, resumes=True),
+    Fault("events lost", events_lost, (0,), timed=False),
+    Fault("streams lost", streams_lost, (0, 75), ("threads",), timed=False, silent=True),
+    Fault("a rank stands still for ever", stopped_rank, launchers=_MPIRUN),
+    Fault("a rank dies under a stopped mpirun", stopped_launcher, launchers=_MPIRUN, late=5.0),
+)
