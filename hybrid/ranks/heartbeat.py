@@ -81,7 +81,9 @@ class Heartbeat:
                     lost = lost or self._what_ended(descriptor)
                     end = min(end, monotonic() + GRACE_SECONDS)
             if self._launcher.is_gone():
-                before = f"{lost}, and " if lost else ""
+                # a rank that ended just now did so for this reason
+                earlier = lost and end - monotonic() < GRACE_SECONDS - 1
+                before = f"{lost}, and " if earlier else ""
                 self._end(f"{before}the launcher ({self._launcher}) is gone", self._lead)
         # where the lead has ended, another rank of its host speaks for it
         reason = f"{lost}, and the launcher ({self._launcher}) has not ended the job"

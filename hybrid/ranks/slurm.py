@@ -82,7 +82,7 @@ class Request:
 
     @property
     def file(self) -> Path:
-        """Where the script is written: beside the run folder, which a job may set aside."""
+        """Where the script is written: beside the run folder, which the run alone writes to."""
         return self.out.with_name(f"{self.out.name}.sbatch")
 
 

@@ -54,7 +54,7 @@ def rewrite(run: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 def quickly_refused(run: Path) -> str:
     begin = perf_counter()
     said = refused(made(run, resume=True), digits(2))
-    assert perf_counter() - begin < 5
+    assert perf_counter() - begin < 20
     return said
 
 
@@ -115,6 +115,6 @@ def test_a_report_takes_no_line_of_ever_so_many_values(run_folder, hybrid) -> No
     file.write_text(json.dumps(line) + "\n" + file.read_text())
     begin = perf_counter()
     status, _, err = hybrid("report", run_folder)
-    assert perf_counter() - begin < 5
+    assert perf_counter() - begin < 20
     assert (status, "line 1: residual" in err, err.count("\n")) == (1, True, 1)
     assert len(err) < 2000

@@ -87,7 +87,7 @@ def test_who_where_since_when_and_how_to_take_over_is_said(tmp_path, monkeypatch
 
 
 def test_an_owner_elsewhere_lives_while_its_file_is_touched(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(lock, "SILENCE", 2.0)
+    monkeypatch.setattr(lock, "SILENCE", 4.0)
     other = holder(tmp_path, beat=0.2)
     assert other.stdout is not None
     other.stdout.readline()
@@ -99,7 +99,7 @@ def test_an_owner_elsewhere_lives_while_its_file_is_touched(tmp_path, monkeypatc
     other.wait()
     begin = monotonic()
     Lock(tmp_path).release()
-    assert 0.5 < monotonic() - begin < 10
+    assert 0.5 < monotonic() - begin < 30
 
 
 def test_an_owner_that_stood_still_finds_that_it_is_none(tmp_path, monkeypatch) -> None:

@@ -101,7 +101,7 @@ def test_strangers_that_keep_knocking_do_not_hold_the_ranks_up(monkeypatch) -> N
     assert hosts._accept(listener, bytes(range(32)), {2}) == {}
     over.set()
     knocking.join()
-    assert monotonic() - begin < 3
+    assert monotonic() - begin < 10
 
 
 @pytest.mark.parametrize("silence", [1, 127, 128, 500, 86_400])
