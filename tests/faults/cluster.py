@@ -72,11 +72,11 @@ def _under_slurm(scene: Scene, fault: str) -> Acts:
                 for shell in shells:
                     os.kill(shell, signal.SIGUSR1)
                 sleep(seconds)
-        scene.now(f"for {seconds:.1f} s")
         try:
             ended = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", seconds=90)
         except RuntimeError as error:
             ended = {"JobState": str(error).splitlines()[0]}
+        scene.now(f"for {seconds:.1f} s, {ended.get('Restarts')} restarts")
         if ended["JobState"] != "COMPLETED":
             cluster("scancel", job, fails=True)
             log = scene.out.with_name(f"{scene.out.name}-{job}.out")
