@@ -103,6 +103,10 @@ class Job:
         """Its stderr."""
         return self._err.read_text(errors="replace") if self._err.exists() else ""
 
+    def printed(self) -> str:
+        """Its stdout."""
+        return self._out.read_text(errors="replace") if self._out.exists() else ""
+
 
 def send(pid: int, number: int) -> None:
     """Signal a process that may have ended."""
