@@ -62,12 +62,22 @@ class Lock:
         self._beats.start()
 
     def check(self) -> None:
-        """TakenError if the folder has got another owner since: this one has stood still."""
-        if not self._is_mine():
-            raise TakenError(
-                f"{self.path.parent} was taken over by {_told(_read(self.path))} while this run "
-                "stood still: it ends here, and has written nothing since"
-            )
+        """TakenError if the folder has got another owner since, or none.
+
+        A file server that does not answer is no reason to end.
+        """
+        try:
+            os.stat(self.path)
+        except FileNotFoundError:
+            why = f"{self.path} was removed while this run owned the folder"
+        except OSError:
+            return
+        else:
+            if self._is_mine():
+                return
+            owner = _told(_read(self.path))
+            why = f"{self.path.parent} was taken over by {owner} while this run stood still"
+        raise TakenError(f"{why}: it ends here, and has written nothing since")
 
     def release(self) -> None:
         """Give the folder up; one that is empty, and was made for the run, goes too."""

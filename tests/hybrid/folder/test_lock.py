@@ -116,6 +116,16 @@ def test_an_owner_that_stood_still_finds_that_it_is_none(tmp_path, monkeypatch) 
     second.release()
 
 
+def test_a_lock_that_was_removed_ends_its_run_and_a_silent_server_does_not(tmp_path, monkeypatch):
+    mine = Lock(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda *_: (_ for _ in ()).throw(TimeoutError(110, "timed out")))
+        mine.check()
+    (tmp_path / "run.lock").unlink()
+    with pytest.raises(TakenError, match=r"run\.lock was removed while"):
+        mine.check()
+
+
 def test_a_process_number_that_another_has_now_is_no_owner(tmp_path) -> None:
     Lock(tmp_path)
     edited(tmp_path, born="1")
