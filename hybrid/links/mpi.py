@@ -160,7 +160,8 @@ def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
         if seen - before > timeout / 2:
             goes_on = seen  # it was this rank that stood still
         since = links.waits_since
-        if since is not None and seen - max(since, goes_on) > timeout:
+        # a second more for each rank: the first to speak ends the others
+        if since is not None and seen - max(since, goes_on) > timeout + min(links.rank, 10):
             waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
             abort(comm, TimeoutError(f"{waited}, which stands still: go on with --resume"))
 
