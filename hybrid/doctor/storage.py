@@ -80,11 +80,12 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
     """Python, caches and temporary files: what is slow or shared where it should not be."""
     on_node = "point it to the node's own disk in the job script: export"
     python = "many ranks import from there at once: a container, or a copy on scratch"
-    cache = environment.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache")
+    scratch = environment.get("TMPDIR") or "/tmp"
     checks = [
         ("Python", next(iter(site.getsitepackages()), "/"), python),
-        ("CuPy cache", cache, f"{on_node} CUPY_CACHE_DIR=/tmp/cupy-$USER"),
-        ("TMPDIR", environment.get("TMPDIR") or "/tmp", f"{on_node} TMPDIR=/tmp"),
+        # unset, a private folder in TMPDIR (hybrid.ranks.caches)
+        ("CuPy cache", environment.get("CUPY_CACHE_DIR", scratch), "unset CUPY_CACHE_DIR"),
+        ("TMPDIR", scratch, f"{on_node} TMPDIR=/tmp"),
     ]
     found = []
     for subject, named, remedy in checks:

@@ -102,7 +102,7 @@ def test_caches_python_and_temporary_files_in_a_network_home_are_pointed_out(
         storage.homes({"HOME": home, "CUPY_CACHE_DIR": f"{home}/.cupy", "TMPDIR": home}, mounts)
     )
     assert "container" in found["Python"].remedy
-    assert "export CUPY_CACHE_DIR" in found["CuPy cache"].remedy
+    assert "unset CUPY_CACHE_DIR" in found["CuPy cache"].remedy
     assert "export TMPDIR" in found["TMPDIR"].remedy
     local = {"HOME": home, "CUPY_CACHE_DIR": f"{home}/local/c", "TMPDIR": f"{home}/local"}
     missing = {"HOME": "/", "TMPDIR": str(tmp_path / "none")}
