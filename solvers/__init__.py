@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from solvers.base import Links, Program, Recorder, Setup, Solver
     from solvers.block_admm import BlockADMM
     from solvers.blocks.block import Block
-    from solvers.delayed import DDG, FDG, FeaturesReplay
+    from solvers.ddg import DDG
+    from solvers.fdg import FDG
+    from solvers.features_replay import FeaturesReplay
     from solvers.local_updates import LocalUpdates
     from solvers.penalty import Penalty
     from solvers.petra import Petra

@@ -20,5 +20,8 @@ class Backprop(PassSettings, Solver):
     name: ClassVar[str] = "backprop"
     exact: ClassVar[bool] = True
 
+    def parts(self, size: int) -> int:
+        return min(self.micro_batches, size)
+
 
 Backprop.program = ExactPass

@@ -196,8 +196,12 @@ class Solver(ABC):
         """Whether its steps leave the exact steps' momentum alone."""
         return getattr(self, "momentum", None) is not None
 
+    def parts(self, size: int) -> int:
+        """Micro-batches of a mini-batch of `size` samples, in its own steps."""
+        return 1
+
     def delay(self, index: int, count: int) -> int:
-        """Ticks by which the gradients of block `index` of `count` are late."""
+        """Micro-batches by which the gradients of block `index` of `count` are late."""
         return 0
 
     def held_bytes(

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Setup, check_numbers, program_of
+from solvers.base import GraphBytes, Setup, program_of
 from solvers.blocks.norms import frozen_statistics
-from solvers.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.layers.reversible import Reversible
-from solvers.state import State, entries
+from solvers.passes.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
+from solvers.passes.micro import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Petra(Delayed):
         x_k = f_k(x_{k-1}; w_k)                                   forward, sent up, nothing kept
         xt_{k-1} = f_k^{-1}(xt_k; w_k)                            what the input was, but for drift
         p_k = (d f_k / d x)^T p_{k+1},  dw_k  at xt_{k-1}         sent down with xt_{k-1}
-        w_k <- optimiser step with the mean of `accumulate` such gradients
+        w_k <- optimiser step with the sum of dw_k over a mini-batch's micro-batches
 
     Units that are not reversible (stem, downsampling, head) keep their inputs in a queue, d_k of
     them. So a block's memory does not grow with the reversible units in it. The backward pass goes
@@ -32,13 +32,6 @@ class Petra(Delayed):
     """
 
     name: ClassVar[str] = "petra"
-
-    accumulate: int = 1
-    """Mini-batches a step of the weights; their gradients are averaged."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, at_least_one=("accumulate",))
 
     def check(self, setup: Setup) -> None:
         if setup.compiled:
@@ -53,9 +46,9 @@ class Petra(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
+        x, queued, largest = self.first_part(lam), [], 0
         if index == count - 1:
-            return graph(module, lam)
-        x, queued, largest = lam, [], 0
+            return graph(module, x)
         with torch.no_grad(), frozen_statistics(module):
             for part in _segments(module):
                 if isinstance(part, Reversible):
@@ -76,89 +69,54 @@ class PetraProgram(DelayedProgram):
     def begin(self) -> None:
         super().begin()
         self._parts = _segments(self.block.module)
-        self._gradients = 0
 
-    def drain(self) -> None:
-        super().drain()
-        if self._gradients:
-            self._average()
-
-    def state(self) -> State:
-        state = super().state()
-        if self._gradients:
-            state.flight["gradients"] = torch.tensor(self._gradients)
-            for name, parameter in self.block.module.named_parameters():
-                if parameter.grad is not None:
-                    state.flight[f"gradient {name}"] = parameter.grad
-        return state
-
-    def load_state(self, state: State) -> None:
-        super().load_state(state)
-        self._gradients = int(state.flight.get("gradients", 0))
-        for name, kept in entries(state.flight, "gradient ").items():
-            parameter = self.block.module.get_parameter(name)
-            parameter.grad = torch.empty_like(parameter).copy_(kept)
-
-    def _forward(self, lam: Tensor, step: int) -> Flight:
-        flight, block, x = Flight(step), self.block, lam
+    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
+        flight, block, x = Flight(part), self.block, lam
         self._draw_for(flight)
         with torch.no_grad(), frozen_statistics(block.module), block.numbers():
-            for i, part in enumerate(self._parts):
-                if not isinstance(part, Reversible):
+            for i, unit in enumerate(self._parts):
+                if not isinstance(unit, Reversible):
                     flight.stash[str(i)] = x
-                x = part(x)
-        self.links.to_next(x)
+                x = unit(x)
+        self._up(x)
         return flight
 
     def _draw_for(self, flight: Flight) -> None:
         if self.block.draws is not None:
-            self.block.draws.draw_for(flight.key)
+            self.block.draws.draw_for(flight.part.key)
 
     def _take(self) -> tuple[Tensor, ...]:
-        return self.links.from_next(), self.links.from_next()
+        return *super()._take(), *super()._take()
 
     def _backward(self, flight: Flight) -> None:
-        block = self.block
-        x, p = self._adjoint()
+        block, message = self.block, self._message()
+        x = self._wire.receive(message, block.dtype)
+        p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
         self._draw_for(flight)
-        for i, part in reversed([*enumerate(self._parts)]):
-            if isinstance(part, Reversible):
+        for i, unit in reversed([*enumerate(self._parts)]):
+            if isinstance(unit, Reversible):
                 with block.numbers():
-                    x, p = part.reverse(x, p, self._branch_backward)
+                    x, p = unit.reverse(x, p, self._branch_backward)
             else:
                 wanted = not (block.first and i == 0)
                 x = flight.stash[str(i)].detach().requires_grad_(wanted)
                 with block.numbers():
-                    out = part(x)
+                    out = unit(x)
                 block.backward(out, p)
                 if wanted:
                     x, p = x.detach(), block.input_adjoint(x)
         if not block.first:
-            self.links.to_previous(x)
-            self.links.to_previous(p)
-        self._step()
+            self._down(x, p, flight.part)
+        self._step(flight.part)
 
     def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
         block = self.block
         block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
         return block.input_adjoint(x)
 
-    def _finish(self, lam: Tensor) -> None:
-        if not self.block.first:
-            self.links.to_previous(lam.detach())
-        super()._finish(lam)
-
-    def _step(self) -> None:
-        self._gradients += 1
-        if self._gradients >= self.solver.accumulate:
-            self._average()
-
-    def _average(self) -> None:
-        gradients = self.block.gradients()
-        if self._gradients > 1 and gradients:
-            torch._foreach_mul_(gradients, 1 / self._gradients)
-        self._gradients = 0
-        super()._step()
+    def _down(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
+        self._wire.send(self.links.to_previous, lam.detach())
+        super()._down(lam, p_in, part)
 
 
 class _Copy(nn.Module):

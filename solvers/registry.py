@@ -17,9 +17,9 @@ OWN = {
     "augmented-lagrangian": "solvers.augmented_lagrangian:AugmentedLagrangian",
     "block-admm": "solvers.block_admm:BlockADMM",
     "auxnet": "solvers.auxnet:AuxNet",
-    "ddg": "solvers.delayed:DDG",
-    "features-replay": "solvers.delayed:FeaturesReplay",
-    "fdg": "solvers.delayed:FDG",
+    "ddg": "solvers.ddg:DDG",
+    "features-replay": "solvers.features_replay:FeaturesReplay",
+    "fdg": "solvers.fdg:FDG",
     "petra": "solvers.petra:Petra",
     "local-updates": "solvers.local_updates:LocalUpdates",
 }

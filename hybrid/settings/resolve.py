@@ -69,7 +69,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         )
     config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
-    config.correction = {**wanted_correction(solver, config.rounds), **config.correction}
+    wanted = wanted_correction(solver, config.rounds, config.train.batch_size)
+    config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config
 

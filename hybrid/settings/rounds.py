@@ -50,9 +50,11 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
     return rounds.model_copy(update=decided)
 
 
-def wanted_correction(method: Solver | type[Solver], rounds: RoundSettings) -> Mapping[str, Any]:
+def wanted_correction(method: Solver, rounds: RoundSettings, batch_size: int) -> Mapping[str, Any]:
     """Settings of the correction that a method wants for its (decided) rounds."""
-    return {"micro_batches": 4} if rounds.fill and method.alternates else {}
+    if not method.alternates:
+        return {"micro_batches": method.parts(batch_size)} if rounds.correct_every else {}
+    return {"micro_batches": 4} if rounds.fill else {}
 
 
 def _alone(name: str, rounds: RoundSettings) -> RoundSettings:

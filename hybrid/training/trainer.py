@@ -62,7 +62,7 @@ class Trainer(Options):
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
         if self.correction is None:
-            wanted = dict(wanted_correction(self.solver, self.rounds))
+            wanted = dict(wanted_correction(self.solver, self.rounds, self.train.batch_size))
             self.correction = PassSettings(**wanted)
         self.names = {
             "solver": self.solver.name,

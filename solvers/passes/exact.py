@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from solvers.base import Program, Recorder, check_choices, check_numbers
 from solvers.blocks.norms import frozen_statistics
 from solvers.passes.bubble import BubbleFill
+from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.pipeline import Op, order
 from solvers.passes.wire import Wire, WireFormat
 from solvers.windows import Batch, PhaseStats, Record, Window
@@ -126,7 +127,7 @@ class ExactPass(Program):
         if fill is not None:
             recorders.append((fill.program, fill.next_row))
         run = _Pass(self, batch, recorders)
-        m, gaps = len(run.rows), None if fill is None else fill.gaps
+        m, gaps = len(run.parts), None if fill is None else fill.gaps
         for op in order(self.block.index, self.block.count, m, gaps):
             if op is Op.FORWARD:
                 run.forward(stats)
@@ -154,64 +155,53 @@ class _Pass:
     ) -> None:
         settings, block = program.solver, program.block
         self.block, self.links, self.recorders = block, program.links, recorders
-        self.recompute, self.step = settings.recompute, batch.step
+        self.recompute = settings.recompute
         self.wire = Wire(settings.messages, settings.filter)
-        self.size = len(batch)
-        # autograd's adjoints are of the batch mean, too small for float16
-        self.adjoint_scale = self.size if settings.messages == "float16" else 1
-        micro_batches = min(settings.micro_batches, self.size)
-        sizes = [len(ids) for ids in batch.ids.tensor_split(micro_batches)]
-        self.rows = deque(slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes)))
-        self.images = deque(batch.images().split(sizes) if block.first else ())
-        self.labels = deque(batch.labels().split(sizes) if block.last else ())
-        self.graphs: deque[tuple[Tensor, Tensor]] = deque()
+        self.parts = micro_batches(batch, settings.micro_batches, block)
+        self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
         self.losses: list[Tensor] = []
         self.forwards = 0
 
     def forward(self, stats: PhaseStats) -> None:
-        if self.block.first:
-            lam = self.images.popleft()
+        part = self.parts[self.forwards]
+        self.forwards += 1
+        if part.images is not None:
+            lam = part.images
         else:
             lam = self.wire.receive(self.links.from_previous, self.block.dtype)
             lam = lam.detach().requires_grad_()
-        key = (0, self.step, self.forwards)
-        self.forwards += 1
         if self.recompute:
-            out = checkpoint(self.block.forward, lam, key, use_reentrant=False)
+            out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
         else:
-            out = self.block.forward(lam, key)
-        if self.block.last:
-            labels = self.labels.popleft()
-            found = self.block.classify(out, labels)
+            out = self.block.forward(lam, part.key)
+        if part.labels is not None:
+            found = self.block.classify(out, part.labels)
             stats.correct.append(found.correct)
-            out = found.loss * (len(labels) / self.size)
+            out = found.loss * part.share
             self.losses.append(out.detach())
         else:
             self.wire.send(self.links.to_next, out.detach())
-        self.graphs.append((lam, out))
+        self.graphs.append((part, lam, out))
 
     def backward(self) -> None:
-        lam, out = self.graphs.popleft()
+        part, lam, out = self.graphs.popleft()
         p_out = p_in = None
         if not self.block.last:
             dtype = out.dtype if self.block.scaler is None else torch.float32
-            p_out = self.wire.receive(self.links.from_next, dtype)
-            p_out = p_out if self.adjoint_scale == 1 else p_out / self.adjoint_scale
+            p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
         with _spared_statistics(self.block.module) if self.recompute else nullcontext():
             self.block.backward(out, p_out)
         if not self.block.first:
             p_in = self.block.input_adjoint(lam)
-            sent = p_in if self.adjoint_scale == 1 else p_in * self.adjoint_scale
-            self.wire.send(self.links.to_previous, sent)
-        rows = self.rows.popleft()
+            self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
         for recorder, start in self.recorders:
             recorder.record(
                 Record(
-                    slice(start + rows.start, start + rows.stop),
+                    slice(start + part.start, start + part.stop),
                     lam=None if self.block.first else lam.detach(),
-                    p_in=None if p_in is None else self.block.stored_adjoint(p_in * self.size),
+                    p_in=None if p_in is None else self.block.stored_adjoint(p_in * part.size),
                     out=None if self.block.last else out.detach(),
-                    p_out=None if p_out is None else self.block.stored_adjoint(p_out * self.size),
+                    p_out=None if p_out is None else self.block.stored_adjoint(p_out * part.size),
                 )
             )
 

@@ -27,6 +27,11 @@ class Wire:
     def __init__(self, number_format: WireFormat = "float32", filter: int = 1) -> None:
         self.format, self.filter = number_format, filter
 
+    @property
+    def tensors(self) -> int:
+        """Tensors a message."""
+        return 2 if self.format == "int8" else 1
+
     def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
         """Hand the parts of x to `put`."""
         dtype = x.dtype if self.format == "float32" else getattr(torch, self.format)
@@ -42,6 +47,15 @@ class Wire:
         return unpack(
             packed, scale, packed.dtype if self.format == "float32" else dtype, self.filter
         )
+
+    def send_adjoint(self, put: Callable[[Tensor], None], p: Tensor, size: int) -> None:
+        """Hand an adjoint of the mean over `size` samples to `put`: too small for float16."""
+        self.send(put, p * size if self.format == "float16" else p)
+
+    def receive_adjoint(self, get: Callable[[], Tensor], dtype: torch.dtype, size: int) -> Tensor:
+        """Make what `send_adjoint` was given."""
+        p = self.receive(get, dtype)
+        return p / size if self.format == "float16" else p
 
     def bytes_per_sample(self, shape: tuple[int, ...]) -> int:
         """Size of one sample's message at a cut of activations (C, H, W) in float32."""

@@ -30,10 +30,10 @@ from solvers.passes.pipeline import Gaps
 
 ALONE: dict[str, Solver] = {
     "backprop": Backprop(),
-    "ddg": DDG(),
-    "fdg": FDG(gradient_shrinking=0.7),
-    "features-replay": FeaturesReplay(),
-    "petra": Petra(),
+    "ddg": DDG(micro_batches=1),
+    "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
+    "features-replay": FeaturesReplay(micro_batches=1),
+    "petra": Petra(micro_batches=1),
     "greedy": LocalUpdates(),
     "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
     "chunked": LocalUpdates(style="chunked", chunks=1),
@@ -49,7 +49,13 @@ SWEEPING: dict[str, Solver] = {
     "fed": BlockADMM(**FILTERED, filter_mode="input"),
     "auxnet": AuxNet(aux_lr=0.01),
 }
-EVERY = ALONE | SWEEPING | {"accumulating": Petra(accumulate=3)}
+IN_PARTS: dict[str, Solver] = {
+    "ddg in parts": DDG(micro_batches=3, messages="int8"),
+    "fdg in parts": FDG(micro_batches=2, messages="float16"),
+    "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
+    "petra in parts": Petra(micro_batches=3, messages="int8"),
+}
+EVERY = ALONE | SWEEPING | IN_PARTS
 CUTS = st.sampled_from([[2], [1, 3], [1, 2, 3]])
 
 
@@ -197,7 +203,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1}),
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
-    (Petra, {"accumulate": 0}),
+    (Petra, {"micro_batches": -1, "messages": "int4"}),
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
 ]
 

@@ -1,5 +1,7 @@
 """PETRA: inverses to rounding, exact gradients while weights stand still, and what it keeps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -87,7 +89,7 @@ def assert_gradients_of_back_propagation(cut):
         kept = {n: p.grad.clone() for n, p in block.module.named_parameters()}
         found[block.index].append(kept)
 
-    trained(made, Petra(), keep)
+    trained(made, Petra(micro_batches=1), keep)
     delayed, found = found, {k: [] for k in range(len(cut))}
 
     def exact(block, links):
@@ -101,23 +103,24 @@ def assert_gradients_of_back_propagation(cut):
         torch.testing.assert_close(delayed[k], found[k], rtol=1e-7, atol=1e-9)
 
 
-def test_gradients_are_averaged_over_a_step_and_statistics_move_once_a_mini_batch():
+def test_gradients_are_averaged_over_micro_batches_and_each_moves_the_statistics_once():
     steps = [0, 0]
 
     def count(block):
         steps[block.index] += 1
 
     made = problem(revnet(["layer2.0"]), 8)
-    trained(made, Petra(accumulate=3), count)
-    assert steps == [3, 3]  # 3 + 3 and, at the drain, 2
+    trained(made, Petra(micro_batches=2), count)
+    assert steps == [8, 8]
     norms = [m for m in made.blocks.model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert {int(norm.num_batches_tracked) for norm in norms} == {8}
+    assert {int(norm.num_batches_tracked) for norm in norms} == {16}
 
-    one, four = problem(revnet(1), 1), problem(revnet(1), 1)
-    four.batches *= 4
-    for made in (one, four):
-        trained(made, Petra(accumulate=len(made.batches)))
-    weights = [dict(made.blocks.model.named_parameters()) for made in (one, four)]
+    once, again = problem(revnet(1), 1), problem(revnet(1), 1)
+    (batch,) = again.batches
+    again.batches = [replace(batch, ids=batch.ids.repeat(3))]
+    trained(once, Petra(micro_batches=1))
+    trained(again, Petra(micro_batches=3))
+    weights = [dict(made.blocks.model.named_parameters()) for made in (once, again)]
     torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-14)
 
 
@@ -131,7 +134,7 @@ def test_what_a_block_keeps_does_not_grow_with_its_reversible_units(depth):
     """Between ticks: the queue of the stem's inputs alone."""
     kept = trained(
         problem(revnet(["layer2.0"], depth), 6),
-        Petra(),
+        Petra(micro_batches=1),
         after=lambda mine: sum(t.numel() for f in mine._flights for t in f.stash.values()),
     )
     assert kept == [2 * 4 * 64, 0]

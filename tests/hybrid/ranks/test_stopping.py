@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "auxnet": {"solver": AuxNet(width=4), "window": 4},
     "fdg": {"solver": FDG(gradient_shrinking=0.8)},
     "petra, corrected": {
-        "solver": Petra(accumulate=3),
+        "solver": Petra(micro_batches=3),
         "window": 2,
         "correct_every": 3,
         "model": "revnet8",

@@ -1,0 +1,57 @@
+"""The parts of a mini-batch that are in a pipeline at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Key
+from solvers.windows import Batch
+
+
+class MicroBatch(NamedTuple):
+    """A run of a mini-batch's samples, as one block sees it."""
+
+    step: int
+    """Of its mini-batch."""
+    number: int
+    """Among its mini-batch's parts."""
+    start: int
+    """Its first sample's place in the mini-batch."""
+    stop: int
+    """The place after its last sample."""
+    size: int
+    """Samples of the mini-batch."""
+    images: Tensor | None = None
+    """On the first block: (stop - start, C, H, W)."""
+    labels: Tensor | None = None
+    """On the last block: (stop - start,)."""
+
+    @property
+    def key(self) -> Key:
+        """Of its draws."""
+        return (0, self.step, self.number)
+
+    @property
+    def share(self) -> float:
+        """Its weight in the mini-batch's mean."""
+        return (self.stop - self.start) / self.size
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is its mini-batch's last."""
+        return self.stop == self.size
+
+
+def micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
+    """A mini-batch in `count` parts, in samples if it has fewer; sizes differ by at most one."""
+    sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
+    images = batch.images().split(sizes) if block.first else [None] * len(sizes)
+    labels = batch.labels().split(sizes) if block.last else [None] * len(sizes)
+    parts, start = [], 0
+    for i, (n, x, y) in enumerate(zip(sizes, images, labels, strict=True)):
+        parts.append(MicroBatch(batch.step, i, start, start + n, len(batch), x, y))
+        start += n
+    return parts
