@@ -57,7 +57,7 @@ class Delayed(Solver):
     """
 
     micro_batches: int = 0
-    """m, the parts of a mini-batch: more make delays shorter; 0: 8, fewer if that leaves each < 16."""
+    """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
     clip_norm: float = 0.0
