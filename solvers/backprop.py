@@ -20,6 +20,9 @@ class Backprop(PassSettings, Solver):
     name: ClassVar[str] = "backprop"
     exact: ClassVar[bool] = True
 
+    def progress(self, count: int, size: int) -> float:
+        return 1.0
+
     def parts(self, size: int) -> int:
         return min(self.micro_batches, size)
 

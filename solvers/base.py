@@ -204,6 +204,10 @@ class Solver(ABC):
         """Micro-batches by which the gradients of block `index` of `count` are late."""
         return 0
 
+    def progress(self, count: int, size: int) -> float | None:
+        """Of a step on `size` samples over an exact one's, in `count` blocks; None: not known."""
+        return None
+
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:

@@ -14,6 +14,12 @@ from solvers.passes.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.passes.micro import MicroBatch
 from solvers.state import Tensors
 
+LOST_A_STEP = 0.13
+"""Of an exact step's progress, for every step by which the first block's gradients are late.
+
+Measured up to a delay of one step: docs/benchmarks/README.md, "What a delay costs".
+"""
+
 
 @dataclass(frozen=True)
 class DDG(Delayed):
@@ -25,6 +31,9 @@ class DDG(Delayed):
     """
 
     name: ClassVar[str] = "ddg"
+
+    def progress(self, count: int, size: int) -> float:
+        return max(0.0, 1 - LOST_A_STEP * self.delay(0, count) / self.parts(size))
 
     def versions(self, index: int, count: int, size: int) -> int:
         return ceil(self.delay(index, count) / self.parts(size))

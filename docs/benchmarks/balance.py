@@ -16,7 +16,7 @@ from statistics import median
 
 from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.costs import seconds, unit_costs
+from hybrid.cuts.costs import measured_costs
 from hybrid.cuts.partition import default_sample, split
 from hybrid.links import Network
 from hybrid.runs import build
@@ -43,7 +43,7 @@ def main() -> None:
         planner = Planner(settings, build.model(settings, images), images, Network())
         sample = default_sample(planner.model, None)
         base = split(planner.model, 1)
-        costs = [sum(c) for c in unit_costs(planner.model, base.units, sample, seconds)]
+        costs = [sum(c) for c in measured_costs(planner.model, base.units, sample)]
         for count in options.blocks:
             blocks = {kind: split(planner.model, count, balance=kind) for kind in KINDS}
             rates: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -97,9 +97,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32)
     options = parser.parse_args()
-    solvers = (Backprop(), Petra(), FDG(), DDG(), FeaturesReplay())
+    solvers: dict[str, Solver] = {"1F1B, m=8": Backprop(micro_batches=8), "fdg, m=1": FDG(1)}
+    for kind in (DDG, FDG, FeaturesReplay, Petra):
+        solvers[f"{kind.name}, m=8"] = kind(micro_batches=8)
     size = (options.model, options.blocks, options.batch_size)
-    found = {solver.name: peaks(solver, *size) for solver in solvers}
+    found = {name: peaks(solver, *size) for name, solver in solvers.items()}
     body = {**vars(options), "peak_bytes": found}
     Path(__file__).with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
     print("| block | " + " | ".join(found) + " |\n" + "|---" * (len(found) + 1) + "|")

@@ -1,25 +1,28 @@
-"""What a cluster would do: every recipe at every number of blocks, timed on virtual links."""
+"""What a cluster would do: every recipe at every number of blocks, on virtual links."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil
 
 import torch
-from torch import Tensor
 
 from hybrid.bench.measure import CPU, still_batches
-from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
-from hybrid.cuts.costs import seconds, unit_costs
-from hybrid.cuts.partition import Blocks, balanced_starts, default_sample, split
+from hybrid.bench.memory import Memory
+from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.bench.standin import clocked, stand_in
+from hybrid.cuts.costs import measured_costs
+from hybrid.cuts.partition import Blocks, balanced_starts, split
 from hybrid.data import Dataset
 from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Chain, units
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from solvers import Batch
-from solvers.passes.pipeline import Gaps, fit
+from solvers import Batch, Solver, registry
+from solvers.passes.pipeline import Cost, Gaps, fit
 from solvers.passes.wire import Wire
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
@@ -27,6 +30,8 @@ FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 
 Measured with tuned learning rates: docs/benchmarks/README.md, "What a sweep is worth".
 """
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -42,65 +47,105 @@ class Prediction:
     idle_share: list[float]
     bytes_per_image: float
     memory_bytes: list[int]
+    batch_size: int
     gaps: list[Gaps] = field(default_factory=list)
 
     @property
-    def progress(self) -> float:
-        """Images a second, an image of local work counted as what it is worth."""
-        worth = FILL_WORTH if self.recipe.fill else SWEEP_WORTH
-        return self.images_per_second * (1 + worth * self.local_share)
+    def progress(self) -> float | None:
+        """Images a second, each counted as what it is worth; None where that is not measured."""
+        own = self.recipe.solver.progress(self.blocks, self.batch_size)
+        if self.recipe.solver.alternates:
+            own = 1 + (FILL_WORTH if self.recipe.fill else SWEEP_WORTH) * self.local_share
+        return None if own is None else own * self.images_per_second
 
 
 class Planner:
-    """Predicts from runs of a few mini-batches, K blocks in turn on this machine."""
+    """Predicts from the measured time of every unit: the rest runs, on virtual links."""
 
-    def __init__(self, settings: Config, model: Chain, data: Dataset, network: Network) -> None:
-        self.settings, self.network = settings, network
+    def __init__(
+        self,
+        settings: Config,
+        model: Chain,
+        data: Dataset,
+        network: Network,
+        say: Say = lambda text: None,
+    ) -> None:
+        self.settings, self.network, self._say = settings, network, say
         self.model, self.data = model.to(memory_format=torch.channels_last), data  # type: ignore[call-overload]
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
-        self.costs = unit_costs(self.model, units(model), default_sample(model, None), seconds)
-        """Seconds of every unit and one sample, measured here."""
+        self.size = settings.train.batch_size
+        self._table: dict[int, list[Cost]] = {}
+        copies = 4 if settings.optimiser.name == "adamw" else 3
+        self._memory = Memory(self.model, self.size, copies)
 
-    def blocks(self, count: int) -> Blocks:
-        """The model in `count` blocks, balanced by the measured costs."""
-        blocks = split(self.model, count, balance="even")
-        starts = balanced_starts([sum(cost) for cost in self.costs], count)
-        return replace(blocks, starts=starts, costs=self.costs)
+    def measure(self, *sizes: int) -> None:
+        """Time every unit's passes over so many samples, unless that is done."""
+        for n in sizes:
+            if n not in self._table:
+                self._say(f"measuring passes over {n} images")
+                x = torch.randn(n, *self.model.input_shape).to(memory_format=torch.channels_last)
+                self._table[n] = measured_costs(self.model, units(self.model), x)
 
-    def predictions(
-        self, counts: Sequence[int], micro_batches: Sequence[int], say: Callable[[str], None]
-    ) -> list[Prediction]:
+    def costs(self, samples: int) -> list[Cost]:
+        """Seconds of every unit and one sample, in passes over so many."""
+        self.measure(samples)
+        return self._table[samples]
+
+    def blocks(self, count: int, samples: int = 0) -> Blocks:
+        """The model in `count` blocks, balanced by the time of passes over so many samples."""
+        costs = self.costs(samples or ceil(self.size / 4))
+        starts = balanced_starts([sum(cost) for cost in costs], count)
+        return replace(split(self.model, count, balance="even"), starts=starts, costs=costs)
+
+    def predictions(self, counts: Sequence[int], micro_batches: Sequence[int]) -> list[Prediction]:
         """Every recipe at every number of blocks, over cuts balanced by measured cost."""
         if max(counts) > (most := len(units(self.model))):
             raise ValueError(
                 f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
                 f"most {most}, or take a deeper model"
             )
-        solver, exact = methods.solver(self.settings), methods.correction(self.settings)
         made = []
+        exact = methods.correction(self.settings)
         for count in counts:
-            blocks = self.blocks(count)
-            for recipe in recipes(micro_batches, exact, [solver]):
-                say(f"{count} blocks: {recipe.name}")
+            blocks = self.blocks(count, ceil(self.size / micro_batches[0]))
+            for recipe in recipes(micro_batches, exact, self.solvers()):
+                self._say(f"{count} blocks: {recipe.name}")
                 made.append(self.predict(blocks, recipe))
         return made
 
-    def predict(self, blocks: Blocks, recipe: Recipe, steps: int = 4) -> Prediction:
+    def solvers(self) -> list[Solver]:
+        """The one that is asked for, and those whose steps are known to be worth something."""
+        asked = methods.solver(self.settings)
+        others = [registry.solver_class(name)() for name in registry.OWN if name != asked.name]
+        known = [solver for solver in others if solver.progress(2, self.size) is not None]
+        return [asked, *known]
+
+    def predict(
+        self, blocks: Blocks, recipe: Recipe, steps: int = 4, real: bool = False
+    ) -> Prediction:
         """Time `steps` mini-batches (whole windows) after as many to warm up.
 
-        A solver that trains alone has a pipeline that every report empties: it is timed over
-        as many and four times as many, which gives the time of those between two reports.
+        Units only take the time they were measured to need, unless they shall be `real`. A solver
+        that trains alone has a pipeline that every report empties: it is timed over as many and
+        four times as many, which gives the time of those between two reports.
         """
-        size = self.settings.train.batch_size
+        size = self.size
         steps = recipe.window if recipe.windowed else steps
         batches = still_batches(self.data, size, steps, CPU)
-        warm_up = max(steps, recipe.solver.delay(0, len(blocks)))
+        delay = recipe.solver.delay(0, len(blocks))
+        warm_up = max(steps, ceil(delay / recipe.solver.parts(size)))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
+        if not real:
+            self.measure(size, ceil(size / (recipe.solver.parts(size))))
+            self.measure(ceil(size / recipe.serial.micro_batches))
+        timed = blocks if real else self._stand_in(blocks)
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnContender(recipe, blocks, links, gaps, self.settings)
+            row = OwnContender(recipe, timed, links, gaps, self.settings)
+            assert isinstance(links, VirtualLinks)
+            clocked(row.block.module, links)
             row.train(still_batches(self.data, size, warm_up, CPU))
             found = _timed(row, links, batches)
             if not recipe.alone:
@@ -115,9 +160,14 @@ class Planner:
         swept = recipe.sweeps if recipe.windowed else 0
         local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
         idle = [max(0.0, r["waited"]) / elapsed for r in ranks]
-        sent, memory = sum(r["sent"] for r in ranks), self.memory(blocks, recipe, gaps)
-        told = images / elapsed, float(local), idle, sent / images, memory, gaps
+        sent = sum(r["sent"] for r in ranks)
+        memory = self._memory.needed(blocks, recipe, gaps)
+        told = images / elapsed, float(local), idle, sent / images, memory, size, gaps
         return Prediction(len(blocks), recipe, blocks.cuts, *told)
+
+    def _stand_in(self, blocks: Blocks) -> Blocks:
+        made = stand_in(self.model, self._table)
+        return replace(blocks, model=made, units=units(made))
 
     def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
         """The local work that fits, by measured costs and this network."""
@@ -126,93 +176,9 @@ class Planner:
         rate = self.network.bytes_per_second
         shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
         transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
-        size = self.settings.train.batch_size
-        costs = replace(blocks, costs=self.costs).block_costs()
-        return fit(costs, size, exact.micro_batches, transfers)
-
-    def memory(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
-        """Bytes a rank: weights, their optimiser, graphs alive at once, auxiliary variables."""
-        size, exact = self.settings.train.batch_size, recipe.serial
-        m, K = exact.micro_batches, len(blocks)
-        image = torch.zeros(1, *self.model.input_shape)
-        shapes = blocks.cut_shapes(image)
-        method = recipe.method(blocks, shapes, size, gaps)
-        share = -(-size // m)
-        x = image.repeat(share, 1, 1, 1).to(memory_format=torch.channels_last)
-        copies = 4 if self.settings.optimiser.name == "adamw" else 3
-        needed = []
-        for k in range(K):
-            module = blocks.module(k)
-            weights = sum(p.numel() * p.element_size() for p in module.parameters())
-            arriving = torch.zeros(size, *x.shape[1:]).to(memory_format=torch.channels_last)
-            arriving.requires_grad_(k > 0)
-            x, graph = _saved_bytes(module, x)
-            a_sample = graph / share
-            flying = m if recipe.fill and k < K - 1 else min(m, K - k)
-            if exact.recompute:
-                lam = shapes[k - 1] if k else tuple(self.model.input_shape)
-                graph, flying = graph + (flying - 1) * prod(lam) * 4 * share, 1
-            live = flying * graph
-            if recipe.alone:
-                live = recipe.solver.held_bytes(module, arriving, k, K, _graph_bytes)
-            if recipe.windowed:
-                live = max(live, round(size * a_sample))
-            if recipe.fill:
-                live += round(min(max(gaps[k]), size) * a_sample)
-            needed.append(copies * weights + live + method.memory(k))
-        return needed
-
-
-def report(
-    settings: Config,
-    counts: Sequence[int],
-    micro_batches: Sequence[int],
-    say: Callable[[str], None],
-) -> str:
-    """The table of all predictions, and the commands to take."""
-    images, _ = build.data_sets(settings.data)
-    wire = settings.links
-    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
-    planner = Planner(settings, build.model(settings, images), images, network)
-    base = planner.predict(split(planner.model, 1), BASE)
-    found = planner.predictions(counts, micro_batches, say)
-    return f"{table(base, found, len(images))}\n\n{advice(found, settings)}"
-
-
-def table(base: Prediction, predictions: Sequence[Prediction], epoch_images: int) -> str:
-    """Markdown: a row each."""
-    lines = [
-        "| blocks | | images/s | epoch | speed-up | with local steps | idle share "
-        "| KB sent an image | memory a rank |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for p in [base, *predictions]:
-        idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
-        lines.append(
-            f"| {p.blocks} | {p.recipe.name} | {p.images_per_second:.0f} "
-            f"| {epoch_images / p.images_per_second:.1f} s "
-            f"| {p.images_per_second / base.images_per_second:.2f} "
-            f"| {p.progress / base.progress:.2f} | {idle} "
-            f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
-        )
-    return "\n".join(lines)
-
-
-def advice(predictions: Sequence[Prediction], settings: Config) -> str:
-    """The command that trains fastest at each number of blocks."""
-    lines = []
-    for count in dict.fromkeys(p.blocks for p in predictions):
-        best = max((p for p in predictions if p.blocks == count), key=lambda p: p.progress)
-        names = ",".join(f'"{cut}"' for cut in best.cuts)
-        pairs = ",".join(f"[{g.middle},{g.turn}]" for g in best.gaps)
-        lines.append(
-            f"mpirun -n {count} hybrid train --model {settings.model.name} "
-            f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
-            f"{best.recipe.flags()}"
-            + (f" --set 'split.cuts=[{names}]'" if names else "")
-            + (f" --set 'rounds.gaps=[{pairs}]'" if pairs else "")
-        )
-    return "\n".join(lines)
+        size = self.size
+        costs = self.costs(ceil(size / exact.micro_batches))
+        return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
 
 
 def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
@@ -223,24 +189,3 @@ def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dic
     after = links.now(), *row.spent()
     found = {k: b - a for k, a, b in zip(names, before, after, strict=True)}
     return {**found, "images": sum(map(len, batches))}
-
-
-def _graph_bytes(module: torch.nn.Module, x: Tensor) -> int:
-    with torch.enable_grad():
-        return _saved_bytes(module, x)[1]
-
-
-def _saved_bytes(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The module's output, and what autograd keeps for its backward pass, parameters left out."""
-    kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = module(x.detach().requires_grad_(x.requires_grad))
-    return out.detach().requires_grad_(), sum(kept.values())

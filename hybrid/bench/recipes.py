@@ -1,8 +1,9 @@
 """The settings that `bench` and `plan` compare, one recipe a row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +45,24 @@ class Recipe:
     def serial(self) -> PassSettings:
         return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
-    def flags(self) -> str:
-        """What gives this recipe to `hybrid train`."""
-        parts = [f"--solver {self.solver.name}", *_changed("solver", self.solver)]
+    def settings(self) -> dict[str, Any]:
+        """What gives this recipe to a run: "section.key" -> value."""
+        made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
         if self.solver.alternates:
-            parts += _changed("correction", self.correction)
-            parts += [f"--window {self.window} --sweeps {self.sweeps}"] * self.windowed
-            parts += ["--set rounds.fill=true"] * self.fill
+            made |= _changed("correction", self.correction)
+            if self.windowed:
+                made |= {"rounds.window": self.window, "rounds.sweeps": self.sweeps}
+            if self.fill:
+                made["rounds.fill"] = True
+        return made
+
+    def flags(self) -> str:
+        """The same for the command line."""
+        own = {"solver.name": "--solver", "rounds.window": "--window", "rounds.sweeps": "--sweeps"}
+        parts = []
+        for key, value in self.settings().items():
+            text = str(value).lower() if isinstance(value, bool) else value
+            parts.append(f"{own[key]} {text}" if key in own else f"--set {key}={text}")
         return " ".join(parts)
 
     def method(
@@ -73,12 +85,11 @@ BASE = Recipe("plain loop", Backprop())
 """The base of every comparison: one block, serial."""
 
 
-def _changed(section: str, solver: Solver | PassSettings) -> list[str]:
+def _changed(section: str, solver: Solver | PassSettings) -> dict[str, Any]:
     """The settings that are not the default."""
     assert is_dataclass(solver)
-    changed = {f.name: v for f in fields(solver) if (v := getattr(solver, f.name)) != f.default}
-    texts = {k: str(v).lower() if isinstance(v, bool) else v for k, v in changed.items()}
-    return [f"--set {section}.{name}={text}" for name, text in texts.items()]
+    values = {f.name: (getattr(solver, f.name), f.default) for f in fields(solver)}
+    return {f"{section}.{name}": v for name, (v, default) in values.items() if v != default}
 
 
 def recipes(
@@ -87,7 +98,7 @@ def recipes(
     solvers: Sequence[Solver] | None = None,
 ) -> list[Recipe]:
     """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
-    pipeline and a windowed one, or it alone.
+    pipeline and a windowed one, or it alone, in as many parts.
 
     `correction` gives the serial passes' other settings (number format of messages, ...).
     """
@@ -103,13 +114,26 @@ def recipes(
         if solver.exact:
             continue
         if not solver.alternates:
-            made.append(Recipe(name, solver, exact, sweeps=1))
+            made += [
+                Recipe(title, each, exact, sweeps=1)
+                for title, each in _alone(solver, micro_batches)
+            ]
             continue
         for m in micro_batches if solver.fills else ():
             made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill=True))
         m = micro_batches[-1]
         made.append(Recipe(f"{name}, m={m}, window 4", solver, passes[m], sweeps=1))
     return made
+
+
+def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, Solver]]:
+    """A method that trains alone, with every number of micro-batches if it has a say in it."""
+    name: str = solver.name
+    if not hasattr(solver, "micro_batches"):
+        yield name, solver
+        return
+    for m in micro_batches:
+        yield f"{name}, m={m}", replace(solver, micro_batches=m)  # type: ignore[type-var]
 
 
 class OwnContender(Contender):

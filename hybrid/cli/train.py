@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,10 +73,27 @@ def train(
         # clocks differ, and what a folder shows may, too
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
+    given = options.overrides(context)
     with options.together():
-        resolved = build.read(config, options.overrides(context), out, resume)
+        given = _settled(config, given, resume)
+        resolved = build.read(config, given, out, resume)
         loaded = build.load_data(resolved)
         folder = out or build.new_folder(resolved, time)
         trainer = build.trainer(resolved, loaded, folder, resume)
     trainer.fit(*loaded)
     tell(f"run folder {trainer.out}", sys.stdout)
+
+
+def _settled(config: Path | None, given: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """With a method in place of `auto`, which a run that goes on has chosen before."""
+    if given.get("solver.name") != "auto":
+        return given
+    if resume:
+        return {key: value for key, value in given.items() if key != "solver.name"}
+    from hybrid.bench import auto
+
+    return auto.chosen(config, given, _say)
+
+
+def _say(text: str) -> None:
+    tell(f"hybrid: {text}")

@@ -1,6 +1,7 @@
 """What a unit costs: counted work, the same on every machine, or measured seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
@@ -23,31 +24,72 @@ Fits ResNet-20 within 8 % and WRN-16-4 within 2 % a residual block on one Zen 3 
 move little against the others.
 """
 
-Measure = Callable[[nn.Module, Tensor, bool], tuple[float, float]]
-"""(module, input, whether the input needs a gradient) -> cost of (forward, backward)."""
 
-
-def unit_costs(
-    model: nn.Module, chain: Sequence[Unit], sample: Tensor, measure: Measure
-) -> list[Cost]:
-    """Cost a sample of a forward and a backward pass of every unit, the model left as it was.
-
-    `sample` is a batch (N, C, H, W); what it costs is divided by N.
-    """
-    costs: list[Cost] = []
-    x = sample
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """The model's gradients and statistics are afterwards as before."""
     gradients = [(p, p.grad) for p in model.parameters()]
     model.zero_grad(set_to_none=True)
     with frozen_statistics(model):
+        yield
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
+    """Operations a sample of a forward and a backward pass of every unit.
+
+    `sample` is a batch (N, C, H, W). The model is left as it was.
+    """
+    costs: list[Cost] = []
+    x = sample
+    with _left_alone(model):
         for i, unit in enumerate(chain):
             module = nn.Sequential(*unit.parts.values())
-            forward, backward = measure(module, x, i > 0)
+            forward, backward = operations(module, x, i > 0)
             costs.append(Cost(forward / len(sample), backward / len(sample)))
             with torch.no_grad():
                 x = module(x)
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
     return costs
+
+
+def measured_costs(
+    model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
+) -> list[Cost]:
+    """Seconds a sample: medians over passes through the whole chain, after one to warm up.
+
+    Each unit is met as in training, with the caches full of others. Passes are repeated for
+    `budget` seconds, 3 times at least and 9 at most. The model is left as it was.
+    """
+    modules = [nn.Sequential(*unit.parts.values()) for unit in chain]
+    taken: list[list[Cost]] = []
+    began = perf_counter()
+    with _left_alone(model):
+        while len(taken) < 4 or (len(taken) < 10 and perf_counter() - began < budget):
+            taken.append(_timed_pass(modules, sample))
+    n = len(sample)
+    return [
+        Cost(median(c.forward for c in unit) / n, median(c.backward for c in unit) / n)
+        for unit in zip(*taken[1:], strict=True)
+    ]
+
+
+def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
+    x, graphs, forwards, backwards = sample, [], [], []
+    for i, module in enumerate(modules):
+        lam = x.detach().requires_grad_(i > 0)
+        start = _synchronised(lam)
+        x = module(lam)
+        forwards.append(_synchronised(x) - start)
+        graphs.append((lam, x))
+    p = torch.ones_like(x)
+    for lam, out in reversed(graphs):
+        start = _synchronised(lam)
+        if out.requires_grad:
+            out.backward(p)
+        backwards.append(_synchronised(lam) - start)
+        p = torch.ones_like(lam) if lam.grad is None else lam.grad
+    return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
 
 
 def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
@@ -59,20 +101,6 @@ def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, f
             out.backward(torch.ones_like(out))
         total = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
     return forward, total - forward
-
-
-def seconds(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
-    """Medians of several passes after warm-up."""
-    forwards, backwards = [], []
-    for _ in range(7):
-        start = _synchronised(x)
-        out = module(x.detach().requires_grad_(with_input))
-        half = _synchronised(x)
-        if out.requires_grad:
-            out.backward(torch.ones_like(out))
-        backwards.append(_synchronised(x) - half)
-        forwards.append(half - start)
-    return median(forwards[2:]), median(backwards[2:])
 
 
 class _Traffic(TorchDispatchMode):

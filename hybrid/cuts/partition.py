@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.costs import operations, seconds, unit_costs
+from hybrid.cuts.costs import counted_costs, measured_costs
 from hybrid.models import Chain, Unit, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
@@ -65,8 +65,8 @@ class Blocks:
 
     def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
         """Cost a sample of each block; counted operations where nothing was balanced."""
-        costs = self.costs or unit_costs(
-            self.model, self.units, default_sample(self.model, sample), operations
+        costs = self.costs or counted_costs(
+            self.model, self.units, default_sample(self.model, sample)
         )
         ends = [*self.starts[1:], len(self.units)]
         runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
@@ -136,8 +136,8 @@ def split(
     if balance == "even":
         costs = [Cost(1.0, 2.0)] * len(chain)
     else:
-        measure = operations if balance == "operations" else seconds
-        costs = unit_costs(model, chain, default_sample(model, sample), measure)
+        measure = counted_costs if balance == "operations" else measured_costs
+        costs = measure(model, chain, default_sample(model, sample))
     return Blocks(model, chain, balanced_starts([sum(cost) for cost in costs], blocks), costs)
 
 

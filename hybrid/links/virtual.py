@@ -49,6 +49,10 @@ class VirtualLinks(ThreadLinks):
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
 
+    def work(self, seconds: float) -> None:
+        """Count work that is not done here."""
+        self._clock += seconds
+
     def run(self, program: Program[T]) -> T:
         with self._baton:
             self._begun = self._timer()

@@ -197,7 +197,7 @@ class Config(Section):
 
 def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
-    known = {"solver.name": f"The method: {', '.join(registry.OWN)}."}
+    known = {"solver.name": f"The method: {', '.join(registry.OWN)}; train takes auto, too."}
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             fields = info.annotation.model_fields

@@ -8,7 +8,8 @@ import pytest
 import torch
 from answers import output
 
-from hybrid.bench import plan
+from hybrid.bench import advice, plan
+from hybrid.bench.memory import saved_bytes
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
@@ -83,9 +84,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
     lam = torch.zeros(16, 3, 32, 32)
     for k, held in enumerate(measured):
         module = blocks.module(k)
-        assert solver.held_bytes(module, lam, k, 3, plan._graph_bytes) == pytest.approx(
-            held, rel=0.1
-        )
+        assert solver.held_bytes(module, lam, k, 3, saved_bytes) == pytest.approx(held, rel=0.1)
         lam = module(lam).detach().requires_grad_()
 
 
@@ -122,8 +121,8 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
 
 def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     made = planner()
-    found = made.predictions([2], [2], lambda text: None)
-    words = plan.advice(found, made.settings).replace("'", "").split()[3:]
+    found = made.predictions([2], [2])
+    words = advice.command(advice.best(found), made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
     assert words[0] == "hybrid"
     output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hybrid.cuts.costs import operations, seconds, unit_costs
+from hybrid.cuts.costs import counted_costs, measured_costs
 from hybrid.models import units
 
 
@@ -23,7 +23,7 @@ def network():
 
 def counted(samples=8):
     model = network()
-    return unit_costs(model, units(model), torch.randn(samples, 2, 5, 5), operations)
+    return counted_costs(model, units(model), torch.randn(samples, 2, 5, 5))
 
 
 def test_costs_are_of_one_sample():
@@ -32,7 +32,7 @@ def test_costs_are_of_one_sample():
         assert 0.4 * sum(small) < sum(large) <= sum(small)
 
 
-@pytest.mark.parametrize("measure", [operations, seconds])
+@pytest.mark.parametrize("measure", [counted_costs, measured_costs])
 def test_the_model_is_left_as_it_was(measure):
     model = network()
     model(torch.randn(4, 2, 5, 5)).sum().backward()
@@ -40,7 +40,7 @@ def test_the_model_is_left_as_it_was(measure):
     model[2].eval()
     tensors = deepcopy(model.state_dict())
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    unit_costs(model, units(model), torch.randn(8, 2, 5, 5), measure)
+    measure(model, units(model), torch.randn(8, 2, 5, 5))
     assert all(torch.equal(tensors[name], now) for name, now in model.state_dict().items())
     for p, before in zip(model.parameters(), gradients, strict=True):
         assert (p.grad is None) == (before is None)

@@ -1,0 +1,82 @@
+"""What a rank of a recipe would keep in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.bench.recipes import Recipe
+from hybrid.cuts.partition import Blocks
+from hybrid.models import Chain
+from solvers.passes.pipeline import Gaps
+
+
+class Memory:
+    """Estimates bytes from passes over two samples, a run of units measured once."""
+
+    def __init__(self, model: Chain, batch_size: int, copies: int) -> None:
+        self._model, self._size = model, batch_size
+        self._copies = copies
+        """Of the weights: themselves, their gradients, what the optimiser keeps."""
+        self._saved: dict[tuple[object, ...], float] = {}
+
+    def needed(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
+        """A rank each: weights, their optimiser, graphs alive at once, auxiliary variables."""
+        size, exact, K = self._size, recipe.serial, len(blocks)
+        m = exact.micro_batches
+        share = ceil(size / m)
+        image = tuple(self._model.input_shape)
+        shapes = blocks.cut_shapes(torch.zeros(1, *image))
+        method = recipe.method(blocks, shapes, size, gaps)
+        needed = []
+        for k, lam in enumerate([image, *shapes]):
+            module = blocks.module(k)
+            weights = sum(p.numel() * p.element_size() for p in module.parameters())
+            arriving = torch.zeros(1).expand(size, *lam).requires_grad_(k > 0)
+            a_sample = self.graph(module, arriving) / size
+            graph = round(share * a_sample)
+            flying = m if recipe.fill and k < K - 1 else min(m, K - k)
+            if exact.recompute:
+                graph, flying = graph + (flying - 1) * prod(lam) * 4 * share, 1
+            live = flying * graph
+            if recipe.alone:
+                live = recipe.solver.held_bytes(module, arriving, k, K, self.graph)
+            if recipe.windowed:
+                live = max(live, round(size * a_sample))
+            if recipe.fill:
+                live += round(min(max(gaps[k]), size) * a_sample)
+            needed.append(self._copies * weights + live + method.memory(k))
+        return needed
+
+    def graph(self, module: nn.Module, x: Tensor) -> int:
+        """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+        parameters = tuple(id(p) for p in module.parameters())
+        key = (len(list(module.modules())), parameters, tuple(x.shape[1:]), x.requires_grad)
+        if key not in self._saved:
+            two = torch.zeros(2, *x.shape[1:]).to(memory_format=_layout(x))
+            self._saved[key] = saved_bytes(module, two.requires_grad_(x.requires_grad)) / 2
+        return round(len(x) * self._saved[key])
+
+
+def saved_bytes(module: nn.Module, x: Tensor) -> int:
+    """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    leaf = x.detach().requires_grad_(x.requires_grad)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(leaf)
+    return sum(kept.values())
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format

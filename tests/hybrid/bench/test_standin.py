@@ -1,0 +1,76 @@
+"""Plans on stand-ins: what the clock of a schedule must say where every unit takes as long."""
+
+import pytest
+import torch
+
+from hybrid.bench import plan
+from hybrid.bench.recipes import Recipe
+from hybrid.bench.standin import StandIn, stand_in
+from hybrid.links import Network
+from hybrid.models import units
+from hybrid.runs import build
+from hybrid.settings.resolve import load
+from solvers import DDG, FDG, AugmentedLagrangian, AuxNet, Backprop, FeaturesReplay, LocalUpdates
+from solvers.passes.pipeline import Cost
+
+FORWARD, BACKWARD = 0.01, 0.02
+"""Of a sample and a unit, so long that what else a rank does is nothing beside it."""
+
+
+def planner(network=None, limit=256):
+    given = {"model.name": "resnet8", "data.name": "digits", "data.limit": limit}
+    resolved = load(None, {**given, "train.batch_size": 32, "train.report_every": 1000})
+    images, _ = build.data_sets(resolved.data)
+    made = plan.Planner(resolved, build.model(resolved, images), images, network or Network(1e12))
+    made._table = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
+    return made
+
+
+def rate(solver, blocks=5, network=None, **recipe):
+    """Images a second over those of one rank that does nothing but passes."""
+    made = planner(network)
+    found = made.predict(made.blocks(blocks, 32), Recipe("asked", solver, sweeps=1, **recipe))
+    return found.images_per_second * 5 * (FORWARD + BACKWARD)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_a_flushed_pipeline_idles_for_its_bubble_and_delayed_gradients_have_none(m):
+    K = 5
+    assert rate(Backprop(micro_batches=m)) == pytest.approx(K * m / (m + K - 1), rel=0.03)
+    for solver in (DDG(micro_batches=m), FDG(micro_batches=m)):
+        assert rate(solver) == pytest.approx(K, rel=0.03)
+    # the blocks but the last go forward twice
+    slower = (FORWARD + BACKWARD) / (2 * FORWARD + BACKWARD)
+    assert rate(FeaturesReplay(micro_batches=m)) == pytest.approx(K * slower, rel=0.03)
+
+
+def test_one_forward_one_backward_waits_for_slow_messages_and_twice_the_delay_does_not():
+    """P = f + b + 2 t (K-1) / K against f + b, a tick's message taking t < (f + b) / 2."""
+    made = planner()
+    shapes = made.blocks(5, 32).cut_shapes(torch.zeros(1, *made.model.input_shape))
+    largest = max(shape.numel() for shape in map(torch.Size, shapes))
+    tick = 8 * (FORWARD + BACKWARD)
+    network = Network(8 * 4 * largest / (0.3 * tick))
+    waiting, slack = (rate(kind(micro_batches=4), network=network) for kind in (DDG, FDG))
+    assert slack == pytest.approx(5, rel=0.03)
+    assert 5 / (1 + 0.6) < waiting < 5 / (1 + 0.1)
+
+
+@pytest.mark.parametrize("solver", [LocalUpdates(), AuxNet(), AugmentedLagrangian()])
+def test_other_programs_run_on_stand_ins_as_they_are(solver):
+    assert 0.5 < rate(solver) < 6
+
+
+def test_a_stand_in_has_the_units_weights_and_shapes_and_passes_gradients_on():
+    made = planner()
+    model = stand_in(made.model, made._table)
+    assert [unit.name for unit in units(model)] == [unit.name for unit in units(made.model)]
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (model, made.model)]
+    assert sizes[0] == sizes[1]
+    x = torch.zeros(4, *made.model.input_shape, requires_grad=True)
+    out = model(x)
+    assert out.shape == made.model(x).shape
+    out.sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is not None for p in model.parameters())
+    assert all(isinstance(u.parts[next(iter(u.parts))], StandIn) for u in units(model))
