@@ -65,6 +65,8 @@ def ranks() -> Ranks | None:
     if not size:
         return None
     _set_gpu()
+    for name in _EAGER:
+        os.environ.setdefault(name, str(EAGER_BYTES))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -84,6 +86,19 @@ def ranks() -> Ranks | None:
     heartbeat = Heartbeat(MPI.COMM_WORLD.Dup(), host)
     atexit.register(heartbeat.stop)
     return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing, heartbeat)
+
+
+EAGER_BYTES = 2**22
+"""Of a message between hosts that Open MPI hands to the system at once, over TCP.
+
+Its own limit is 2**16: a longer message waits until both ranks are inside MPI, which they are not
+while they compute. At 1 Gb/s pipelined rows of docs/benchmarks/no-bubble were up to twice as slow.
+"""
+_EAGER = (
+    "OMPI_MCA_btl_tcp_eager_limit",
+    "OMPI_MCA_btl_tcp_rndv_eager_limit",
+    "OMPI_MCA_btl_tcp_max_send_size",
+)
 
 
 def communicator() -> Any:
