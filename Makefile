@@ -24,7 +24,7 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
-	$(BIN)/pytest -m alone tests/hybrid/bench
+	$(BIN)/pytest -m alone tests/hybrid/bench tests/hybrid/plan
 	$(BIN)/python .ci/audit.py
 
 # and the property tests with many random cases in place of a few that are always the same

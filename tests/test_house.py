@@ -21,7 +21,7 @@ FILES = {
 # `hybrid` is the package's face, hybrid/__init__.py; `solvers` is the methods, a file each.
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
-    *("hybrid.report", "hybrid.bench", "hybrid.doctor"),
+    *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid.runs", "hybrid", "hybrid.training"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),

@@ -14,11 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.costs import measured_costs
 from hybrid.cuts.partition import default_sample, split
 from hybrid.links import Network
+from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import Backprop

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 
 from hybrid.bench.measure import CPU, meet, still_batches, timed
-from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import OwnContender, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
+from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.runs import build
 from hybrid.settings.resolve import load

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hybrid.bench import standin
-from hybrid.bench.plan import Planner
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.models import units
+from hybrid.plan import standin
+from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, Backprop

@@ -87,7 +87,7 @@ def plan(
         options.numbers("--blocks", counts),
         options.numbers("--micro-batches", micro_batches),
     )
-    from hybrid.bench.advice import report
+    from hybrid.plan.advice import report
     from hybrid.settings.resolve import load
 
     def table() -> str:

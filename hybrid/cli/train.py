@@ -90,7 +90,7 @@ def _settled(config: Path | None, given: dict[str, Any], resume: bool) -> dict[s
         return given
     if resume:
         return {key: value for key, value in given.items() if key != "solver.name"}
-    from hybrid.bench import auto
+    from hybrid.plan import auto
 
     return auto.chosen(config, given, _say)
 

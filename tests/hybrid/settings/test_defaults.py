@@ -86,7 +86,7 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch):
     def timed(*arguments):
         raise AssertionError("a time differs from call to call")
 
-    monkeypatch.setattr("hybrid.cuts.partition.seconds", timed)
+    monkeypatch.setattr("hybrid.cuts.partition.measured_costs", timed)
     model = models.build("resnet20", 10, 1, 8)
     assert split(model, blocks=4).starts == split(model, blocks=4).starts
     assert split.__kwdefaults__["balance"] == SplitSettings().balance

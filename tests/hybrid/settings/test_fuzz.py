@@ -47,10 +47,13 @@ def set_up_only(tmp_path_factory):
         patch.setattr(torch, "set_num_threads", lambda _: None)
         patch.setattr("hybrid.training.run.Run.fit", lambda _: {})
         # what units cost depends on no input, and takes the longest
-        patch.setattr(
-            "hybrid.cuts.partition.unit_costs", lambda _, units, *__: [Cost(1.0, 2.0)] * len(units)
-        )
+        for costs in ("counted_costs", "measured_costs"):
+            patch.setattr(f"hybrid.cuts.partition.{costs}", even)
         yield counts
+
+
+def even(model, chain, sample):
+    return [Cost(1.0, 2.0)] * len(chain)
 
 
 @contextmanager

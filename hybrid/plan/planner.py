@@ -9,15 +9,15 @@ from math import ceil
 import torch
 
 from hybrid.bench.measure import CPU, still_batches
-from hybrid.bench.memory import Memory
 from hybrid.bench.recipes import OwnContender, Recipe, recipes
-from hybrid.bench.standin import clocked, stand_in
 from hybrid.cuts.costs import measured_costs
 from hybrid.cuts.partition import Blocks, balanced_starts, split
 from hybrid.data import Dataset
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Chain, units
+from hybrid.plan.memory import Memory
+from hybrid.plan.standin import clocked, stand_in
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config

@@ -1,11 +1,10 @@
 """`--solver auto` takes what a plan for these ranks recommends, and says so."""
 
-import tomllib
-
 import pytest
+import tomllib
 from answers import output
 
-from hybrid.bench import auto
+from hybrid.plan import auto
 from hybrid.settings.config import Config
 from solvers import registry
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from hybrid.bench import plan
 from hybrid.bench.recipes import Recipe
-from hybrid.bench.standin import StandIn, stand_in
 from hybrid.links import Network
 from hybrid.models import units
+from hybrid.plan import planner as plan
+from hybrid.plan.standin import StandIn, stand_in
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, AugmentedLagrangian, AuxNet, Backprop, FeaturesReplay, LocalUpdates

@@ -8,12 +8,13 @@ import pytest
 import torch
 from answers import output
 
-from hybrid.bench import advice, plan
-from hybrid.bench.memory import saved_bytes
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.models import build as build_model
+from hybrid.plan import advice
+from hybrid.plan import planner as plan
+from hybrid.plan.memory import saved_bytes
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra

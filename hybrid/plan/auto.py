@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hybrid.bench.advice import best, spoken
 from hybrid.bench.measure import meet
-from hybrid.bench.plan import Planner, Say
 from hybrid.links import Network
+from hybrid.plan.advice import best, spoken
+from hybrid.plan.planner import Planner, Say
 from hybrid.ranks import launch
 from hybrid.runs import build
 

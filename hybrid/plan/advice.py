@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from hybrid.bench.plan import Planner, Prediction, Say
 from hybrid.bench.recipes import BASE
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.plan.planner import Planner, Prediction, Say
 from hybrid.runs import build
 from hybrid.settings.config import Config
 
