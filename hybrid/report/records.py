@@ -47,6 +47,7 @@ class Summary(BaseModel):
     serial_seconds: float | None = None
     parallel_seconds: float | None = None
     idle_share: list[float] = []
+    delay: list[float] = []
     bytes_sent: list[int] = []
     peak_memory_bytes: list[int] = []
     residual: list[float] = []

@@ -34,12 +34,14 @@ def facts(summary: Summary, ended: bool) -> Html:
 
 def ranks(summary: Summary) -> Html | None:
     """A row a rank; None if the run does not say."""
-    columns = zip_longest(summary.idle_share, summary.bytes_sent, summary.peak_memory_bytes)
+    kept = summary.bytes_sent, summary.peak_memory_bytes, summary.delay
     rows = [
-        (str(rank), _cell(idle, "{:.1%}"), amount(sent), amount(peak))
-        for rank, (idle, sent, peak) in enumerate(columns)
+        (str(rank), _cell(idle, "{:.1%}"), amount(sent), amount(peak), _cell(delay, "{:g} steps"))
+        for rank, (idle, sent, peak, delay) in enumerate(zip_longest(summary.idle_share, *kept))
     ]
-    return table("Ranks", ("rank", "idle share", "sent", "peak memory"), rows) if rows else None
+    header = ("rank", "idle share", "sent", "peak memory", "delay")
+    shown = len(header) if any(summary.delay) else len(header) - 1
+    return table("Ranks", header[:shown], [row[:shown] for row in rows]) if rows else None
 
 
 def rollbacks(summary: Summary) -> Html | None:

@@ -59,10 +59,18 @@ def summary(
             rank["totals"]["idle_seconds"] / seconds if seconds else 0.0 for rank in everyone
         ],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
+        "delay": _delays(setup),
         "kernels": setup.kernels,
         **{key: [rank[key] for rank in everyone] for key in everyone[0] if key != "totals"},
         **results,
     }
+
+
+def _delays(setup: RunSetup) -> list[float]:
+    """Of every rank: steps by which its own gradients are late."""
+    solver, count = setup.method.solver, len(setup.blocks)
+    parts = solver.parts(setup.train.batch_size)
+    return [solver.delay(index, count) / parts for index in range(count)]
 
 
 def _graphs(block: Block, asked: bool) -> str:

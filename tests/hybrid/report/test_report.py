@@ -110,7 +110,7 @@ def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_fo
     ended = read(run_folder).summary
     (run_folder / "summary.json").unlink()
     so_far = read(run_folder).summary
-    measured = {"idle_share", "bytes_sent", "peak_memory_bytes", "checkpoint_seconds"}
+    measured = {"idle_share", "delay", "bytes_sent", "peak_memory_bytes", "checkpoint_seconds"}
     unknown = measured | {"replicas", "returns_to_serial"}
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
@@ -245,3 +245,11 @@ def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown
     found = responses(model, "1", layer, _images([0, 1, 1, 1]))
     assert ([factor.number for factor in found.factors], found.left_out) == ([0], 1)
     assert "1 more factors respond" in "".join(section(found))
+
+
+def test_delays_have_a_column_where_there_are_any(by_hand):
+    rows = {}
+    for delay in ([0.375, 0.0], [0.0, 0.0]):
+        (by_hand / "summary.json").write_text(json.dumps({"idle_share": [0, 0], "delay": delay}))
+        rows[delay[0]] = Page(write(by_hand)).rows["0"]
+    assert rows[0.375] == [*rows[0.0], "0.375 steps"]

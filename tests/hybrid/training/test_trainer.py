@@ -41,7 +41,7 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     run = tmp_path / "run"
     found = trainer(AugmentedLagrangian(), run, 4, **ONCE).fit(*few)
     assert summary(run) == found
-    per_rank = ("idle_share", "bytes_sent", "peak_memory_bytes")
+    per_rank = ("idle_share", "bytes_sent", "peak_memory_bytes", "delay")
     assert all(len(found[key]) == 4 for key in per_rank)
     assert len(found["residual"]) == 3
     scalars = "solver model data blocks replicas epochs seed test_accuracy train_seconds"
