@@ -32,8 +32,9 @@ class DDG(Delayed):
 
     name: ClassVar[str] = "ddg"
 
-    def progress(self, count: int, size: int) -> float:
-        return max(0.0, 1 - LOST_A_STEP * self.delay(0, count) / self.parts(size))
+    def progress(self, count: int, size: int) -> float | None:
+        steps = self.delay(0, count) / self.parts(size)
+        return 1 - LOST_A_STEP * steps if steps <= 1 else None
 
     def versions(self, index: int, count: int, size: int) -> int:
         return ceil(self.delay(index, count) / self.parts(size))

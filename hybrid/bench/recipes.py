@@ -1,5 +1,7 @@
 """The settings that `bench` and `plan` compare, one recipe a row."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -18,6 +20,7 @@ from solvers import Backprop, Batch, Setup, Solver, Window, registry
 from solvers.base import Shape
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps
+from solvers.passes.wire import WireFormat
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,17 @@ class Recipe:
     def serial(self) -> PassSettings:
         return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
+    def narrowed(self, messages: WireFormat) -> Recipe | None:
+        """The same with messages in a number format; None if they are, or it has no choice."""
+        carrier = self.correction if self.solver.alternates else self.solver
+        before = getattr(carrier, "messages", None)
+        if before is None or before == messages:
+            return None
+        name = self.name.removesuffix(", bfloat16 messages")
+        changed = replace(carrier, messages=messages)  # type: ignore[type-var]
+        own = {"correction": changed} if self.solver.alternates else {"solver": changed}
+        return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
+
     def settings(self) -> dict[str, Any]:
         """What gives this recipe to a run: "section.key" -> value."""
         made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
@@ -54,6 +68,8 @@ class Recipe:
                 made |= {"rounds.window": self.window, "rounds.sweeps": self.sweeps}
             if self.fill:
                 made["rounds.fill"] = True
+                # a run with gaps filled has more than one unless it is told
+                made["correction.micro_batches"] = self.correction.micro_batches
         return made
 
     def flags(self) -> str:
@@ -131,6 +147,9 @@ def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, 
     name: str = solver.name
     if not hasattr(solver, "micro_batches"):
         yield name, solver
+        return
+    if asked := solver.micro_batches:
+        yield f"{name}, m={asked}", solver
         return
     for m in micro_batches:
         yield f"{name}, m={m}", replace(solver, micro_batches=m)  # type: ignore[type-var]

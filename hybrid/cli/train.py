@@ -73,9 +73,8 @@ def train(
         # clocks differ, and what a folder shows may, too
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
-    given = options.overrides(context)
+    given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
-        given = _settled(config, given, resume)
         resolved = build.read(config, given, out, resume)
         loaded = build.load_data(resolved)
         folder = out or build.new_folder(resolved, time)
@@ -84,15 +83,23 @@ def train(
     tell(f"run folder {trainer.out}", sys.stdout)
 
 
-def _settled(config: Path | None, given: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """With a method in place of `auto`, which a run that goes on has chosen before."""
-    if given.get("solver.name") != "auto":
-        return given
-    if resume:
-        return {key: value for key, value in given.items() if key != "solver.name"}
+def _settled(config: Path | None, given: dict[str, Any], before: Path | None) -> dict[str, Any]:
+    """With a method in place of `auto`; a run that goes on has chosen one `before`."""
     from hybrid.plan import auto
 
-    return auto.chosen(config, given, _say)
+    comm = launch.communicator()
+    with options.together():
+        if not auto.asked(config, given):
+            return given
+        if before is not None:
+            return given | auto.stored(before)
+        settings = auto.settings(config, given)
+    network = auto.network(settings)
+    made: dict[str, Any] = {}
+    with options.together():
+        if launch.launched_rank() == 0:
+            made = auto.chosen(settings, network, _say)
+    return given | (made if comm is None else comm.bcast(made))
 
 
 def _say(text: str) -> None:

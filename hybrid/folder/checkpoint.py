@@ -20,7 +20,7 @@ from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.rounds.optimisers import SLOTS
 
-FORMAT = 5
+FORMAT = 6
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 

@@ -8,7 +8,7 @@ from math import ceil
 from hybrid.bench.recipes import BASE
 from hybrid.cuts.partition import split
 from hybrid.links import Network
-from hybrid.plan.planner import Planner, Prediction, Say
+from hybrid.plan.planner import Planner, Prediction, Say, best
 from hybrid.runs import build
 from hybrid.settings.config import Config
 
@@ -67,11 +67,6 @@ def table(
             f"| {epoch_images / rate:.1f} s | {gain} | {gain} | | | |"
         )
     return "\n".join(lines)
-
-
-def best(predictions: Sequence[Prediction]) -> Prediction:
-    """What makes most progress a second."""
-    return max(predictions, key=lambda p: p.progress or 0.0)
 
 
 def advice(

@@ -11,52 +11,91 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
-from hybrid.plan.advice import best, spoken
-from hybrid.plan.planner import Planner, Say
+from hybrid.plan.advice import spoken
+from hybrid.plan.planner import Planner, Say, best
 from hybrid.ranks import launch
 from hybrid.runs import build
+from hybrid.settings.config import Config, SplitSettings
+from hybrid.settings.text import read_toml
+from solvers import registry
 
 AUTO = "auto"
-OWN = ("solver", "correction", "rounds")
-"""Sections that the choice settles."""
 PROBE_BYTES = 2**21
 IN_ONE_PROCESS = Network(bytes_per_second=5e9, latency_seconds=1e-6)
 """Threads hand tensors over without a copy; what counts is not in the way."""
 
 
-def chosen(path: Path | None, overrides: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """`overrides` with the settings of the recipe that makes most progress a second here.
+def asked(path: Path | None, overrides: Mapping[str, Any]) -> bool:
+    """Whether the command line, or else the file, asks for it."""
+    return _named(path, overrides) == AUTO
 
-    Rank 0 measures units and plans; all must call it. ValueError for settings that it would choose.
-    """
-    given = {key: value for key, value in overrides.items() if key != "solver.name"}
-    for key, value in given.items():
-        if key.partition(".")[0] in OWN:
-            raise ValueError(
-                f"{key} is {value!r}, but --solver auto chooses it: leave it out, or name a solver"
-            )
-    settings = build.read(path, given, None, False)
+
+def stored(out: Path | None) -> dict[str, Any]:
+    """The method that a run which goes on has chosen before."""
+    file = (out or Path()) / "config.toml"
+    tree = read_toml(file) if out is not None and file.exists() else {}
+    name = _table(tree, "solver").get("name")
+    return {} if name is None else {"solver.name": name}
+
+
+def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
+    """What the plan is for; ValueError for what it would choose, or cannot know."""
+    tree = read_toml(path) if path is not None else {}
+    settled = {f"{s}.{k}": v for s in _CHOSEN for k, v in _table(tree, s).items()}
+    settled |= {k: v for k, v in overrides.items() if k.partition(".")[0] in _CHOSEN}
+    for key in settled.keys() - {"solver.name", "rounds.memory_gb"}:
+        where = "" if key in overrides else f" in {path}"
+        raise ValueError(
+            f"{key} is {settled[key]!r}{where}, but --solver auto chooses it: leave it out, or "
+            "name a solver"
+        )
+    found = build.read(path, {**overrides, "solver.name": registry.DEFAULT}, None, False)
+    if found.split.balance != SplitSettings().balance:
+        raise ValueError(
+            f"split.balance is {found.split.balance!r}, but --solver auto balances by measured "
+            "time: leave it out, or give split.cuts"
+        )
+    if found.model.factorise:
+        raise ValueError(
+            f"model.factorise is {found.model.factorise!r}, which --solver auto knows nothing of: "
+            "name a solver"
+        )
+    if launch.device(found.train.device).type == "cuda":
+        raise ValueError(
+            "--solver auto times units on a CPU, and this run's device is a GPU: name a solver, or "
+            "--set train.device=cpu"
+        )
+    blocks = found.split.blocks
+    threads = 1 if found.links.kind == "virtual" else launch.threads_per_rank(blocks)
+    found.train = found.train.model_copy(update={"threads": found.train.threads or threads})
+    return found
+
+
+def network(found: Config) -> Network:
+    """What joins the ranks; all must call it."""
+    if found.links.kind == "virtual":
+        rate = found.links.gigabits_per_second * 1e9 / 8
+        return Network(rate, found.links.latency_microseconds * 1e-6)
     comm = launch.communicator()
-    network = IN_ONE_PROCESS if comm is None else measured_network(comm)
-    made: dict[str, Any] = {}
-    if launch.launched_rank() == 0:
-        count = settings.split.blocks
-        images, _ = build.data_sets(settings.data)
-        planner = Planner(settings, build.model(settings, images), images, network)
-        say(f"auto: planning for {count} blocks, {network.bytes_per_second * 8e-9:.3g} Gb/s")
-        parts = [m for m in (4, 8) if settings.train.batch_size >= 2 * m] or [1]
-        found = planner.predictions([count], parts)
-        recipe = best(found)
-        say(f"auto: {spoken(found, {})}")
-        made = {**recipe.recipe.settings(), "split.cuts": recipe.cuts}
-        if recipe.gaps:
-            made["rounds.gaps"] = [list(pair) for pair in recipe.gaps]
-        if "split.cuts" in given or not recipe.cuts:
-            del made["split.cuts"]
-    if comm is not None:
-        meet(comm)
-        made = comm.bcast(made)
-    return {**given, **made}
+    return IN_ONE_PROCESS if comm is None else measured_network(comm)
+
+
+def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
+    """The settings of the recipe that makes most progress a second, "section.key" -> value."""
+    images, _ = build.data_sets(found.data)
+    planner = Planner(found, build.model(found, images), images, joined)
+    count, size = found.split.blocks, found.train.batch_size
+    say(f"auto: planning for {count} blocks and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
+    parts = [m for m in (4, 8) if size >= 2 * m] or [1]
+    predictions = planner.predictions([count], parts, found.split.cuts)
+    if found.train.precision == "float16":
+        predictions = [p for p in predictions if not p.recipe.fill]
+    taken = best(predictions)
+    say(f"auto: {spoken(predictions, {})}")
+    made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
+    if taken.gaps:
+        made["rounds.gaps"] = [list(pair) for pair in taken.gaps]
+    return made
 
 
 def measured_network(comm: Any) -> Network:
@@ -65,9 +104,9 @@ def measured_network(comm: Any) -> Network:
     latencies: list[float] = []
     for k in range(comm.size - 1):
         pair = (k, k + 1)
-        for size, found in ((PROBE_BYTES, rates), (1, latencies)):
+        for size, taken in ((PROBE_BYTES, rates), (1, latencies)):
             if comm.rank in pair:
-                found.append(_there_and_back(comm, pair[1 - pair.index(comm.rank)], size) / 2)
+                taken.append(_there_and_back(comm, pair[1 - pair.index(comm.rank)], size) / 2)
         meet(comm)
     seconds = max(max(each, default=0.0) for each in comm.allgather(rates))
     latency = max(max(each, default=0.0) for each in comm.allgather(latencies))
@@ -86,3 +125,17 @@ def _there_and_back(comm: Any, peer: int, size: int) -> float:
         second(buffer, peer)
         taken.append(perf_counter() - start)
     return min(taken)
+
+
+_CHOSEN = ("solver", "correction", "rounds")
+"""Sections that the choice settles."""
+
+
+def _named(path: Path | None, overrides: Mapping[str, Any]) -> object:
+    tree = read_toml(path) if path is not None else {}
+    return overrides.get("solver.name", _table(tree, "solver").get("name"))
+
+
+def _table(tree: Mapping[str, Any], section: str) -> dict[str, Any]:
+    table = tree.get(section, {})
+    return table if isinstance(table, dict) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -23,13 +23,17 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Batch, Solver, registry
 from solvers.passes.pipeline import Cost, Gaps, fit
-from solvers.passes.wire import Wire
+from solvers.passes.wire import Wire, WireFormat
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 """Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
 
 Measured with tuned learning rates: docs/benchmarks/README.md, "What a sweep is worth".
 """
+
+NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
+NARROWER = 1.05
+"""What messages of fewer bits must gain to be advised."""
 
 Say = Callable[[str], None]
 
@@ -57,6 +61,11 @@ class Prediction:
         if self.recipe.solver.alternates:
             own = 1 + (FILL_WORTH if self.recipe.fill else SWEEP_WORTH) * self.local_share
         return None if own is None else own * self.images_per_second
+
+
+def best(predictions: Sequence[Prediction]) -> Prediction:
+    """What makes most progress a second."""
+    return max(predictions, key=lambda p: p.progress or 0.0)
 
 
 class Planner:
@@ -99,8 +108,10 @@ class Planner:
         starts = balanced_starts([sum(cost) for cost in costs], count)
         return replace(split(self.model, count, balance="even"), starts=starts, costs=costs)
 
-    def predictions(self, counts: Sequence[int], micro_batches: Sequence[int]) -> list[Prediction]:
-        """Every recipe at every number of blocks, over cuts balanced by measured cost."""
+    def predictions(
+        self, counts: Sequence[int], micro_batches: Sequence[int], cuts: Sequence[str] = ()
+    ) -> list[Prediction]:
+        """Every recipe at every number of blocks, over `cuts` or balanced by measured cost."""
         if max(counts) > (most := len(units(self.model))):
             raise ValueError(
                 f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
@@ -110,10 +121,29 @@ class Planner:
         exact = methods.correction(self.settings)
         for count in counts:
             blocks = self.blocks(count, ceil(self.size / micro_batches[0]))
+            blocks.starts = split(self.model, cuts=cuts).starts if cuts else blocks.starts
+            here = []
             for recipe in recipes(micro_batches, exact, self.solvers()):
                 self._say(f"{count} blocks: {recipe.name}")
-                made.append(self.predict(blocks, recipe))
+                here.append(self.predict(blocks, recipe))
+            made += here
+            for name in dict.fromkeys(p.recipe.solver.name for p in here if count > 1):
+                own = best([p for p in here if p.recipe.solver.name == name])
+                made += self._narrower(blocks, own)
         return made
+
+    def _narrower(self, blocks: Blocks, chosen: Prediction) -> Iterator[Prediction]:
+        """A recipe with messages of fewer bits, as long as each format gains `NARROWER` times."""
+        for number_format in NARROW:
+            recipe = chosen.recipe.narrowed(number_format)
+            if recipe is None:
+                continue
+            self._say(f"{len(blocks)} blocks: {recipe.name}")
+            found = self.predict(blocks, recipe)
+            if (found.progress or 0.0) < NARROWER * (chosen.progress or 0.0):
+                return
+            yield found
+            chosen = found
 
     def solvers(self) -> list[Solver]:
         """The one that is asked for, and those whose steps are known to be worth something."""

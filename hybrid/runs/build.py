@@ -36,6 +36,9 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
     if blocks != len(resolved.split.cuts) + 1:
         cuts: list[str] = []
         resolved.split = resolved.split.model_copy(update={"blocks": blocks, "cuts": cuts})
+        if "rounds.gaps" not in overrides:
+            # they are of other blocks
+            resolved.rounds = resolved.rounds.model_copy(update={"gaps": []})
     return _with_blocks(resolved)
 
 

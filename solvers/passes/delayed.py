@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.wire import Wire, WireFormat
 from solvers.state import State, Tensors, entries
 from solvers.windows import PhaseStats, Window
+
+_FORMATS = get_args(WireFormat)
 
 
 @dataclass
@@ -44,8 +47,8 @@ class Delayed(Solver):
                mini-batch, after the backward pass of its last
 
     where d_k is fixed, so the result does not depend on timing. The pipeline is never flushed: a
-    micro-batch takes a tick, whatever K is. The gradient of a mini-batch is d_k / m steps late:
-    its first d_k micro-batches have met weights that are one step older (two, if d_k > m, ...).
+    micro-batch takes a tick, whatever K is. The gradient of a mini-batch is d_k / m steps late: its
+    first d_k micro-batches went up before the newest step (before the newest two, if d_k > m, ...).
     Block K-1 has d = 0 and works as back-propagation does. K = 1 is the pipelined pass with as many
     micro-batches, and plain back-propagation with m = 1, bit for bit.
 
@@ -87,7 +90,7 @@ class Delayed(Solver):
     def first_part(self, lam: Tensor) -> Tensor:
         """The first, and largest, micro-batch of a mini-batch."""
         size = ceil(len(lam) / self.parts(len(lam)))
-        return lam.detach()[:size].requires_grad_(lam.requires_grad)
+        return lam.detach()[:size].clone().requires_grad_(lam.requires_grad)
 
     @property
     def shrink(self) -> float:
@@ -142,7 +145,8 @@ class DelayedProgram(Program):
         while len(self._inbox) < self._on_the_way():
             self._inbox.append(self._take())
         rate = torch.tensor(self._rate, dtype=torch.float64)
-        state = {"ticks": torch.tensor(self._ticks), "rate": rate}
+        sent_as = torch.tensor(_FORMATS.index(self.solver.messages))
+        state = {"ticks": torch.tensor(self._ticks), "rate": rate, "sent as": sent_as}
         for name, parameter in self.block.module.named_parameters():
             if parameter.grad is not None:
                 state[f"gradient {name}"] = parameter.grad
@@ -166,6 +170,12 @@ class DelayedProgram(Program):
         found = state.flight
         if not found:
             return
+        sent_as = _FORMATS[int(found["sent as"])]
+        if sent_as != self.solver.messages:
+            raise ValueError(
+                f"solver.messages is {self.solver.messages!r}, but messages under way were sent as "
+                f"{sent_as!r}: leave it as it was"
+            )
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
         versions: dict[int, Tensors] = {}
         for i in range(min(self._ticks, self._delay)):

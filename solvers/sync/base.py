@@ -21,4 +21,8 @@ class Sync(Protocol):
         """The weights have moved."""
 
     def join(self, block: Replica) -> None:
-        """Make weights and statistics equal, as a checkpoint and an evaluation need them."""
+        """Make weights and statistics equal, as a checkpoint and an evaluation need them.
+
+        Whoever replaces a weight's values outside of a step gives the parameter memory of its own:
+        what is under way may still need the old ones, where they were.
+        """

@@ -227,3 +227,18 @@ def test_messages_in_fewer_bits_arrive_and_are_counted():
         assert all(t.isfinite().all() for t in problem.tensors().values())
     assert sent["bfloat16"] / sent["float32"] == 0.5
     assert sent["int8"] < 0.4 * sent["float32"]  # scales of 6 x 6 pixels weigh more than of 32 x 32
+
+
+def test_messages_under_way_are_read_in_the_format_they_were_sent_in():
+    problem = made("ddg", 2, 8).single_precision()
+
+    def program(block, links):
+        mine = DDG(micro_batches=4, messages="int8").start(block, links, problem.setup(window=0))
+        mine.train(problem.window(1, 0, 2))
+        state = mine.state()
+        other = DDG(micro_batches=4).start(block, links, problem.setup(window=0))
+        with pytest.raises(ValueError, match=r"'float32', but .* were sent as 'int8'"):
+            other.load_state(state)
+        mine.drain()
+
+    problem.on_every_block(program)

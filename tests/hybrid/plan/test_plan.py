@@ -76,7 +76,11 @@ def test_memory_counts_weights_graphs_and_stores():
     assert all(w > p for w, p in zip(windowed.memory_bytes, plain.memory_bytes, strict=True))
 
 
-@pytest.mark.parametrize("solver", [DDG(), FDG(), FeaturesReplay(), Petra(), LocalUpdates()])
+@pytest.mark.parametrize(
+    "solver",
+    [DDG(1), FDG(1), DDG(4), FDG(4), FeaturesReplay(2), Petra(2), LocalUpdates()],
+    ids=lambda solver: f"{solver.name} {getattr(solver, 'micro_batches', '')}",
+)
 def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
     name = "revnet8" if isinstance(solver, Petra) else "resnet8"
     script = Path(__file__).parents[3] / "docs/benchmarks/held_memory.py"
@@ -101,6 +105,18 @@ def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
     assert rates[1] > 1.1 * rates[0]
 
 
+def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned():
+    asked = {"solver.name": "ddg", "solver.micro_batches": 2}
+    names = [p.recipe.name for p in planner(**asked).predictions([2], [4])]
+    assert [name for name in names if name.startswith("ddg")] == ["ddg, m=2"]
+
+
+def test_what_is_not_measured_is_not_advised():
+    assert DDG(4).progress(8, 128) is None
+    assert DDG(8).progress(8, 128) == pytest.approx(1 - 0.13 * 7 / 8)
+    assert FDG(8).progress(8, 128) is None
+
+
 def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
     assert Recipe("fdg", FDG()).flags() == "--solver fdg"
     asked = Recipe("asked", FDG(gradient_shrinking=0.5))
@@ -123,7 +139,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
 def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     made = planner()
     found = made.predictions([2], [2])
-    words = advice.command(advice.best(found), made.settings).replace("'", "").split()[3:]
+    words = advice.command(plan.best(found), made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
     assert words[0] == "hybrid"
     output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))
@@ -141,3 +157,10 @@ def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     # others may use this machine now: docs/benchmarks has the agreement on a quiet one
     assert 0.4 < predicted / summary["images_per_second"] < 4
+
+
+def test_a_slow_link_is_advised_messages_in_fewer_bits():
+    for rate, slow in ((1e12, False), (1e6, True)):
+        made = planner(Network(bytes_per_second=rate))
+        best = plan.best(made.predictions([2], [4]))
+        assert ("messages=int8" in best.recipe.flags()) == slow

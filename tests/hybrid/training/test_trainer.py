@@ -9,7 +9,7 @@ from trainings import BATCH, digits, lines, network, refused, summary, trainer
 
 from hybrid import split
 from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings
-from solvers import AugmentedLagrangian, Backprop
+from solvers import FDG, AugmentedLagrangian, Backprop
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps, fit
 
@@ -35,6 +35,11 @@ def filled(blocks, out=None, **settings):
 def test_no_bytes_are_sent_in_the_parallel_phase_of_one_sweep(few):
     hybrid = trainer(AugmentedLagrangian(), window=5, **ONCE).fit(*few)
     assert hybrid["bytes_sent"] == trainer(Backprop(), **ONCE).fit(*few)["bytes_sent"]
+
+
+def test_the_summary_tells_how_late_the_gradients_of_each_rank_are(few):
+    found = trainer(FDG(micro_batches=8), None, 4).fit(*few, epochs=1)
+    assert found["delay"] == [6 / 8, 4 / 8, 2 / 8, 0]
 
 
 def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
