@@ -127,8 +127,9 @@ class Planner:
                 self._say(f"{count} blocks: {recipe.name}")
                 here.append(self.predict(blocks, recipe))
             made += here
-            for name in dict.fromkeys(p.recipe.solver.name for p in here if count > 1):
-                own = best([p for p in here if p.recipe.solver.name == name])
+            known = [p for p in here if p.progress is not None and count > 1]
+            for name in dict.fromkeys(p.recipe.solver.name for p in known):
+                own = best([p for p in known if p.recipe.solver.name == name])
                 made += self._narrower(blocks, own)
         return made
 
