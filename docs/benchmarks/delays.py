@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any, ClassVar
 
 import torch
@@ -208,25 +208,71 @@ def collect(name: str, runs: Path, seeds: list[int]) -> None:
     for title, _ in TABLES[name]():
         for seed in seeds:
             folder = runs / slug(title, seed)
-            if not (folder / "summary.json").exists():
-                continue
-            found = json.loads((folder / "summary.json").read_text())
-            keys = "test_accuracy train_seconds images_per_second idle_share bytes_sent"
-            kept = {k: found[k] for k in keys.split()}
-            if name == "long":
-                lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-                tests = [line for line in lines if line["phase"] == "test"]
-                kept["curve"] = [[line["epoch"], line["accuracy"]] for line in tests]
-            rows.setdefault(title, {})[str(seed)] = kept
+            kept = of_summary(folder)
+            if name == "long" and (folder / "metrics.jsonl").exists():
+                kept = {**(kept or {}), "curve": curve(folder / "metrics.jsonl")}
+            if kept is not None:
+                rows.setdefault(title, {})[str(seed)] = kept
     file = Path(__file__).with_name(f"delays-{name}.json")
     file.write_text(json.dumps(rows, indent=1) + "\n")
+    if name == "long":
+        plot(file.with_suffix(".png"), rows)
     print("| run | test accuracy | seeds | images/s | idle share |\n|---|---|---|---|---|")
-    for title, row in rows.items():
+    for title, all_ in rows.items():
+        row = {seed: v for seed, v in all_.items() if "seconds" in v}
+        if not row:
+            continue
         values = [100 * v["test_accuracy"] for v in row.values()]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         rate = mean(v["images_per_second"] for v in row.values())
         idle = mean(mean(v["idle_share"]) for v in row.values())
         print(f"| {title} | {mean(values):.2f}{spread} % | {len(row)} | {rate:.0f} | {idle:.0%} |")
+
+
+def of_summary(folder: Path) -> dict[str, Any] | None:
+    """What is kept of a run that has ended."""
+    if not (folder / "summary.json").exists():
+        return None
+    found = json.loads((folder / "summary.json").read_text())
+    keys = "test_accuracy images_per_second idle_share bytes_sent"
+    return {"seconds": found["train_seconds"]} | {k: found[k] for k in keys.split()}
+
+
+def curve(metrics: Path) -> list[tuple[int, float, float]]:
+    """(epoch, seconds of training, test accuracy) at every test, of a run that goes on, too.
+
+    Seconds at the median rate of the reports: a run may have stood still meanwhile.
+    """
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rate = median(x["samples"] / x["seconds"] for x in lines if x.get("seconds"))
+    found, images = [], 0
+    for line in lines:
+        images += line.get("samples", 0)
+        if line["phase"] == "test":
+            found.append((line["epoch"], round(images / rate, 1), line["accuracy"]))
+    return found
+
+
+def plot(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Test error against time and epochs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for title, row in rows.items():
+        for seed, kept in row.items():
+            epochs, seconds, values = zip(*kept["curve"], strict=True)
+            errors = [100 * (1 - value) for value in values]
+            label = f"{title}, seed {seed}" + ("" if "seconds" in kept else ", goes on")
+            panels[0].plot([s / 60 for s in seconds], errors, marker="o", ms=3, label=label)
+            panels[1].plot(epochs, errors, marker="o", ms=3)
+    panels[0].set_xlabel("minutes of training, a core a block, by the virtual clock")
+    panels[1].set_xlabel("epochs of 50,000 images")
+    panels[0].set_ylabel("test error, %")
+    panels[0].set_yscale("log")
+    panels[0].set_yticks([10, 15, 20, 30, 40], ["10", "15", "20", "30", "40"])
+    panels[0].legend(fontsize="small")
+    figure.savefig(file, dpi=110)
 
 
 def slug(title: str, seed: int) -> str:

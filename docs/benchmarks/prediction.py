@@ -36,7 +36,7 @@ def main() -> None:
         settings, build.model(settings, images), images, Network(bytes_per_second=5e9)
     )
     blocks = split(planner.model, comm.size, balance="operations")
-    wanted = ("backprop, m=1", "backprop, m=4", "backprop, m=8", "augmented-lagrangian, m=4, gaps")
+    wanted = ("backprop, m=", "augmented-lagrangian, m=4, gaps", "ddg", "fdg")
     made = [r for r in recipes([4, 8]) if r.name.startswith(wanted) and "bfloat" not in r.name]
     rows = []
     for recipe in made:

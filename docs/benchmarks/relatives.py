@@ -23,10 +23,12 @@ FIXED = (
 )
 LARGE, SMALL = "--batch-size 128", "--batch-size 32 --set optimiser.lr=0.05"
 TINY = "--batch-size 16 --set optimiser.lr=0.025"
+WHOLE = "--set solver.micro_batches=1"
+"""Delays of whole mini-batches."""
 SERIAL = "--model resnet20 --solver backprop --blocks 2"
 DDG, FR, FDG, LOCAL = (
     f"--model resnet20 --blocks 4 --solver {name}"
-    for name in ("ddg", "features-replay", "fdg", "local-updates")
+    for name in (f"ddg {WHOLE}", f"features-replay {WHOLE}", f"fdg {WHOLE}", "local-updates")
 )
 CORRECTED = "--window 25 --correct-every 2"
 ROWS = {
@@ -42,7 +44,7 @@ ROWS = {
     "fdg, K = 4, batch 128, every 2nd window of 26 serial": (
         f"{FDG} {LARGE} --window 26 --correct-every 2"
     ),
-    "fdg, K = 2, batch 128": f"--model resnet20 --blocks 2 --solver fdg {LARGE}",
+    "fdg, K = 2, batch 128": f"--model resnet20 --blocks 2 --solver fdg {WHOLE} {LARGE}",
     "local-updates, greedy, K = 4, batch 128": f"{LOCAL} {LARGE}",
     "serial, batch 32": f"{SERIAL} {SMALL}",
     "ddg, K = 4, batch 32": f"{DDG} {SMALL}",
@@ -52,7 +54,7 @@ ROWS = {
     "fdg, K = 4, batch 32": f"{FDG} {SMALL}",
     "fdg, K = 4, batch 32, every 2nd window of 25 serial": f"{FDG} {SMALL} {CORRECTED}",
     "fdg, K = 4, batch 32, b = 0.7": f"{FDG} {SMALL} --set solver.gradient_shrinking=0.7",
-    "fdg, K = 2, batch 32": f"--model resnet20 --blocks 2 --solver fdg {SMALL}",
+    "fdg, K = 2, batch 32": f"--model resnet20 --blocks 2 --solver fdg {WHOLE} {SMALL}",
     "local-updates, greedy, K = 4, batch 32": f"{LOCAL} {SMALL}",
     "local-updates, greedy, K = 4, batch 32, every 2nd window of 25 serial": (
         f"{LOCAL} {SMALL} {CORRECTED}"
@@ -64,7 +66,9 @@ ROWS = {
         f"--model resnet20 --blocks 4 --solver augmented-lagrangian --window 4 {SMALL}"
     ),
     "serial, RevNet-20, batch 32": f"--model revnet20 --solver backprop --blocks 2 {SMALL}",
-    "petra, RevNet-20, K = 4, batch 32": f"--model revnet20 --solver petra --blocks 4 {SMALL}",
+    "petra, RevNet-20, K = 4, batch 32": (
+        f"--model revnet20 --solver petra --blocks 4 {WHOLE} {SMALL}"
+    ),
     "serial, batch 32, 6 epochs": f"{SERIAL} {SMALL} --epochs 6",
     "ddg, K = 4, batch 32, 6 epochs": f"{DDG} {SMALL} --epochs 6",
 }

@@ -56,7 +56,9 @@ def summary(
         "serial_seconds": totals["serial_seconds"],
         "parallel_seconds": totals["parallel_seconds"],
         "idle_share": [
-            rank["totals"]["idle_seconds"] / seconds if seconds else 0.0 for rank in everyone
+            # a report's waits count as idle, and its time as nothing: of a short run that is most
+            min(1.0, rank["totals"]["idle_seconds"] / seconds) if seconds else 0.0
+            for rank in everyone
         ],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
         "delay": _delays(setup),
