@@ -18,6 +18,7 @@ from hybrid.plan.memory import saved_bytes
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
+from solvers.ddg import LOST_A_STEP
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -113,7 +114,7 @@ def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned(
 
 def test_what_is_not_measured_is_not_advised():
     assert DDG(4).progress(8, 128) is None
-    assert DDG(8).progress(8, 128) == pytest.approx(1 - 0.13 * 7 / 8)
+    assert DDG(8).progress(8, 128) == pytest.approx(1 - LOST_A_STEP * 7 / 8)
     assert FDG(8).progress(8, 128) is None
 
 
