@@ -4,9 +4,10 @@
     python docs/benchmarks/delays.py mends --data-dir ~/data       one change each, K = 8 and 4
     python docs/benchmarks/delays.py long --data-dir ~/data        all 50,000 images, 30 epochs
 
-ResNet-20, batch 128, one thread. Runs that are already in --runs are not repeated, and one that was
-broken off goes on; --only-collect makes the table and JSON from what there is. Times are of the
-virtual clock (10 Gb/s, 10 us). Several of these scripts may work on different --seeds or --rows.
+ResNet-20, batch 128, one thread. Runs that are already in the JSON or in --runs are not repeated,
+and one that was broken off goes on; --only-collect makes the table and JSON from what there is.
+Times are of the virtual clock (10 Gb/s, 10 us). Several of these scripts may work on different
+--seeds or --rows.
 """
 
 from __future__ import annotations
@@ -203,8 +204,9 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
 
 
 def collect(name: str, runs: Path, seeds: list[int]) -> None:
-    """The JSON of all runs there are, and a table of means."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    """The JSON of all runs there are, on top of what it holds, and a table of means."""
+    file = raw(name)
+    rows: dict[str, dict[str, dict[str, Any]]] = known(file)
     for title, _ in TABLES[name]():
         for seed in seeds:
             folder = runs / slug(title, seed)
@@ -213,7 +215,6 @@ def collect(name: str, runs: Path, seeds: list[int]) -> None:
                 kept = {**(kept or {}), "curve": curve(folder / "metrics.jsonl")}
             if kept is not None:
                 rows.setdefault(title, {})[str(seed)] = kept
-    file = Path(__file__).with_name(f"delays-{name}.json")
     file.write_text(json.dumps(rows, indent=1) + "\n")
     if name == "long":
         plot(file.with_suffix(".png"), rows)
@@ -227,6 +228,16 @@ def collect(name: str, runs: Path, seeds: list[int]) -> None:
         rate = mean(v["images_per_second"] for v in row.values())
         idle = mean(mean(v["idle_share"]) for v in row.values())
         print(f"| {title} | {mean(values):.2f}{spread} % | {len(row)} | {rate:.0f} | {idle:.0%} |")
+
+
+def raw(name: str) -> Path:
+    """Where a table's figures are kept."""
+    return Path(__file__).with_name(f"delays-{name}.json")
+
+
+def known(file: Path) -> dict[str, Any]:
+    """The figures there are."""
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def of_summary(folder: Path) -> dict[str, Any] | None:
@@ -293,7 +304,8 @@ def main() -> None:
         for seed in options.seeds:
             for title, row in TABLES[options.table]():
                 out = options.runs / slug(title, seed)
-                if options.rows in title and not (out / "summary.json").exists():
+                done = "seconds" in known(raw(options.table)).get(title, {}).get(str(seed), {})
+                if options.rows in title and not done and not (out / "summary.json").exists():
                     out.parent.mkdir(parents=True, exist_ok=True)
                     train(row, seed, options.data_dir, out)
     collect(options.table, options.runs, options.seeds)
