@@ -138,6 +138,10 @@ def test_a_job_that_is_interrupted_goes_on(
     job = begin(4, launcher=launcher)
     wait_for_ranks(tmp_path / "run", 4)
     interrupt(slurm)
+    # the nodes share a folder for sessions: daemons that still end would take the next ones' away
+    ending = time.monotonic() + 30
+    while slurm.named("prted") and time.monotonic() < ending:
+        time.sleep(0.1)
     slurm.wait_for(job, "PENDING")
     stand_in.with_name("end").touch()
     assert slurm.wait_for(job, "COMPLETED")["Restarts"] == "1"
