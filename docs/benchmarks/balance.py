@@ -49,7 +49,9 @@ def main() -> None:
             rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
             for _ in range(options.turns):
                 for kind in KINDS:
-                    rates[kind].append(planner.predict(blocks[kind], recipe).images_per_second)
+                    rates[kind].append(
+                        planner.predict(blocks[kind], recipe, real=True).images_per_second
+                    )
             for kind in KINDS:
                 starts = [*blocks[kind].starts, len(costs)]
                 sums = [sum(costs[a:b]) for a, b in pairwise(starts)]

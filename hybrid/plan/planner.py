@@ -169,7 +169,7 @@ class Planner:
         warm_up = max(steps, ceil(delay / recipe.solver.parts(size)))
         gaps = self.gaps(blocks, recipe) if recipe.fill else []
         if not real:
-            self.measure(size, ceil(size / (recipe.solver.parts(size))))
+            self.measure(size, ceil(size / recipe.solver.parts(size)))
             self.measure(ceil(size / recipe.serial.micro_batches))
         timed = blocks if real else self._stand_in(blocks)
 
