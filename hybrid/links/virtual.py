@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hybrid.links.base import Program
 from hybrid.links.threads import Room, ThreadLinks, run_threads
+from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
 
@@ -23,6 +24,12 @@ class Network:
 
     bytes_per_second: float = 10e9 / 8
     latency_seconds: float = 10e-6
+
+    @classmethod
+    def asked(cls, links: LinkSettings) -> "Network":
+        """The one of [links]."""
+        rate = links.gigabits_per_second * 1e9 / 8
+        return cls(rate, links.latency_microseconds * 1e-6)
 
 
 class VirtualLinks(ThreadLinks):

@@ -16,8 +16,7 @@ from hybrid.settings.config import Config
 def report(settings: Config, counts: Sequence[int], micro_batches: Sequence[int], say: Say) -> str:
     """The table of all predictions, and the commands to take."""
     images, _ = build.data_sets(settings.data)
-    wire = settings.links
-    network = Network(wire.gigabits_per_second * 1e9 / 8, wire.latency_microseconds * 1e-6)
+    network = Network.asked(settings.links)
     planner = Planner(settings, build.model(settings, images), images, network, say)
     base = planner.predict(split(planner.model, 1), BASE)
     found = planner.predictions(counts, micro_batches)

@@ -74,8 +74,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def network(found: Config) -> Network:
     """What joins the ranks; all must call it."""
     if found.links.kind == "virtual":
-        rate = found.links.gigabits_per_second * 1e9 / 8
-        return Network(rate, found.links.latency_microseconds * 1e-6)
+        return Network.asked(found.links)
     comm = launch.communicator()
     return IN_ONE_PROCESS if comm is None else measured_network(comm)
 

@@ -113,9 +113,7 @@ class Trainer(Options):
                 raise AgreedError(str(setup))
             threads = torch.get_num_threads()
             if self.links.kind == "virtual":
-                rate = self.links.gigabits_per_second * 1e9 / 8
-                network = Network(rate, self.links.latency_microseconds * 1e-6)
-                return run_virtual(size, program, network, threads)[0]
+                return run_virtual(size, program, Network.asked(self.links), threads)[0]
             return run_threads(size, program, threads)[0]
         from hybrid.links import probe
         from hybrid.links.mpi import run_mpi
