@@ -132,7 +132,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
     words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
     said = output(hybrid(*words.split(), "--set", f"solver.name={solver}"))
     found = [line.split("|")[2].strip() for line in said.splitlines() if "|" in line]
-    # messages of fewer bits have rows of their own where they gain, which a busy neighbour may feign
+    # messages of fewer bits have rows where they gain, which a busy neighbour may feign
     own = [name for name in found if solver in name and not name.endswith("messages")]
     assert own == [f"{solver}, m=2, {row}" for row in rows]
     assert "| 1 | plain loop |" in said
