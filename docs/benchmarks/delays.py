@@ -110,6 +110,7 @@ class Row:
     rounds: tuple[int, int] | None = None
     """(window, correct_every): every so many windows of so many mini-batches serially."""
     cuts: tuple[str, ...] = ()
+    model: str = "resnet20"
 
 
 UNEVEN = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1", "layer2.2", "layer3.0")
@@ -119,6 +120,7 @@ UNEVEN = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1", "layer2.2"
 def accuracy() -> Iterator[tuple[str, Row]]:
     """Methods at equal epochs."""
     kinds: dict[str, tuple[int, Solver]] = {
+        "serial": (1, Backprop()),
         "flushed, m=8": (4, Backprop(micro_batches=8)),
         "ddg, K=2, m=8": (2, DDG(micro_batches=8)),
         "ddg, K=4, m=8": (4, DDG(micro_batches=8)),
@@ -131,6 +133,10 @@ def accuracy() -> Iterator[tuple[str, Row]]:
         for epochs in (3, 6):
             for name, (K, solver) in kinds.items():
                 yield f"{name}, lr {lr}, {epochs} epochs", Row(K, solver, lr, epochs)
+    for name in ("serial", "flushed, m=8", "ddg, K=8, m=8", "ddg, K=8, m=16"):
+        K, solver = kinds[name]
+        deep = Row(K if K == 1 else 8, solver, 0.1, 6, model="resnet56")
+        yield f"{name}, ResNet-56, lr 0.1, 6 epochs", deep
 
 
 def mends() -> Iterator[tuple[str, Row]]:
@@ -180,7 +186,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     torch.set_num_threads(1)
     images, test = data.load("cifar10", data_dir, row.images)
     torch.manual_seed(seed)
-    network = models.build("resnet20", 10, 3, 32)
+    network = models.build(row.model, 10, 3, 32)
     blocks = split(network, None if row.cuts else row.blocks, cuts=list(row.cuts) or None)
     solver, steps = row.solver, len(images) // 128
     if isinstance(solver, Mended):
@@ -199,7 +205,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
         checkpoint=CheckpointSettings(every=1 if long else 100, keep_last=1),
         out=out,
         resume=(out / "checkpoints").exists(),
-        names={"model": "resnet20", "data": "cifar10"},
+        names={"model": row.model, "data": "cifar10"},
     ).fit(images, test)
 
 
