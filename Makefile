@@ -51,7 +51,7 @@ gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo]'
 	touch $@
 
 clean:

@@ -95,7 +95,7 @@ def _default(key: str, method: str) -> str:
         return "unset"
     if isinstance(found, float):
         return f"{found:g}"
-    return "none" if found in ("", []) else str(found).lower()
+    return "none" if found in ("", [], {}) else str(found).lower()
 
 
 if __name__ == "__main__":

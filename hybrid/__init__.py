@@ -8,15 +8,63 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybrid import data, models
     from hybrid.cuts.partition import Blocks, split
+    from hybrid.runs.restore import load
+    from hybrid.settings.config import (
+        CheckpointSettings,
+        LinkSettings,
+        OptimiserSettings,
+        RoundSettings,
+        ScheduleSettings,
+        TrainSettings,
+    )
+    from hybrid.training.callbacks.base import Callback
+    from hybrid.training.callbacks.csv_logger import CSVLogger
+    from hybrid.training.callbacks.early_stopping import EarlyStopping
+    from hybrid.training.callbacks.services import MLflowLogger, WandbLogger
     from hybrid.training.trainer import Trainer
 
 __version__ = "0.1.0"
-__all__ = ["Blocks", "Trainer", "data", "models", "split"]
+__all__ = [
+    "Blocks",
+    "CSVLogger",
+    "Callback",
+    "CheckpointSettings",
+    "EarlyStopping",
+    "LinkSettings",
+    "MLflowLogger",
+    "OptimiserSettings",
+    "RoundSettings",
+    "ScheduleSettings",
+    "TrainSettings",
+    "Trainer",
+    "WandbLogger",
+    "data",
+    "load",
+    "models",
+    "split",
+]
 
 _HOMES = {
     "Blocks": "hybrid.cuts.partition",
     "split": "hybrid.cuts.partition",
     "Trainer": "hybrid.training.trainer",
+    "Callback": "hybrid.training.callbacks.base",
+    "EarlyStopping": "hybrid.training.callbacks.early_stopping",
+    "CSVLogger": "hybrid.training.callbacks.csv_logger",
+    "WandbLogger": "hybrid.training.callbacks.services",
+    "MLflowLogger": "hybrid.training.callbacks.services",
+    "load": "hybrid.runs.restore",
+    **dict.fromkeys(
+        (
+            "CheckpointSettings",
+            "LinkSettings",
+            "OptimiserSettings",
+            "RoundSettings",
+            "ScheduleSettings",
+            "TrainSettings",
+        ),
+        "hybrid.settings.config",
+    ),
 }
 
 

@@ -5,9 +5,12 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
 MOST_CHARACTERS = 1200
+_OWN = {"hybrid", "solvers"}
+_LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -41,6 +44,28 @@ class AgreedError(ValueError):
     """An error that every rank knows of and raises together: to be told once, by the first."""
 
 
+class CodeError(ValueError):
+    """Code that was given to this package, or torch in it, failed; `__cause__` is how."""
+
+
+def place(error: BaseException) -> str:
+    """File and line of the innermost frame outside libraries; empty if that is this package's."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if module in _OWN:
+            found = ""
+        elif module not in _LIBRARIES:
+            found = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return found
+
+
+def told(error: BaseException) -> str:
+    """An error of a user's code on one line: its kind, its text, and where it came from."""
+    where = place(error)
+    return f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")
+
+
 def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
     text = str(error)
@@ -53,11 +78,14 @@ def one_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What to tell of any error: for one no user should see, also where its traceback is kept."""
-    if isinstance(error, (ValueError, OSError)):
+    """What to tell of any error: unless it says all, also where its traceback is kept."""
+    kind = f"{type(error).__name__}: "
+    if isinstance(error, CodeError):
+        kind = ""
+    elif isinstance(error, (ValueError, OSError)):
         return one_line(error)
     with tempfile.NamedTemporaryFile(
         "w", prefix="hybrid-error-", suffix=".log", delete=False
     ) as file:
         traceback.print_exception(error, file=file)
-    return f"{type(error).__name__}: {one_line(error)} (details in {file.name})"
+    return f"{kind}{one_line(error)} (details in {file.name})"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from solvers.base import Program, Shape, Solver, check_momentum, check_numbers, program_of
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
+from solvers.layers.auxiliary import HASHED, auxiliary_network
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Window
 
@@ -52,9 +51,9 @@ class AuxNet(Solver):
     momentum: float | None = 0.9
     """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimiser."""
     width: int = 16
-    """Channels of the networks a_k."""
+    """Channels, or features, of the networks a_k."""
     depth: int = 1
-    """Convolutions of 3 x 3 in a_k; at least one for every halving of the image."""
+    """Layers of a_k, of images convolutions of 3 x 3, at least one for every halving."""
     aux_lr: float = 1e-3
     """Learning rate of v_k (Adam)."""
 
@@ -78,7 +77,7 @@ class AuxNetProgram(Program):
         solver, block = self.solver, self.block
         if solver.momentum is not None:
             block.own_optimiser(solver.momentum)
-        self._network: nn.Module | None = None
+        self._network: nn.Sequential | None = None
         self._sweep = 0
 
     def train(self, window: Window) -> PhaseStats:
@@ -140,13 +139,16 @@ class AuxNetProgram(Program):
             cut = self.setup.shape_before(self.block.index)
             assert cut is not None
             network = self._make(tuple(images.shape[1:]), cut, images.dtype)
-        generated: Tensor = network(images)
+        numbers = not images.is_floating_point()
+        generated: Tensor = network(images % HASHED if numbers else images)
         return generated
 
-    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Module:
+    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
         solver, block = self.solver, self.block
-        made = auxiliary_network(image, cut, solver.width, solver.depth, seed=block.index)
-        made.to(block.device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        numbers = not dtype.is_floating_point
+        made = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
+        made.to(block.device, block.dtype if numbers else dtype)
+        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._network, self._shapes = made, (image, cut)
         self._adam = torch.optim.Adam(made.parameters(), lr=solver.aux_lr)
         block.optimisers["auxiliary"] = self._adam
@@ -158,6 +160,7 @@ class AuxNetProgram(Program):
             return State()
         names = ("shape.image", "shape.cut")
         tensors = {k: torch.tensor(v) for k, v in zip(names, self._shapes, strict=True)}
+        tensors["numbers"] = torch.tensor(isinstance(self._network[0], nn.Embedding))
         tensors |= {f"weights.{k}": v for k, v in self._network.state_dict().items()}
         for index, slots in self._adam.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{slot}": value for slot, value in slots.items()}
@@ -170,13 +173,16 @@ class AuxNetProgram(Program):
             return
         image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
         weights = entries(before, "weights.")
-        network = self._make(image, cut, weights["0.weight"].dtype)
+        layers = [w for w in weights.values() if w.dim() > 1]
+        dtype = torch.int64 if before["numbers"] else layers[0].dtype
+        network = self._make(image, cut, dtype)
         made = network.state_dict()
         if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
-            depth = sum(v.dim() == 4 for v in weights.values()) - 1
+            table = bool(before["numbers"])  # whose rows are not layers
+            width, depth = layers[0].shape[1 if table else 0], len(layers) - 1 - table
             raise ValueError(
                 f"the checkpoint's auxiliary network is not of width {self.solver.width} and depth "
-                f"{self.solver.depth}: resume with solver.width={len(weights['0.weight'])} and "
+                f"{self.solver.depth}: resume with solver.width={width} and "
                 f"solver.depth={depth}"
             )
         network.load_state_dict(weights)
@@ -187,34 +193,3 @@ class AuxNetProgram(Program):
             if value.dim():
                 value = torch.empty_like(parameter, requires_grad=False).copy_(value)
             self._adam.state[parameter][slot] = value
-
-
-def auxiliary_network(image: Shape, cut: Shape, width: int, depth: int, seed: int) -> nn.Sequential:
-    """a_k from images (C, H, W) to a cut's (C', H', W') or (C',): convolutions, BatchNorm, ReLU.
-
-    Convolutions of stride 2 come first until the size fits; what remains is averaged. The weights
-    are a function of `seed` alone.
-    """
-    size = cut[1] if len(cut) == 3 else 1
-    halvings = max(0, round(log2(image[1] / size))) if len(cut) == 3 else 2
-    layers: list[nn.Module] = []
-    channels = image[0]
-    for number in range(max(depth, halvings)):
-        stride = 2 if number < halvings else 1
-        layers += [
-            skip_init(nn.Conv2d, channels, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        ]
-        channels = width
-    layers.append(nn.AdaptiveAvgPool2d(cut[1:] if len(cut) == 3 else 1))
-    layers.append(skip_init(nn.Conv2d, channels, cut[0], 1))
-    if len(cut) == 1:
-        layers.append(nn.Flatten())
-    generator = torch.Generator().manual_seed(seed)
-    for layer in layers:
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers)

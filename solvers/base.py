@@ -77,6 +77,14 @@ class Setup:
     """Cuts with a factorisation."""
     compiled: bool = False
     """Whether the blocks are compiled."""
+    output: Shape | None = None
+    """One sample's of the network; None: not known, or several tensors."""
+    several_outputs: bool = False
+    """Whether the network gives several tensors."""
+    packed: frozenset[int] = frozenset()
+    """The cuts that several tensors cross."""
+    bundled: bool = False
+    """Whether several tensors go into a block at once."""
 
     @property
     def blocks(self) -> int:

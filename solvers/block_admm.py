@@ -117,7 +117,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             block.own_optimiser(0.0)
         elif solver.optimiser == "adam":
             groups = block.optimisers["exact"].param_groups
-            own = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups]
+            own = [{"weight_decay": 0.0, **group} for group in groups]
+            own = [{key: group[key] for key in ("params", "weight_decay")} for group in own]
             block.optimisers["local"] = torch.optim.AdamW(own, lr=0.0)
         self._layer = None if block.first else leading(block.module)
         everywhere = projection(solver.constraint)

@@ -59,6 +59,22 @@ class LocalUpdates(Solver):
             raise ValueError(
                 f"solver.chunks is {self.chunks}, of {setup.blocks} blocks: ask for fewer"
             )
+        headed = [k for k in range(setup.blocks) if self.has_head(k, setup.blocks)]
+        if setup.several_outputs and headed:
+            raise ValueError(
+                "the network gives several tensors, and an auxiliary head makes one: choose "
+                "another solver"
+            )
+        if packed := [k + 1 for k in headed if k + 1 in setup.packed]:
+            raise ValueError(
+                f"several tensors cross cut {packed[0]}, and an auxiliary head works on one: cut "
+                "elsewhere, or choose another solver"
+            )
+        output = setup.output
+        for k in headed if output is not None else ():
+            assert output is not None
+            shape = setup.shapes[k]
+            heads.sizes(shape, output, convolves=False)
         if not any(self.has_head(index, setup.blocks) for index in range(setup.blocks)):
             self.refuse_inert("no block has an auxiliary head", "head")
 
@@ -168,7 +184,10 @@ class LocalUpdatesProgram(Program):
             x = block.forward(lam, (2, batch.step))
             if not block.last:
                 links.to_next(x)
-        classes = links.all_gather(x.shape[1])[-1]
+        mine = tuple(x.shape[1:]) if isinstance(x, Tensor) else None
+        output = links.all_gather(mine)[-1]
         self._begun = True
         if self._needs_head and self._head is None:
-            self._head = Head(self.solver.head, block, x.shape[1], classes)
+            assert mine is not None
+            assert output is not None
+            self._head = Head(self.solver.head, block, mine, output)

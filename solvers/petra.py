@@ -34,6 +34,11 @@ class Petra(Delayed):
     name: ClassVar[str] = "petra"
 
     def check(self, setup: Setup) -> None:
+        if setup.bundled:
+            raise ValueError(
+                "several tensors go into a block at once, and 'petra' turns units round one tensor "
+                "at a time: choose another solver"
+            )
         if setup.compiled:
             raise ValueError(
                 "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "

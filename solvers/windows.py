@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,14 +15,19 @@ Rows = slice | Tensor
 
 
 class Source(Protocol):
-    """Where mini-batches come from: images for the first block, labels for the last."""
+    """Where mini-batches come from: inputs for the first block, targets for the last."""
 
-    def images(self, ids: Tensor) -> Tensor:
-        """Samples (N, C, H, W), augmented and normalised."""
+    @property
+    def mixes(self) -> bool:
+        """Whether a part of a mini-batch is to be taken from the whole."""
         ...
 
-    def labels(self, ids: Tensor) -> Tensor:
-        """Classes (N,), int64."""
+    def images(self, ids: Tensor, step: int) -> Tensor:
+        """Inputs (N, ...), such as images (N, C, H, W), augmented and normalised."""
+        ...
+
+    def labels(self, ids: Tensor, step: int) -> Tensor:
+        """Targets (N, ...), such as classes (N,)."""
         ...
 
 
@@ -34,17 +39,29 @@ class Batch:
     learning_rate: float
     source: Source
     step: int = 0
+    within: tuple[Tensor, int] | None = None
+    """Of a part: the sample numbers of its mini-batch, and its first sample's place there."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def images(self) -> Tensor:
-        """Samples (N, C, H, W); made anew at every call, so nobody need keep them."""
-        return self.source.images(self.ids)
+        """Inputs (N, ...); made anew at every call, so nobody need keep them."""
+        return self._asked(self.source.images)
 
     def labels(self) -> Tensor:
-        """Classes (N,)."""
-        return self.source.labels(self.ids)
+        """Targets (N, ...)."""
+        return self._asked(self.source.labels)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Its samples start .. stop-1."""
+        return replace(self, ids=self.ids[start:stop], within=(self.ids, start))
+
+    def _asked(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
+        if self.within is None or not self.source.mixes:
+            return give(self.ids, self.step)
+        ids, start = self.within
+        return give(ids, self.step)[start : start + len(self)]
 
 
 @dataclass(frozen=True)
@@ -91,12 +108,12 @@ class Window:
 
 
 class Classified(NamedTuple):
-    """What an output is worth beside the labels."""
+    """What an output is worth beside the targets."""
 
     loss: Tensor
     """Mean over the samples, with its graph."""
-    correct: Tensor
-    """Number of samples that the metric counts as right."""
+    correct: Tensor | None
+    """Sum of the metric over the samples: of accuracy the number of right answers."""
 
 
 @dataclass
@@ -119,7 +136,12 @@ class PhaseStats:
     def classified(self, found: Classified) -> None:
         """Count one mini-batch's loss and right answers."""
         self.losses.append(found.loss.detach())
-        self.correct.append(found.correct)
+        self.scored(found.correct)
+
+    def scored(self, correct: Tensor | None) -> None:
+        """Count a sum of the metric, if there is one."""
+        if correct is not None:
+            self.correct.append(correct)
 
     def add(self, part: PhaseStats) -> None:
         """Take in what another part of the phase did."""

@@ -37,3 +37,14 @@ def test_what_a_benchmark_imports_is_there(file):
         if isinstance(node, ast.ImportFrom) and re.match("hybrid|solvers", node.module or ""):
             for name in node.names:
                 exec(f"from {node.module} import {name.name}", {})
+
+
+def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "your-own-network.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    assert code.count("Trainer(") == 4
+    # a module of its own, as a user's script is: classes in it can be found by name
+    exec(compile(code, "your-own-network.md", "exec"), {"__name__": "your_own_network"})
+    assert (tmp_path / "runs" / "own" / "summary.json").exists()
+    assert (tmp_path / "run.csv").exists()

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybrid import data
+from hybrid import EarlyStopping, data
 from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
 from hybrid.runs import build
@@ -65,6 +65,8 @@ def _modes():
     yield Mode("backprop", "m = 1", {})
     yield Mode("backprop", "m = 4", {"solver.micro_batches": 4})
     yield Mode("backprop", "steps", {"schedule.name": "step"})
+    by_class = {"schedule.name": "ExponentialLR", "schedule.arguments": {"gamma": 0.9}}
+    yield Mode("backprop", "a schedule of torch's", by_class)
     yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
     yield Mode("backprop", "virtual", {"links.kind": "virtual"})
     for solver in FILLING:
@@ -112,9 +114,19 @@ OTHERS: dict[str, list[Any]] = {
     "rounds.gaps": [[], [(4, 0), (0, 4)]],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
+    "train.ema": [0.5],
+    "train.loss": ["mse"],
+    "train.label_smoothing": [0.1],
+    "optimiser.name": ["sgd", "adamw", "NAdam"],
+    "optimiser.arguments": [{"maximize": True}],
+    "schedule.name": ["cosine", "linear", "step", "constant", "one-cycle"],
+    "schedule.interval": ["step"],
+    "schedule.arguments": [{"gamma": 0.5}],
     "schedule.milestones": [[0.25]],
     "schedule.warmup_epochs": [0.3],
     "links.timeout": [60.0],
+    "data.workers": [1],
+    "data.worker_kind": ["forkserver"],
     "solver.momentum": [0.25],
     "solver.clip_norm": [1e-3],
     "solver.return_ratio": [1e-9],
@@ -150,6 +162,7 @@ LISTED = {
     "checkpoint.every": "what is kept",
     "checkpoint.minutes": "what is kept",
     "checkpoint.keep_last": "what is kept",
+    "checkpoint.best": "what is kept",
     "checkpoint.rollbacks": "a guard",
 }
 """What must not change the result, wherever it is not refused, and why."""
@@ -284,6 +297,8 @@ def _stand_ins():
         patch.object(torch.cuda, "is_available", return_value=False),
         patch.object(costs, "operations", _operations),
         patch.object(partition, "measured_costs", _even),
+        # or it would depend on what a few images show
+        patch.object(EarlyStopping, "_better", lambda self, name, value: self.best is None),
     ):
         yield
 

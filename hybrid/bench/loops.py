@@ -120,8 +120,8 @@ class DataParallel(TorchContender):
         with self._running():
             for batch in batches:
                 ids = batch.ids.chunk(size)[dist.get_rank()]
-                out = self._model(batch.source.images(ids))
-                cross_entropy(out, batch.source.labels(ids)).backward()
+                out = self._model(batch.source.images(ids, batch.step))
+                cross_entropy(out, batch.source.labels(ids, batch.step)).backward()
                 self._step(batch.learning_rate)
                 self._sent += self._bytes_a_step
 

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from hybrid.bench.loops import TorchContender, check_divides, on_cpu, prepared
 from hybrid.bench.measure import CPU
-from hybrid.cuts.partition import BlockModule, split
+from hybrid.cuts.modules import BlockModule
+from hybrid.cuts.partition import split
 from hybrid.models import Chain
 from hybrid.settings.config import OptimiserSettings
 from solvers import Batch

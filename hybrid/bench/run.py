@@ -26,13 +26,13 @@ from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks
 from hybrid.models import Chain
 from hybrid.ranks import launch
-from hybrid.rounds.schedule import Schedule
+from hybrid.rounds import schedule as schedules
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
 from hybrid.samplers import Uniform
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.training.evaluation import accuracy
+from hybrid.training.evaluation import measure
 from solvers import registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
@@ -74,7 +74,7 @@ class Bench:
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         choose(settings.train.kernels, self.device.type == "cuda")
-        self.train, self.test = build.data_sets(settings.data)
+        self.train, self.test = build.images(settings.data)
         if settings.train.batch_size > len(self.train):
             raise ValueError(
                 f"the batch size is {settings.train.batch_size} but there are {len(self.train)} "
@@ -181,7 +181,7 @@ class Bench:
         """Seconds of each row, epoch by epoch in turn."""
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
-        schedule = Schedule(settings.schedule, settings.optimiser.lr, every, epochs)
+        schedule = schedules.make(settings.schedule, settings.optimiser.lr, every, epochs)
         sampler = Uniform(len(self.train), seed)
         windows = Windows(self.train, size, every, False, 1, seed, schedule, sampler, self.device)
         totals = dict.fromkeys(rows, 0.0)
@@ -199,7 +199,10 @@ class Bench:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         block = Block(model, 0, 1, {})
         threads = torch.get_num_threads()
-        return run_threads(1, lambda links: accuracy(block, links, self.test), threads)[0]
+        found = run_threads(
+            1, lambda links: measure(block, links, self.test, block.objective), threads
+        )
+        return found[0]["accuracy"]
 
     def run(
         self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int

@@ -10,25 +10,53 @@ import typer
 from hybrid.cli.options import DataDir, RunFolder, first_says
 
 commands = typer.Typer()
+_MADE_BY = "MODULE:FUNCTION that makes {} of your own; it runs."
+OwnModel = Annotated[str | None, typer.Option("--model", help=_MADE_BY.format("a network"))]
+OwnData = Annotated[
+    str | None, typer.Option("--data", help=_MADE_BY.format("(training, test) data"))
+]
+OwnLoss = Annotated[
+    str | None,
+    typer.Option("--loss", help="MODULE:FUNCTION, a loss of your own, or a name."),
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Take the checkpoint with the best test metric.")
+]
 
 
 @commands.command(epilog="Example: hybrid evaluate runs/first")
-def evaluate(run: RunFolder, data_dir: DataDir = None) -> None:
-    """Print the test accuracy of a run's newest checkpoint."""
+def evaluate(
+    run: RunFolder,
+    data_dir: DataDir = None,
+    model: OwnModel = None,
+    data: OwnData = None,
+    loss: OwnLoss = None,
+    best: Best = False,
+) -> None:
+    """Print the test accuracy, other metrics and the loss of a run's newest checkpoint."""
     from hybrid.runs import restore
 
-    first_says(lambda: "test accuracy {:.2%}  ({})".format(*restore.evaluate(run, data_dir)))
+    def said() -> str:
+        own = restore.Own(model, data, loss, data_dir)
+        found, folder = restore.evaluate(run, own, best)
+        found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
+        shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())
+        return f"test {', '.join(shown)}  ({folder})"
+
+    first_says(said)
 
 
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
 def export(
-    run: RunFolder, file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")]
+    run: RunFolder,
+    file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")],
+    best: Best = False,
 ) -> None:
     """Write the composed network of a run's newest checkpoint as one safetensors state dict."""
     from hybrid.runs import restore
 
     def written() -> str:
-        restore.export(run, file)
+        restore.export(run, file, best)
         return f"wrote {file}"
 
     first_says(written)

@@ -31,6 +31,7 @@ _KEYS = {
     "blocks": "split.blocks",
     "seed": "train.seed",
     "precision": "train.precision",
+    "loss": "train.loss",
     "kernels": "train.kernels",
     "gigabits": "links.gigabits_per_second",
     "latency": "links.latency_microseconds",

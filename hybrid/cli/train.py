@@ -38,6 +38,7 @@ def train(
     correct_every: Annotated[int | None, options.flag("correct_every")] = None,
     blocks: Annotated[int | None, options.flag("blocks")] = None,
     seed: Annotated[int | None, options.flag("seed")] = None,
+    loss: Annotated[str | None, options.flag("loss")] = None,
     precision: Annotated[str | None, options.flag("precision")] = None,
     kernels: Annotated[str | None, options.flag("kernels")] = None,
     out: Annotated[

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybrid.models import Unit
+from hybrid.cuts.modules import alone
+from hybrid.models import Unit, mode
 from solvers.blocks.norms import frozen_statistics
 from solvers.passes.pipeline import Cost
 
@@ -27,10 +28,10 @@ move little against the others.
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """The model's gradients and statistics are afterwards as before."""
+    """The model's gradients and buffers are afterwards as before."""
     gradients = [(p, p.grad) for p in model.parameters()]
     model.zero_grad(set_to_none=True)
-    with frozen_statistics(model):
+    with mode(model, model.training), frozen_statistics(model):
         yield
     for parameter, gradient in gradients:
         parameter.grad = gradient
@@ -39,13 +40,12 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
     """Operations a sample of a forward and a backward pass of every unit.
 
-    `sample` is a batch (N, C, H, W). The model is left as it was.
+    `sample` is a batch (N, ...). The model is left as it was.
     """
     costs: list[Cost] = []
     x = sample
     with _left_alone(model):
-        for i, unit in enumerate(chain):
-            module = nn.Sequential(*unit.parts.values())
+        for i, module in enumerate(alone(chain)):
             forward, backward = operations(module, x, i > 0)
             costs.append(Cost(forward / len(sample), backward / len(sample)))
             with torch.no_grad():
@@ -61,7 +61,7 @@ def measured_costs(
     Each unit is met as in training, with the caches full of others. Passes are repeated for
     `budget` seconds, 3 times at least and 9 at most. The model is left as it was.
     """
-    modules = [nn.Sequential(*unit.parts.values()) for unit in chain]
+    modules = alone(chain)
     taken: list[list[Cost]] = []
     began = perf_counter()
     with _left_alone(model):
@@ -82,13 +82,12 @@ def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
         x = module(lam)
         forwards.append(_synchronised(x) - start)
         graphs.append((lam, x))
-    p = torch.ones_like(x)
+    p: Tensor | None = None
     for lam, out in reversed(graphs):
         start = _synchronised(lam)
-        if out.requires_grad:
-            out.backward(p)
+        _backward(out, p)
         backwards.append(_synchronised(lam) - start)
-        p = torch.ones_like(lam) if lam.grad is None else lam.grad
+        p = lam.grad
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
 
 
@@ -97,10 +96,16 @@ def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, f
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         out = module(x.detach().requires_grad_(with_input))
         forward = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
-        if out.requires_grad:
-            out.backward(torch.ones_like(out))
+        _backward(out)
         total = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
     return forward, total - forward
+
+
+def _backward(out: Any, p: Tensor | None = None) -> None:
+    """From p, or from ones: whatever a network gives."""
+    outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(x) if p is None else p for x in outputs])
 
 
 class _Traffic(TorchDispatchMode):

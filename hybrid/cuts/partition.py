@@ -1,46 +1,42 @@
 """Units into blocks: evenly, by counted operations, by measured time, or by the user's cuts."""
 
+from __future__ import annotations
+
 import difflib
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from math import inf
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
+from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import counted_costs, measured_costs
-from hybrid.models import Chain, Unit, mode, units
+from hybrid.cuts.modules import BlockModule, alone, check_shared
+from hybrid.cuts.segments import Graph, calls
+from hybrid.errors import one_line
+from hybrid.models import Chain, Unit, checked, is_sequence, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
-from solvers.blocks.norms import frozen_statistics
+from solvers.layers.bundle import Bundle, call
 from solvers.passes.pipeline import Cost
 
+UNEVEN = 1.2
+"""A slowest block of so many times the fair share: several tensors may cross a cut instead."""
 BALANCES = ("operations", "measured", "even")
 SAMPLES = 32
 """Batch to cost the units with: what is read once a batch, the weights, counts by its size."""
-
-
-class BlockModule(nn.Sequential):
-    """A block's units in running order, with the global names of their tensors."""
-
-    def __init__(self, block: Sequence[Unit]) -> None:
-        parts = [(prefix, m) for unit in block for prefix, m in unit.parts.items()]
-        super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
-        self.prefixes = [prefix for prefix, _ in parts]
-
-    def global_name(self, local: str) -> str:
-        """Name in the whole model's state dict of the tensor `local` of this module's."""
-        index, _, rest = local.partition(".")
-        return f"{self.prefixes[int(index)]}.{rest}"
 
 
 @dataclass
 class Blocks:
     """A model cut into blocks: block k runs units starts[k] .. starts[k+1]-1."""
 
-    model: nn.Sequential
+    model: nn.Module
     units: list[Unit]
     starts: list[int]
     costs: list[Cost] = field(default_factory=list)
@@ -61,7 +57,30 @@ class Blocks:
 
     def module(self, index: int) -> BlockModule:
         """Block `index` as one module, sharing the model's parameters."""
-        return BlockModule(self.of(index))
+        after = self.units[self.starts[index + 1]] if index + 1 < len(self) else None
+        return BlockModule(self.of(index), after)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether several tensors go into a block at once."""
+        return any(self.units[start].bundle for start in self.starts)
+
+    @property
+    def packed_cuts(self) -> frozenset[int]:
+        """The cuts that several tensors cross."""
+        bundles = [self.units[start].bundle for start in self.starts]
+        return frozenset(k for k, bundle in enumerate(bundles) if k and bundle is not None)
+
+    def spoilt(self, number_format: str) -> list[str]:
+        """The cuts that integers cross, which a number format would change."""
+        behind = [self.units[start] for start in self.starts[1:]]
+        return [u.name for u in behind if u.bundle and not u.bundle.survives(number_format)]
+
+    def packed(self, inputs: Any) -> Tensor:
+        """A batch of the network's inputs as the first block takes it."""
+        bundle = self.units[0].bundle
+        packed: Tensor = inputs if bundle is None else bundle.pack(inputs)
+        return packed.to(self._device)
 
     def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
         """Cost a sample of each block; counted operations where nothing was balanced."""
@@ -72,15 +91,57 @@ class Blocks:
         runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
 
+    def fitted(self, inputs: Any) -> Blocks:
+        """The same, knowing what tensors go into its units.
+
+        `inputs` is a batch of the network's inputs: a tensor, a tuple by position, a dict by name.
+        Raises ValueError if the model does not take it, or something else than tensors with a row
+        a sample would cross a cut.
+        """
+        value, units = tree_map(lambda x: x[:2].to(self._device), inputs), []
+        count = len(tree_leaves(value)[0])
+        alone = isinstance(value, Tensor)
+        bundle = None if alone else Bundle.of(value, count, "an input")
+        with mode(self.model, training=False), torch.no_grad():
+            for i, unit in enumerate(self.units):
+                if i:
+                    bundle = Bundle.of(value, count, f"what goes into {unit.name}")
+                units.append(replace(unit, bundle=bundle, begins=i == 0))
+                try:
+                    for j, part in enumerate(unit.parts.values()):
+                        value = part(value) if i or j else call(part, value)
+                except Exception as error:  # whatever a forward does with what it does not expect
+                    shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
+                    raise ValueError(
+                        f"inputs of shape {shapes} do not fit the model: unit {unit.name} says: "
+                        f"{(str(error).splitlines() or ['nothing'])[0]}"
+                    ) from None
+        return replace(self, units=units)
+
+    def outputs(self, inputs: Any) -> Any:
+        """What the network gives for a batch of inputs, in evaluation mode, on the CPU."""
+        value = tree_map(lambda x: x.to(self._device), inputs)
+        with mode(self.model, training=False), torch.no_grad():
+            for i, unit in enumerate(self.units):
+                for j, part in enumerate(unit.parts.values()):
+                    value = part(value) if i or j else call(part, value)
+        return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the model lies: on a GPU, after a training there."""
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
     def cut_shapes(self, sample: Tensor) -> list[Shape]:
-        """One sample's shape at every cut; `sample` is a batch (N, C, H, W) of at least one.
+        """One sample's shape at every cut; `sample` is a batch (N, ...) of at least one.
 
         Raises ValueError if the model does not take it.
         """
         shapes: list[Shape] = []
         with mode(self.model, training=False), torch.no_grad():
             x = sample[:1]
-            for index in range(len(self)):
+            for index in range(len(self) - 1):
                 try:
                     x = self.module(index)(x)
                 except RuntimeError as error:
@@ -90,58 +151,210 @@ class Blocks:
                         f"units {names} say: {str(error).splitlines()[0]}"
                     ) from None
                 shapes.append(tuple(x.shape[1:]))
-        return shapes[:-1]
+        return shapes
 
-    def drawing(self, sample: Tensor) -> dict[nn.Module, int]:
-        """The modules that draw random numbers in training, and the number of each one's unit."""
-        parts = [(part, i) for i, unit in enumerate(self.units) for part in unit.parts.values()]
-        with mode(self.model, training=True), frozen_statistics(self.model):
-            # two, because BatchNorm cannot do with one value a channel
-            draws = drawing((part for part, _ in parts), sample[:2])
-        return {part: unit for (part, unit), drew in zip(parts, draws, strict=True) if drew}
+    def drawing(self, sample: Tensor) -> list[dict[nn.Module, tuple[int, ...]]]:
+        """Of each block, the modules that draw random numbers in training.
+
+        And what tells their calls apart: the number of a unit or, of a module that a graph calls,
+        its places there, which do not depend on the cuts.
+        """
+        found: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
+        # two, because BatchNorm cannot do with one value a channel
+        x = sample[:2]
+        with mode(self.model, training=True), torch.no_grad():
+            for i, module in enumerate(alone(self.units)):
+                parts = [*module.children()]
+                known: dict[nn.Module, tuple[int, ...]] = dict.fromkeys(parts, (i,))
+                for part in parts:
+                    known |= calls(part) if isinstance(part, fx.GraphModule) else {}
+                draws, x = drawing(module, known, x)
+                block = found[bisect_right(self.starts, i) - 1]
+                block |= {part: (*block.get(part, ()), *known[part]) for part in draws}
+        return found
 
 
 def split(
-    model: nn.Sequential,
+    model: nn.Module | Sequence[tuple[str, nn.Module]],
     blocks: int | None = None,
     *,
     cuts: Sequence[str] | None = None,
     balance: str = "operations",
-    sample: Tensor | None = None,
+    sample: Any = None,
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
 
+    The units are the children of an `nn.Sequential`, the modules of a list of (name, module) that
+    run one after the other, or, of any other module, the pieces of its graph between which a
+    single tensor is alive; where that leaves blocks uneven, or a cut names another module, several.
+
     `blocks` of about equal cost: "measured" times a forward and backward pass of each unit,
     "operations" counts its arithmetic and memory traffic (the same on every machine), "even" counts
-    units. Or `cuts`: the first unit of every block but the first, by name. `sample` is a batch
-    (N, C, H, W) to measure with; this project's models know their own.
+    units. Or `cuts`: the first unit of every block but the first, by name. `sample` is a batch of
+    inputs to trace and cost with: a tensor, a tuple (by position) or a dict (by name); this
+    project's models know their own.
 
     Raises ValueError for a split that cannot be, with the number of units there are.
     """
-    chain = units(model)
+    if cuts is None and blocks is None:
+        raise ValueError("split needs a number of blocks, or cuts by unit name")
+    if balance not in BALANCES:
+        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
+    if not isinstance(blocks, int | None):
+        raise ValueError(f"split was given {blocks!r} blocks: give a whole number")
+    if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
+        raise ValueError(
+            f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
+            "dict of tensors with a row a sample"
+        )
+    if not isinstance(model, nn.Module):
+        return _in_blocks(*listed(model), blocks, cuts, balance, sample)
+    chain = units(model) if is_sequence(model) else []
+    served = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
+    if not chain or (not served and sample is not None and not isinstance(model, Chain)):
+        return _along_graph(model, blocks, cuts, balance, sample)
+    return _in_blocks(model, chain, blocks, cuts, balance, sample)
+
+
+def _in_blocks(
+    model: nn.Module,
+    chain: list[Unit],
+    blocks: int | None,
+    cuts: Sequence[str] | None,
+    balance: str,
+    sample: Any,
+) -> Blocks:
     names = [unit.name for unit in chain]
     if cuts is not None:
         return Blocks(model, chain, [0, *_indices(list(cuts), names)])
-    if blocks is None:
-        raise ValueError("split needs a number of blocks, or cuts by unit name")
+    assert blocks is not None
     if not 1 <= blocks <= len(chain):
         raise ValueError(
             f"{blocks} blocks asked of {len(chain)} units ({', '.join(names)}): "
             f"ask for 1 to {len(chain)} blocks, or take a deeper model"
         )
-    if balance not in BALANCES:
-        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
     if blocks in (1, len(chain)):
         return Blocks(model, chain, list(range(blocks)))
+    costs = _costs(model, chain, balance, sample)
+    starts = balanced_starts([sum(cost) for cost in costs], blocks)
+    return Blocks(model, chain, starts, costs)
+
+
+def _costs(model: nn.Module, chain: list[Unit], balance: str, sample: Any) -> list[Cost]:
     if balance == "even":
-        costs = [Cost(1.0, 2.0)] * len(chain)
+        return [Cost(1.0, 2.0)] * len(chain)
+    x = default_sample(model, sample)
+    made = Blocks(model, chain, [0]).fitted(x)
+    measure = counted_costs if balance == "operations" else measured_costs
+    try:
+        return measure(model, made.units, made.packed(x))
+    except RuntimeError as error:
+        raise ValueError(
+            f"the units of {type(model).__name__} cannot be costed, one by one forward and "
+            f"backward: {one_line(error)[:200]}; give cuts=, or mend the unit"
+        ) from error
+
+
+def _along_graph(
+    model: nn.Module,
+    blocks: int | None,
+    cuts: Sequence[str] | None,
+    balance: str,
+    sample: Any,
+) -> Blocks:
+    """A traced module in blocks: cuts that single tensors cross, or more where that pays."""
+    if sample is None and blocks == 1:
+        return Blocks(model, [Unit("model", {"": model})], [0])
+    if sample is None:
+        raise ValueError(
+            f"a {type(model).__name__} is cut along its graph, which needs sample=, a batch of its "
+            "inputs"
+        )
+    graph = Graph(model, sample)
+    chain = graph.units()
+    if cuts is not None:
+        made = _in_blocks(model, chain, None, graph.named(cuts), balance, sample)
     else:
-        measure = counted_costs if balance == "operations" else measured_costs
-        costs = measure(model, chain, default_sample(model, sample))
-    return Blocks(model, chain, balanced_starts([sum(cost) for cost in costs], blocks), costs)
+        assert blocks is not None
+        made = _evenly(model, chain, graph.widths, blocks, balance, sample)
+    check_shared([made.module(index) for index in range(len(made))])
+    return made
 
 
-def default_sample(model: nn.Sequential, sample: Tensor | None) -> Tensor:
+def _evenly(
+    model: nn.Module,
+    chain: list[Unit],
+    widths: list[int],
+    blocks: int,
+    balance: str,
+    sample: Any,
+) -> Blocks:
+    """Balanced cuts of the fewest tensors that leave no block much slower than need be.
+
+    `widths`: how many tensors go into each unit but the first.
+    """
+    tried: list[Blocks] = []
+    for most in sorted(set(widths)) or [1]:
+        starts = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
+        runs = [chain[a:b] for a, b in pairwise([*starts, len(chain)])]
+        if len(runs) < blocks:
+            continue
+        # what crosses no cut is not packed: a run's cost is its own, not its units'
+        whole = [replace(run[0], parts=_parts(run)) for run in runs]
+        balanced = _in_blocks(model, whole, blocks, None, balance, sample)
+        costs = [Cost(0.0, 0.0)] * len(chain) if balanced.costs else []
+        for start, cost in zip(starts, balanced.costs, strict=False):
+            costs[start] = cost
+        tried.append(Blocks(model, chain, [starts[i] for i in balanced.starts], costs))
+        if _peak(tried[-1]) <= UNEVEN * _share(tried[-1]):
+            return tried[-1]
+    if not tried:
+        return _in_blocks(model, chain, blocks, None, balance, sample)  # which says why not
+    least = min(map(_peak, tried))
+    return next(made for made in tried if _peak(made) <= UNEVEN * least)
+
+
+def _parts(run: list[Unit]) -> dict[str, nn.Module]:
+    parts = [part for unit in run for part in unit.parts.values()]
+    return {str(i): part for i, part in enumerate(parts)}
+
+
+def _peak(blocks: Blocks) -> float:
+    ends = [*blocks.starts[1:], len(blocks.units)]
+    runs = zip(blocks.starts, ends, strict=True)
+    return max(sum(map(sum, blocks.costs[a:b])) for a, b in runs) if blocks.costs else 0.0
+
+
+def _share(blocks: Blocks) -> float:
+    return sum(map(sum, blocks.costs)) / len(blocks)
+
+
+def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
+    """A user's units as one network; ValueError for what is no (name, module)."""
+    if not isinstance(modules, list | tuple):
+        raise ValueError(
+            f"split was given {str(modules)[:60]!r}, not a module or a list of (name, module)"
+        )
+    for entry in modules:
+        if not (
+            isinstance(entry, tuple)
+            and len(entry) == 2
+            and isinstance(entry[0], str)
+            and isinstance(entry[1], nn.Module)
+        ):
+            raise ValueError(
+                f"split was given {str(entry)[:60]}, not a module or a list of (name, module)"
+            )
+    try:
+        network = nn.Sequential(OrderedDict(modules))
+    except KeyError as error:
+        raise ValueError(f"a unit cannot have that name: {error.args[0]}") from None
+    if len(network) != len(modules):
+        raise ValueError("two units have the same name: name every unit once")
+    return network, checked([Unit(name, {name: module}) for name, module in modules])
+
+
+def default_sample(model: nn.Module, sample: Any) -> Any:
     """What to run the units on."""
     if sample is not None:
         return sample
@@ -152,36 +365,6 @@ def default_sample(model: nn.Sequential, sample: Tensor | None) -> Tensor:
         )
     x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
     return x.to(memory_format=torch.channels_last)
-
-
-def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
-    """Starts of `blocks` contiguous runs whose largest sum is least.
-
-    Exact, by dynamic programming; among equals the sum of squares decides, then the earlier cut.
-    """
-    sums = [0.0, *accumulate(costs)]
-    peak, _ = _best_runs(sums, blocks, max)
-    _, starts = _best_runs(
-        sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
-    )
-    return starts
-
-
-def _best_runs(
-    sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
-) -> tuple[float, list[int]]:
-    """The least score, and the starts that have it; `extend` adds a run to a score."""
-    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-    for _ in range(blocks):
-        best = {
-            end: min(
-                (extend(score, sums[end] - sums[start]), [*starts, start])
-                for start, (score, starts) in best.items()
-                if start < end
-            )
-            for end in range(min(best) + 1, len(sums))
-        }
-    return best[len(sums) - 1]
 
 
 def _indices(cuts: list[str], names: list[str]) -> list[int]:

@@ -1,7 +1,9 @@
-"""Data sets in memory, their augmentation, and where their files come from."""
+"""Data sets, their augmentation, and where their files come from."""
 
 from hybrid.data.augment import Augmentation
+from hybrid.data.base import Data
 from hybrid.data.dataset import Dataset
+from hybrid.data.mapped import Mapped, as_data
 from hybrid.data.sources import NAMES, fetch, load
 
-__all__ = ["NAMES", "Augmentation", "Dataset", "fetch", "load"]
+__all__ = ["NAMES", "Augmentation", "Data", "Dataset", "Mapped", "as_data", "fetch", "load"]

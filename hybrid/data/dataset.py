@@ -1,15 +1,17 @@
 """A data set in memory: images, labels, and how to make a normalised batch of them."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hybrid.data.augment import Augmentation
+from hybrid.data.base import Data, check_classes
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(Data):
     """Labelled images; raises ValueError if its parts do not fit together."""
 
     images: Tensor
@@ -74,9 +76,21 @@ class Dataset:
         normalised = images.float().mul_(scale).add_(shift)
         return normalised.contiguous(memory_format=torch.channels_last)
 
-    def targets(self, ids: Tensor) -> Tensor:
+    def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
         """The labels of the samples `ids`: int64 `(B,)`."""
         return self.labels[ids]
+
+    def expect_classes(self, count: int) -> None:
+        if count:
+            check_classes(self.labels, count)
+
+    @property
+    def augmented(self) -> bool:  # type: ignore[override]
+        return self.augmentation != Augmentation()
+
+    def sample(self, count: int) -> tuple[Any, Any]:
+        images = torch.zeros(count, *self.shape).to(memory_format=torch.channels_last)
+        return images, torch.zeros(count, dtype=torch.int64)
 
     def take(self, limit: int) -> "Dataset":
         """The first `limit` samples; raises ValueError unless 1 <= limit <= N."""

@@ -50,7 +50,7 @@ class Board:
         self._records.flush()
 
     def _add(self, line: Mapping[str, Any]) -> None:
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in _scalars(line)]
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(line)]
         self._write(Event(step=line["step"], summary=Summary(value=values)))
         assert self._records is not None
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
@@ -71,7 +71,8 @@ class Board:
         return ""
 
 
-def _scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a line of metrics, and the tag of each."""
     for key, value in line.items():
         if key in _ABOUT:
             continue

@@ -18,20 +18,20 @@ from torch import Tensor
 from hybrid.folder.files import read_whole, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
-from hybrid.rounds.optimisers import SLOTS
+from solvers.blocks.kept import from_tensors, kept, to_tensors
+from solvers.state import entries
 
-FORMAT = 6
+FORMAT = 7
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 
 def tensors_of(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
     """What a unit's file holds: its parameters and buffers, and their optimiser state."""
-    tensors = _model_tensors(unit)
+    tensors = unit.tensors()
     for kind, optimiser in _distinct(optimisers).items():
-        for name, parameter in _parameters(unit).items():
-            for slot, value in optimiser.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"{name}:{kind}.{slot}"] = value
+        for name, parameter in unit.parameters().items():
+            for slot, value in to_tensors(optimiser.state.get(parameter, {})).items():
+                tensors[f"{name}:{kind}.{slot}"] = value
     return tensors
 
 
@@ -146,11 +146,12 @@ def _load(folder: Path, entry: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state dict of the composed network, without optimiser state."""
+    """The state dict of the composed network, of averaged weights where there are any."""
     tensors: dict[str, Tensor] = {}
     for name in manifest["units"]:
         loaded = load_unit(folder, manifest, name)
-        tensors |= {key: value for key, value in loaded.items() if ":" not in key}
+        plain = (key for key in loaded if ":" not in key)
+        tensors |= {key: loaded.get(f"{key}:ema.average", loaded[key]) for key in plain}
     return tensors
 
 
@@ -162,30 +163,22 @@ def restore(
         if unit.name not in manifest["units"]:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
         loaded = load_unit(folder, manifest, unit.name, most=_most_bytes(unit))
-        for name, tensor in _model_tensors(unit).items():
+        for name, tensor in unit.tensors().items():
             _check_like(folder, name, loaded.get(name), tensor)
             with torch.no_grad():
                 tensor.copy_(loaded[name])
         for kind, optimiser in _distinct(optimisers).items():
-            for name, parameter in _parameters(unit).items():
-                slots = {
-                    key.rpartition(".")[2]: value.clone()
-                    for key, value in loaded.items()
-                    if key.startswith(f"{name}:{kind}.")
-                }
-                if slots:
-                    _check_slots(folder, name, optimiser, slots, parameter)
-                    optimiser.state[parameter] = {
-                        slot: torch.empty_like(parameter).detach().copy_(value)
-                        if value.ndim
-                        else value
-                        for slot, value in slots.items()
-                    }
+            for name, parameter in unit.parameters().items():
+                slots = entries(loaded, f"{name}:{kind}.")
+                model = kept(optimiser, parameter) if slots else {}
+                if model:
+                    _check_slots(folder, name, optimiser, slots, model)
+                    optimiser.state[parameter] = from_tensors(model, slots)
 
 
 def _most_bytes(unit: Unit) -> int:
-    """Of its file, which has a header and up to three numbers of an optimiser a weight."""
-    return (1 << 20) + 4 * sum(t.numel() * 8 for t in _model_tensors(unit).values())
+    """Of its file: a header and, a weight, up to four numbers of each of two optimisers and one."""
+    return (1 << 20) + 10 * sum(t.numel() * 8 for t in unit.tensors().values())
 
 
 def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -> None:
@@ -202,21 +195,22 @@ def _check_slots(
     name: str,
     optimiser: torch.optim.Optimizer,
     slots: Mapping[str, Tensor],
-    parameter: Tensor,
+    model: Mapping[str, Any],
 ) -> None:
-    """ValueError unless they are what the optimiser keeps of a parameter."""
-    wanted = SLOTS.get(type(optimiser), set(slots))
-    if set(slots) != wanted:
+    """ValueError unless they are what the optimiser keeps of a parameter, as in `model`."""
+    wanted = {slot for slot, value in model.items() if value is not None}
+    if set(slots) - set(model) or wanted - set(slots):
         raise ValueError(
             f"{folder} holds {', '.join(sorted(slots))} of {name}, but "
             f"{type(optimiser).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
             "optimiser of the run"
         )
     for slot, value in slots.items():
-        if value.ndim and value.shape != parameter.shape:
+        shape = tuple(getattr(model[slot], "shape", ()))
+        if model[slot] is not None and value.shape != shape:
             raise ValueError(
-                f"{folder} holds {slot} {tuple(value.shape)} of {name}, which has shape "
-                f"{tuple(parameter.shape)}: it is of another model"
+                f"{folder} holds {slot} {tuple(value.shape)} of {name}, which has shape {shape}: "
+                "it is of another model"
             )
 
 
@@ -230,22 +224,6 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     else:
         way = "no checkpoint is left before it; start again with a new --out"
     return f"{path} {how}: {way}"
-
-
-def _model_tensors(unit: Unit) -> dict[str, Tensor]:
-    return {
-        f"{prefix}.{name}": tensor
-        for prefix, module in unit.parts.items()
-        for name, tensor in module.state_dict().items()
-    }
-
-
-def _parameters(unit: Unit) -> dict[str, torch.nn.Parameter]:
-    return {
-        f"{prefix}.{name}": parameter
-        for prefix, module in unit.parts.items()
-        for name, parameter in module.named_parameters()
-    }
 
 
 def _distinct(optimisers: Optimisers) -> dict[str, torch.optim.Optimizer]:

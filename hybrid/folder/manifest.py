@@ -76,7 +76,10 @@ class Progress(_Part):
     cuts: list[str]
     carried_as: list[Any]
     gaps: list[list[Count]]
-    test_accuracy: float | None
+    tested: dict[str, float]
+    """Test loss and metrics by name."""
+    tested_step: Count | None
+    """Whose weights had them."""
     residual: list[float]
     shared: Shared
     rollbacks: list[Rollback]

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
+from hybrid.folder.best import best
 from hybrid.folder.files import remove, sync, write_atomically, write_durably
 from hybrid.links import AgreedError, RankLinks
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
 """The tensors of each file, by the file's name."""
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _SETTLE_SECONDS = 0.02, 10.0
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,14 @@ class Writer:
         keep_last: int,
         token: str = "",
         check: Callable[[], None] = lambda: None,
+        keep_best: bool = False,
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
         self.check = check
         """Raises ValueError if the folder is no longer this run's to write to."""
+        self.keep_best = keep_best
+        self.made: list[Path] = []
+        """The checkpoints that have become whole, on rank 0, for who asks to take."""
         self.share = Share()
         self.blocked_seconds = 0.0
         """How long training has waited for checkpoints, copies included."""
@@ -111,6 +116,12 @@ class Writer:
             self.share = Share()
         if all(share.state == "written" for share in everyone[1:]):
             self._told = everyone[1:]
+
+    def settle(self) -> None:
+        """Wait, but not for ever, for what this rank writes; it may be the only one to call."""
+        if self._thread is not None:
+            self._thread.join(_SETTLE_SECONDS)
+            self._given_up.set()
 
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole; all ranks call it."""
@@ -162,11 +173,19 @@ class Writer:
                 os.replace(left, _set_aside(left))
         sync(self.root)
         remove(replaced)
-        for old in checkpoint.complete(self.root)[: -self.keep_last] if self.keep_last else []:
-            dropped = old.with_name(f".{old.name}.{self.token}.dropped")
-            os.replace(old, dropped)
-            remove(dropped)
+        self._prune()
+        self.made.append(final)
         return Share()
+
+    def _prune(self) -> None:
+        """Remove what is older than the newest, but for the best."""
+        found = checkpoint.complete(self.root)
+        spared = best(found) if self.keep_best else None
+        for old in found[: -self.keep_last] if self.keep_last else []:
+            if old != spared:
+                dropped = old.with_name(f".{old.name}.{self.token}.dropped")
+                os.replace(old, dropped)
+                remove(dropped)
 
     def _abandon(self) -> None:
         self._given_up.set()

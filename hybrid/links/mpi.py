@@ -168,8 +168,8 @@ def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
 
 def abort(comm: Any, error: BaseException) -> None:
     """Say why, once, and end every rank of the job."""
-    # where all ranks fail at the same point, the first to speak ends the others
-    sleep(min(0.2 * comm.rank, 2.0))
+    # where all ranks fail at the same point, the first to speak ends the others, which takes time
+    sleep(min(1.0 + 0.2 * comm.rank, 3.0) if comm.rank else 0.0)
     try:
         print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
     finally:  # nobody may be left to read it

@@ -1,18 +1,22 @@
 """Residual networks as chains of units."""
 
-from hybrid.models.chain import Chain, Unit, mode, units
+from hybrid.models.chain import Chain, Unit, checked, full_name, is_sequence, mode, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.factorised import factorised
 from hybrid.models.imagenet import imagenet_resnet
-from hybrid.models.names import build
+from hybrid.models.names import NAME, build
 from hybrid.models.reversible import revnet
 
 __all__ = [
+    "NAME",
     "Chain",
     "Unit",
     "build",
+    "checked",
     "factorised",
+    "full_name",
     "imagenet_resnet",
+    "is_sequence",
     "mode",
     "preact_resnet",
     "resnet",

@@ -5,19 +5,45 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+
+from solvers.layers.bundle import Bundle
 
 
 @dataclass
 class Unit:
     """The smallest piece of a chain that one rank owns whole.
 
-    `parts` maps the global prefix of each module to the module, in running order, so that
-    `prefix + "." + local name` is the name of a tensor in the whole model's `state_dict`.
+    `parts` maps the global prefix of each module to the module, in running order; see `full_name`.
     """
 
     name: str
     parts: dict[str, nn.Module]
+    bundle: Bundle | None = None
+    """Of what goes in, where that is not one tensor."""
+    begins: bool = False
+    """Whether that is the network's input."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters and persistent buffers by their names in the whole model."""
+        return {
+            full_name(prefix, name): tensor
+            for prefix, module in self.parts.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its parameters by their names in the whole model, tied ones by each of theirs."""
+        return {
+            full_name(prefix, name): parameter
+            for prefix, module in self.parts.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+
+
+def full_name(prefix: str, local: str) -> str:
+    """Name in the whole model of a module's tensor, "" being the model's own prefix."""
+    return f"{prefix}.{local}" if prefix else local
 
 
 class Chain(nn.Sequential):
@@ -42,7 +68,7 @@ class Chain(nn.Sequential):
         self.grouping = units
         self.input_shape = input_shape
         self.classes = classes
-        _checked(_units_of_chain(self))
+        checked(_units_of_chain(self))
 
     def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
         # a slice has no grouping of its own, and the inherited method would build a Chain
@@ -51,28 +77,24 @@ class Chain(nn.Sequential):
         return super().__getitem__(idx)
 
 
-def units(model: nn.Sequential) -> list[Unit]:
+def units(model: nn.Module) -> list[Unit]:
     """The units of `model` in running order; running them one after the other is the model.
 
     A `Chain` has the units it was made with. In any other `nn.Sequential` every leaf is a unit,
-    named by its dotted path ("0", "layer2.0"); nested plain `nn.Sequential`s are opened, any
-    other module is a leaf. A leaf that works in place (`nn.ReLU(inplace=True)`) belongs to the unit
+    named by its dotted path ("0", "layer2.0"); nested plain `nn.Sequential`s are opened, and
+    `nn.TransformerEncoder`s, which without masks run their layers one after the other; any other
+    module is a leaf. A leaf that works in place (`nn.ReLU(inplace=True)`) belongs to the unit
     before it: at a cut its input would be an auxiliary variable, which nobody may write to.
 
     Raises `ValueError` for a model that is no chain of modules, is empty, or has two units that
     share a parameter or buffer (two ranks would then train copies that drift apart).
     """
     if isinstance(model, Chain):
-        return _checked(_units_of_chain(model))
-    if not isinstance(model, nn.Sequential):
+        return checked(_units_of_chain(model))
+    if not (isinstance(model, nn.Sequential) and is_sequence(model)):
         raise ValueError(
-            f"a {type(model).__name__} is not an nn.Sequential and cannot be cut: "
-            "wrap its stages, in running order, in an nn.Sequential"
-        )
-    if type(model).forward is not nn.Sequential.forward:
-        raise ValueError(
-            f"{type(model).__name__} has a forward of its own and cannot be cut: "
-            "move that code into modules of a plain nn.Sequential"
+            f"a {type(model).__name__} is no nn.Sequential, or has a forward of its own: its units "
+            "are known from its graph (hybrid.split with sample=)"
         )
     found: list[Unit] = []
     for path, leaf in _leaves(model):
@@ -80,19 +102,32 @@ def units(model: nn.Sequential) -> list[Unit]:
             found[-1].parts[path] = leaf
         else:
             found.append(Unit(path, {path: leaf}))
-    return _checked(found)
+    return checked(found)
+
+
+def is_sequence(model: nn.Module) -> bool:
+    """Whether running the model is running its children one after the other."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode, and back to what was."""
+    """Training or evaluation mode; afterwards the mode and all buffers are what they were."""
     was = [(module, module.training) for module in model.modules()]
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module, _ in was
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     model.train(training)
     try:
         yield
     finally:
         for module, before in was:
             module.training = before
+        for module, name, buffer, copy in kept:
+            module._buffers[name] = buffer.copy_(copy)
 
 
 def _units_of_chain(chain: Chain) -> list[Unit]:
@@ -121,11 +156,16 @@ def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Mo
         # exactly nn.Sequential: a subclass may have a forward of its own
         if type(child) is nn.Sequential:
             yield from _leaves(child, f"{prefix}{name}.")
+        elif type(child) is nn.TransformerEncoder:
+            yield from _leaves(nn.Sequential(*child.layers), f"{prefix}{name}.layers.")
+            if child.norm is not None:
+                yield f"{prefix}{name}.norm", child.norm
         else:
             yield prefix + name, child
 
 
-def _checked(found: list[Unit]) -> list[Unit]:
+def checked(found: list[Unit]) -> list[Unit]:
+    """The units; ValueError if there are none, or two share a tensor."""
     if not found:
         raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")
     owner: dict[int, str] = {}

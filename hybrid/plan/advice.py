@@ -15,7 +15,7 @@ from hybrid.settings.config import Config
 
 def report(settings: Config, counts: Sequence[int], micro_batches: Sequence[int], say: Say) -> str:
     """The table of all predictions, and the commands to take."""
-    images, _ = build.data_sets(settings.data)
+    images, _ = build.images(settings.data)
     network = Network.asked(settings.links)
     planner = Planner(settings, build.model(settings, images), images, network, say)
     base = planner.predict(split(planner.model, 1), BASE)

@@ -81,7 +81,7 @@ def network(found: Config) -> Network:
 
 def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     """The settings of the recipe that makes most progress a second, "section.key" -> value."""
-    images, _ = build.data_sets(found.data)
+    images, _ = build.images(found.data)
     planner = Planner(found, build.model(found, images), images, joined)
     count, size = found.split.blocks, found.train.batch_size
     say(f"auto: planning for {count} blocks and {joined.bytes_per_second * 8e-9:.3g} Gb/s")

@@ -10,8 +10,9 @@ import torch
 
 from hybrid.bench.measure import CPU, still_batches
 from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import measured_costs
-from hybrid.cuts.partition import Blocks, balanced_starts, split
+from hybrid.cuts.partition import Blocks, split
 from hybrid.data import Dataset
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
@@ -19,6 +20,7 @@ from hybrid.models import Chain, units
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked, stand_in
 from hybrid.ranks import launch
+from hybrid.rounds import optimisers
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Batch, Solver, registry
@@ -86,7 +88,7 @@ class Planner:
         torch.set_num_threads(self.threads)
         self.size = settings.train.batch_size
         self._table: dict[int, list[Cost]] = {}
-        copies = 4 if settings.optimiser.name == "adamw" else 3
+        copies = optimisers.copies(settings.optimiser) + (settings.train.ema > 0)
         self._memory = Memory(self.model, self.size, copies)
 
     def measure(self, *sizes: int) -> None:

@@ -60,7 +60,7 @@ def png(figure: Figure) -> bytes:
 
 
 def _losses(axes: Axes, lines: Sequence[Line]) -> None:
-    for phase, colour in _PHASES.items():
+    for phase, colour in [*_PHASES.items(), ("test", _GREY)]:
         own = [x for x in lines if x.phase == phase and x.loss is not None and isfinite(x.loss)]
         if own:
             steps, losses = [x.step for x in own], [x.loss or 0 for x in own]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hybrid.folder.manifest import Rollback
 from hybrid.settings.config import Config, first_fault
@@ -16,7 +16,9 @@ PerCut = Annotated[list[float], Field(max_length=4096)]
 
 
 class Line(BaseModel):
-    """A line of metrics.jsonl; lists are per cut."""
+    """A line of metrics.jsonl; lists are per cut. A test has its metrics besides."""
+
+    model_config = ConfigDict(extra="allow")
 
     step: int = Field(ge=0, lt=2**53)
     epoch: int = Field(ge=0, lt=2**53)
@@ -42,6 +44,8 @@ class Summary(BaseModel):
     epochs: int | None = None
     seed: int | None = None
     test_accuracy: float | None = None
+    test_loss: float | None = None
+    test_metrics: dict[str, float] = {}
     train_seconds: float | None = None
     images_per_second: float | None = None
     serial_seconds: float | None = None
@@ -52,6 +56,7 @@ class Summary(BaseModel):
     peak_memory_bytes: list[int] = []
     residual: list[float] = []
     returns_to_serial: int | None = None
+    stopped_early: str | None = None
     rollbacks: list[Rollback] = []
     checkpoint_seconds: list[float] = []
 
@@ -128,8 +133,13 @@ def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
     total = serial_seconds + parallel_seconds
     # both phases of a step train on the same images
     images = sum({x.step: x.samples for x in parallel + serial}.values())
+    none = Line(step=0, epoch=0, phase="test")
+    tested = next((x for x in reversed(lines) if x.phase == "test"), none)
+    known = {"accuracy": tested.accuracy, **(tested.model_extra or {})}
     so_far = Summary(
-        test_accuracy=next((x.accuracy for x in reversed(lines) if x.phase == "test"), None),
+        test_accuracy=tested.accuracy,
+        test_loss=tested.loss,
+        test_metrics={k: v for k, v in known.items() if isinstance(v, float)},
         train_seconds=total,
         serial_seconds=serial_seconds,
         parallel_seconds=parallel_seconds,

@@ -10,6 +10,7 @@ from hybrid.errors import one_line
 from hybrid.folder import checkpoint
 from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
+from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
 from hybrid.report import tables
 from hybrid.report.curves import curves
@@ -17,7 +18,7 @@ from hybrid.report.factors import kept_dictionary, layers, responses
 from hybrid.report.page import Html, heading, note, page, picture, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
-from hybrid.runs.restore import restore
+from hybrid.runs.restore import Own, restore
 
 
 def write(run: Path, data_dir: str | None = None) -> Path:
@@ -73,9 +74,11 @@ def _factors(record: Record, data_dir: str | None) -> list[Html]:
     # the data, which may lie elsewhere, is needed only for what a checkpoint tells there is
     if not kept_dictionary(checkpoint.load_model(folder, manifest)):
         return []
-    if record.settings is None or record.settings.model.name != manifest["model"]:
+    if record.settings is None or NAME.fullmatch(record.settings.model.name) is None:
         return [note("The factors of a model of your own are not shown: no settings rebuild it.")]
-    restored = restore(record.run, data_dir)
+    restored = restore(record.run, Own(data_dir=data_dir))
+    if not (isinstance(restored.network, Chain) and isinstance(restored.test, Dataset)):
+        return []
     device = launch.device("auto")
     restored.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return factor_sections(restored.network, restored.test)

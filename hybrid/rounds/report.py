@@ -27,7 +27,8 @@ class PhaseReport:
     phase: str
     samples: int
     loss: float
-    accuracy: float
+    accuracy: float | None
+    """None without a metric of that name."""
     seconds: float
     """Of the slowest rank."""
     residual: list[float] = field(default_factory=list)
@@ -52,7 +53,7 @@ def share(stats: PhaseStats) -> dict[str, Any]:
         "samples": stats.samples,
         "loss": sum(losses) / len(losses) if losses else 0.0,
         "bad": bad,
-        "correct": int(sum(int(c) for c in stats.correct)),
+        "correct": sum(c.item() for c in stats.correct) if stats.correct else None,
         "seconds": stats.seconds,
         "residual": stats.residual(),
         "norms": stats.residual_norms(),
@@ -68,7 +69,7 @@ def merged(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
         phase=phase,
         samples=last["samples"],
         loss=last["loss"],
-        accuracy=last["correct"] / max(1, last["samples"]),
+        accuracy=None if last["correct"] is None else last["correct"] / max(1, last["samples"]),
         seconds=max(rank["seconds"] for rank in ranks),
         residual=[rank["residual"] for rank in ranks[:-1]] if phase == "parallel" else [],
         primal=[primal for primal, _ in norms],

@@ -9,30 +9,52 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hybrid.data import Augmentation, Dataset
+from hybrid.data import Data
+from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
-from hybrid.rounds.schedule import Schedule
+from hybrid.rounds.schedule import Rate
 from hybrid.samplers.base import Sampler
 from solvers.windows import Batch, Window
 
 
 @dataclass(frozen=True)
 class EpochSource:
-    """A data set as one epoch sees it: a pure function of (seed, epoch, sample)."""
+    """A data set as one epoch sees it: a pure function of (seed, epoch, sample).
 
-    data: Dataset
+    Where mini-batches are mixed, of (seed, epoch, mini-batch).
+    """
+
+    data: Data
     seed: int
     epoch: int
     augment: bool
     device: torch.device
+    mix: Mix | None = None
 
-    def images(self, ids: Tensor) -> Tensor:
-        """Normalised images (N, C, H, W)."""
-        return self.data.batch(ids, self.seed, self.epoch, self.augment).to(self.device)
+    @property
+    def mixes(self) -> bool:
+        """Whether a part of a mini-batch is to be taken from the whole."""
+        return self._transforms or self.data.together
 
-    def labels(self, ids: Tensor) -> Tensor:
-        """Classes (N,)."""
-        return self.data.targets(ids).to(self.device)
+    @property
+    def _transforms(self) -> bool:
+        return self.mix is not None and self.augment
+
+    def images(self, ids: Tensor, step: int) -> Tensor:
+        """Inputs (N, ...), such as normalised images (N, C, H, W)."""
+        inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
+        return (self._mixed(inputs, ids, step)[0] if self._transforms else inputs).to(self.device)
+
+    def labels(self, ids: Tensor, step: int) -> Tensor:
+        """Targets (N, ...), such as classes (N,)."""
+        if not self._transforms:
+            return self.data.targets(ids, self.seed, self.epoch).to(self.device)
+        inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
+        return self._mixed(inputs, ids, step)[1].to(self.device)
+
+    def _mixed(self, inputs: Tensor, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        assert self.mix is not None
+        return self.mix(inputs, self.data.targets(ids, self.seed, self.epoch), self.seed, step)
 
 
 @dataclass(frozen=True)
@@ -45,32 +67,35 @@ class Windows:
     from what is trained.
     """
 
-    data: Dataset
+    data: Data
     batch_size: int
     length: int
     """Mini-batches a window."""
     whole: bool
     sweeps: int
     seed: int
-    schedule: Schedule
+    schedule: Rate
     sampler: Sampler
     device: torch.device
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
+    mix: Mix | None = None
 
     def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart."""
         size, batches = self.batch_size, self.sampler.batches(self.batch_size)
-        apart = self.whole and (self.carried or self.data.augmentation != Augmentation())
+        apart = self.whole and (self.carried or self.data.augmented)
 
         def window(start: int, augment: bool, order: int) -> Window:
-            source = EpochSource(self.data, self.seed, epoch, augment, self.device)
+            source = EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)
             made = []
             for i in range(start, min(start + self.length, batches)):
                 ids, step = self.sampler.choose(order, i * size, size), first_step + i
                 made.append(Batch(ids, self.schedule(step), source, step))
             return Window(made, self.sweeps)
 
+        order = [self.sampler.choose(epoch, i * size, size) for i in range(batches)]
+        self.data.expect(order, self.seed, epoch)
         for start in range(0, batches, self.length):
             trained = window(start, True, epoch)
             swept = trained

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hybrid import data, models
-from hybrid.cuts.partition import Blocks, split
-from hybrid.data import Dataset
+from hybrid.cuts.partition import SAMPLES, Blocks, split
+from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
 from hybrid.ranks import launch
+from hybrid.runs import references
 from hybrid.samplers import sampler_class
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
@@ -25,12 +27,15 @@ from solvers.layers.projection import Projection
 def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
     """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
     if not resume:
-        return _with_blocks(load(path, overrides))
+        resolved = load(path, overrides)
+        references.check_given(resolved, overrides)
+        return _with_blocks(resolved)
     if out is None:
         raise ValueError("--resume needs --out, the run folder to go on with")
     RunFolder(out).check(resume=True)
     stored = out / "config.toml"
     resolved = load(path, overrides, base=stored if stored.exists() else None)
+    references.check_given(resolved, overrides)
     comm = launch.communicator()
     blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
     if blocks != len(resolved.split.cuts) + 1:
@@ -69,7 +74,7 @@ def new_folder(resolved: Config, now: str) -> Path:
     )
 
 
-def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
+def load_data(resolved: Config) -> tuple[Data, Data]:
     """Training and test data; under mpirun a rank keeps what its block needs of them."""
     train, test = data_sets(resolved.data)
     comm = launch.communicator()
@@ -81,32 +86,71 @@ def load_data(resolved: Config) -> tuple[Dataset, Dataset]:
     return train, test
 
 
-def data_sets(wanted: DataSettings) -> tuple[Dataset, Dataset]:
+def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
+    if references.is_reference(wanted.name):
+        why = f"data.name is {wanted.name!r}, which makes its own samples"
+        wanted.refuse("data", why, "dir", "limit", "augment", "cutout")
+        train, test = references.data_sets(wanted.name)
+        reading = wanted.workers, wanted.worker_kind
+        return data.as_data(train, *reading), data.as_data(test, *reading)
+    wanted.refuse("data", f"{wanted.name} is in memory", "workers", "worker_kind")
     train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
     augmentation = train.augmentation if wanted.augment else data.Augmentation()
     return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
 
 
-def model(resolved: Config, images: Dataset) -> models.Chain:
+def images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
+    """Training and test images of this package; ValueError for one's own data."""
+    train, test = data_sets(wanted)
+    if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
+        raise ValueError(f"data.name is {wanted.name!r}: choose images of {', '.join(data.NAMES)}")
+    return train, test
+
+
+def model(resolved: Config, images: Data) -> models.Chain:
     """The network, its weights a function of the seed alone."""
-    channels, height, width = images.shape
+    (channels, height, width), classes = _looks(resolved, images)
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")
     torch.manual_seed(resolved.train.seed)
     shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
-    chain = models.build(resolved.model.name, images.classes, channels, height, shortcut)
+    chain = models.build(resolved.model.name, classes, channels, height, shortcut)
     if not resolved.model.factorise:
         return chain
     return models.factorised(chain, resolved.model.factorise)[0]
 
 
-def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume: bool) -> Trainer:
+def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
+    """Shape and number of classes of images."""
+    if isinstance(images, Dataset):
+        return images.shape, images.classes
+    inputs, _ = images.sample(1)
+    classes = getattr(getattr(images, "dataset", None), "classes", None)
+    if not (isinstance(inputs, Tensor) and inputs.dim() == 4 and classes is not None):
+        raise ValueError(
+            f"{resolved.model.name} needs images (C, H, W) and a data set that names its classes "
+            "(dataset.classes): give --model package.module:function"
+        )
+    return tuple(inputs.shape[1:]), len(classes)
+
+
+def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
-    network = model(resolved, loaded[0])
-    wanted = resolved.split
-    blocks = split(network, wanted.blocks, cuts=wanted.cuts or None, balance=wanted.balance)
+    wanted, sample = resolved.split, None
+    network: nn.Module | list[tuple[str, nn.Module]]
+    if references.is_reference(resolved.model.name):
+        resolved.model.refuse("model", "the model is your own", "shortcut", "factorise")
+        torch.manual_seed(resolved.train.seed)
+        network, sample = references.network(resolved.model.name), loaded[0].sample(SAMPLES)[0]
+    else:
+        network = model(resolved, loaded[0])
+    cuts = wanted.cuts or None
+    blocks = split(network, wanted.blocks, cuts=cuts, balance=wanted.balance, sample=sample)
     blocks = _cut_at_projections(blocks, bool(wanted.cuts))
+    loss, own = None, resolved.train.loss
+    if references.is_reference(own):
+        loss = references.function(own, "--loss")
 
     def describe(cuts: list[str]) -> str:
         chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
@@ -131,6 +175,7 @@ def trainer(resolved: Config, loaded: tuple[Dataset, Dataset], out: Path, resume
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
+        loss=loss,
         names={"model": resolved.model.name, "data": resolved.data.name},
         describe=describe,
     )

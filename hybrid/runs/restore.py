@@ -1,65 +1,160 @@
 """Run folders read again: the network of a run's newest checkpoint."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from hybrid import data, models
-from hybrid.data import Dataset
+from hybrid.cuts.partition import listed, split
+from hybrid.data import Data
 from hybrid.folder import checkpoint
+from hybrid.folder.best import best as best_of
 from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links import run_threads
 from hybrid.ranks import launch
-from hybrid.runs import build
+from hybrid.runs import build, references
+from hybrid.settings import resolve
 from hybrid.settings.config import Config
-from hybrid.settings.resolve import load
-from hybrid.training.evaluation import accuracy
+from hybrid.training.aims import Aims
+from hybrid.training.evaluation import measure
+from hybrid.training.setup import Options, placed
+from hybrid.training.written import OWN_LOSS
 from solvers.blocks.block import Block
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def evaluate(run: Path, data_dir: str | None) -> tuple[float, Path]:
-    """Test accuracy of a run's newest checkpoint, on one device; and the checkpoint."""
-    resolved, folder, network, test = restore(run, data_dir)
+
+class Own(NamedTuple):
+    """What the command line says of a run that is not this package's alone."""
+
+    model: str | None = None
+    """package.module:function that makes the network."""
+    data: str | None = None
+    """package.module:function that makes (training, test) data."""
+    loss: str | None = None
+    """package.module:function, or the name of a loss."""
+    data_dir: str | None = None
+    """Where the data of this package's sources lie by now."""
+
+
+NOTHING = Own()
+
+
+def evaluate(
+    run: Path,
+    own: Own = NOTHING,
+    best: bool = False,
+) -> tuple[dict[str, float], Path]:
+    """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder."""
+    resolved, folder, network, test = restore(run, own, best)
     device = launch.device(resolved.train.device)
-    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _needed(run, "--loss", resolved.train.loss, own.loss)
+    name = own.loss or resolved.train.loss
+    if name == OWN_LOSS:
+        raise ValueError(
+            f"{run} was trained with a loss of your own: give --loss package.module:function, or "
+            "the name of a loss"
+        )
+    loss = references.function(name, "--loss") if references.is_reference(name) else None
+    named = resolved.train.model_copy(update={} if loss else {"loss": name})
+    blocks = split(network, 1).fitted(test.sample(2)[0])
+    aims = Aims.settle(Options(train=named, loss=loss), blocks, test, test)
     precision = getattr(torch, resolved.train.precision)
-    block = Block(network, 0, 1, {}, device, precision)
+    block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))
-    return run_threads(1, lambda links: accuracy(block, links, test), threads)[0], folder
+    return run_threads(1, lambda links: measure(block, links, test, aims.test), threads)[0], folder
+
+
+def load(
+    run: str | Path,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    *,
+    data_dir: str | None = None,
+    best: bool = False,
+) -> nn.Module:
+    """The network of a run's newest (or best) checkpoint, on the CPU, in evaluation mode.
+
+    `model` is what made it, or one like it, whose weights are replaced; None: a network of this
+    package, which the run's settings make again, from data that may lie in `data_dir` by now.
+    ValueError if the run does not say how, or holds another model.
+    """
+    if model is None:
+        return restore(Path(run), Own(data_dir=data_dir), best).network.eval()
+    _, folder, manifest = _open(Path(run), best)
+    made = model if isinstance(model, nn.Module) else model()
+    network = made if isinstance(made, nn.Module) else listed(made)[0]
+    return _filled(network, folder, manifest, "model=").eval()
 
 
 class Restored(NamedTuple):
-    """The network of a run's newest checkpoint, on the CPU, and what it was tested on."""
+    """The network of a run's checkpoint, on the CPU, and what it was tested on."""
 
     settings: Config
     checkpoint: Path
-    network: models.Chain
-    test: Dataset
+    network: nn.Module
+    test: Data
 
 
-def restore(run: Path, data_dir: str | None) -> Restored:
-    """Rebuild the composed network of a run; `data_dir` is where its data lie by now."""
-    resolved, folder, manifest = _open(run)
-    if data_dir is not None:
-        resolved.data = resolved.data.model_copy(update={"dir": data_dir})
-    _, test = data.load(resolved.data.name, Path(resolved.data.dir) if resolved.data.dir else None)
-    network = build.model(resolved, test)
+def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
+    """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
+    resolved, folder, manifest = _open(run, best)
+    if own.data_dir is not None:
+        resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
+    named = own.data or resolved.data.name
+    if references.is_reference(named) or named in data.NAMES:
+        _needed(run, "--data", resolved.data.name, own.data)
+    else:
+        raise ValueError(
+            f"{run} was trained on data of your own ({named}): give --data "
+            "package.module:function, which gives (training, test) data"
+        )
+    _, test = build.data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
+    model = own.model or resolved.model.name
+    if references.is_reference(model):
+        _needed(run, "--model", resolved.model.name, own.model)
+        made = references.network(model)
+        network = made if isinstance(made, nn.Module) else listed(made)[0]
+        where = f"--model {model}"
+    elif models.NAME.fullmatch(model) is None:
+        raise ValueError(
+            f"{run} holds a model of your own ({model}): give --model "
+            "package.module:function, which makes one like it"
+        )
+    else:
+        network, where = build.model(resolved, test), f"{run / 'config.toml'}"
+    return Restored(resolved, folder, _filled(network, folder, manifest, where), test)
+
+
+def _needed(run: Path, flag: str, stored: str, given: str | None) -> None:
+    """ValueError for a function that only the run's file names."""
+    if given is None and references.is_reference(stored):
+        raise ValueError(
+            f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
+        )
+
+
+def _filled(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
+    """The network with a checkpoint's tensors."""
     tensors = checkpoint.load_model(folder, manifest)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(
-            f"{folder} is not of the model that {run / 'config.toml'} describes: put back the "
-            f"settings it was trained with ({' '.join(str(error).split())[:200]})"
+            f"{folder} is not of the model that {where} describes: put back what it was trained "
+            f"with ({' '.join(str(error).split())[:200]})"
         ) from None
-    return Restored(resolved, folder, network, test)
+    return network
 
 
-def export(run: Path, file: Path) -> None:
+def export(run: Path, file: Path, best: bool = False) -> None:
     """Write the composed network as one safetensors state dict, whole or not at all.
 
     ValueError for another ending: what reads a file chooses the format by it.
@@ -69,20 +164,40 @@ def export(run: Path, file: Path) -> None:
             f"{file} would be a safetensors file under another name, which torch.load refuses: "
             f"write {file.with_suffix('.safetensors').name}"
         )
-    _, folder, manifest = _open(run)
+    _, folder, manifest = _open(run, best)
     tensors = checkpoint.load_model(folder, manifest)
     content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
     write_atomically(file, content)
 
 
-def _open(run: Path) -> tuple[Config, Path, dict[str, Any]]:
+def _open(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
     folder = RunFolder(run).newest()
     if folder is None or not (run / "config.toml").is_file():
         raise ValueError(f"{run} is not a run folder with a checkpoint")
-    resolved, manifest = load(run / "config.toml", {}), checkpoint.read_manifest(folder)
+    resolved = resolve.load(run / "config.toml", {})
+    if best:
+        folder = _best(run, resolved)
+    manifest = checkpoint.read_manifest(folder)
     if manifest["model"] != resolved.model.name:
         raise ValueError(
-            f"{run} holds a model of your own ({manifest['model']}), not one of this command's: "
-            "read its checkpoints with hybrid.folder.checkpoint.load_model"
+            f"{run / 'config.toml'} says {resolved.model.name}, {folder} of {manifest['model']}: "
+            "put back the settings it was trained with"
         )
     return resolved, folder, manifest
+
+
+def _best(run: Path, resolved: Config) -> Path:
+    """The best checkpoint; ValueError if the run did not keep it."""
+    settings = resolved.checkpoint
+    if not settings.best and settings.keep_last:
+        raise ValueError(
+            f"{run} kept its newest {settings.keep_last} checkpoints, not the best one: leave out "
+            "--best, or train with --set checkpoint.best=true"
+        )
+    found = best_of(checkpoint.complete(RunFolder(run).checkpoints))
+    if found is None:
+        raise ValueError(
+            f"{run} has no checkpoint of weights that were tested: leave out --best, or train to "
+            "the end of an epoch that train.evaluate_every and checkpoint.every share"
+        )
+    return found

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
+from hybrid.settings import torch_classes
 from solvers import registry
 from solvers.passes.pipeline import FillStep
 
+WorkerKind = Literal["thread", "forkserver"]
 MANY, LARGE = 10**9, 1e15
 """The most that may be asked of a count, and of a real number: beyond, arithmetic overflows."""
 
@@ -33,7 +42,7 @@ class ModelSettings(Section):
     """[model] the network."""
 
     name: str = "resnet8"
-    """resnet20 (any 6n+2), preact-resnet20, wrn-16-4, revnet20; ImageNet's resnet18, revnet18."""
+    """resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, resnet18; your own: module:function."""
     shortcut: Literal["auto", "identity", "projection"] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
     factorise: str = ""
@@ -44,7 +53,7 @@ class DataSettings(Section):
     """[data] the images."""
 
     name: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100 or synthetic."""
+    """digits, mnist, fashion-mnist, cifar10, cifar100, synthetic; your own: module:function."""
     dir: str = ""
     """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
     limit: int = Field(default=0, ge=0, le=MANY)
@@ -53,6 +62,10 @@ class DataSettings(Section):
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
     sampler: str = "uniform"
     """Who chooses the samples of a mini-batch: uniform (every sample once an epoch)."""
+    workers: int = Field(default=0, ge=0, le=1024)
+    """Threads or processes that read samples of your own data ahead; 0: none."""
+    worker_kind: WorkerKind = "thread"
+    """thread, or forkserver: processes, for transforms that are slow in Python."""
     cutout: int = Field(default=0, ge=0, le=MANY)
     """Side of the square cut out of each training image, in pixels; 0: none."""
 
@@ -63,15 +76,23 @@ class TrainSettings(Section):
     epochs: int = Field(default=12, ge=1, le=10**6)
     """Passes over the training data."""
     batch_size: int = Field(default=128, ge=1, le=MANY)
-    """Images a mini-batch."""
+    """Images a mini-batch; solver.micro_batches accumulates gradients over parts of it."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of weights, order and augmentation."""
+    loss: str = "cross-entropy"
+    """cross-entropy, mse, l1, huber, bce (logits of many labels); your own: module:function."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Of cross-entropy in training: the share of a target that all classes get alike."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Share an average of the weights keeps at a step; it is tested and exported. 0: none."""
     report_every: int = Field(default=16, ge=1, le=MANY)
     """Mini-batches between reports, at which a run can stop; K times as many if one drains."""
     evaluate_every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
+    early_stop: int = Field(default=0, ge=0, le=10**6)
+    """Stop once so many epochs have passed since the one with the best test metric; 0: never."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -87,31 +108,61 @@ class TrainSettings(Section):
 class OptimiserSettings(Section):
     """[optimiser] the step of the weights."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum, or AdamW."""
+    name: str = "sgd"
+    """sgd (with momentum), adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
     lr: float = Field(default=0.1, gt=0, le=LARGE)
     """Peak learning rate."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of SGD; beta_1 of AdamW."""
+    """Momentum of sgd; beta_1 of adamw; of other classes it is one of the arguments."""
     nesterov: bool = True
     """Nesterov's form of the momentum."""
     weight_decay: float = Field(default=5e-4, ge=0, le=LARGE)
     """Weight decay (decoupled with AdamW)."""
     decay_all: bool = False
     """Decay BatchNorm parameters and biases too."""
+    arguments: dict[str, Any] = {}
+    """More arguments of the class: optimiser.arguments.eps = 1e-6."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return torch_classes.optimiser_name(name)
+
+    @field_validator("arguments")
+    @classmethod
+    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            torch_classes.check_optimiser(info.data["name"], arguments)
+        return arguments
 
 
 class ScheduleSettings(Section):
     """[schedule] the learning rate over the steps."""
 
-    name: Literal["cosine", "linear", "step", "constant"] = "linear"
-    """How the learning rate falls after the warm-up."""
+    name: str = "linear"
+    """cosine, linear, step, constant; one-cycle; or any class of torch.optim.lr_scheduler."""
     warmup_epochs: float = Field(default=1.0, ge=0, le=LARGE)
-    """Epochs of linear warm-up."""
+    """Epochs of linear warm-up; of cosine, linear, step and constant alone."""
     milestones: list[float] = [0.5, 0.75]
     """Shares of the training at which `step` multiplies by gamma."""
     gamma: float = Field(default=0.1, gt=0, le=1)
     """Factor of `step`."""
+    interval: Literal["epoch", "step"] | None = None
+    """When a class of torch's steps; unset: each epoch, of OneCycleLR and CyclicLR each step."""
+    arguments: dict[str, Any] = Field(default={}, validate_default=True)
+    """Arguments of a class of torch's: schedule.arguments.gamma = 0.9."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return torch_classes.scheduler_name(name)
+
+    @field_validator("arguments")
+    @classmethod
+    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            torch_classes.check_scheduler(info.data["name"], arguments)
+        return arguments
 
 
 class RoundSettings(Section):
@@ -175,6 +226,8 @@ class CheckpointSettings(Section):
     """Write one in mid-epoch, too, when the last one is so old; 0: never."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Checkpoints to keep; 0: all."""
+    best: bool = False
+    """Keep the one with the best test metric, too, of those that are written."""
     rollbacks: int = Field(default=3, ge=0, le=MANY)
     """How often a run that diverges goes back to a checkpoint, with smaller steps; 0: never."""
 

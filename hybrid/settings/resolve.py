@@ -28,7 +28,11 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         table = upper.setdefault(section, {})
         if not isinstance(table, dict) or not key:
             raise ValueError(methods.unknown(dotted, str(_name(upper, registry.DEFAULT))))
-        table[key] = value
+        outer, _, inner = key.partition(".")
+        if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):
+            table[outer][inner] = value
+        else:
+            table[key] = value
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         tree.pop("correction", None)
@@ -37,7 +41,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
-        tree[section] = {**below, **table} if both else table
+        tree[section] = _laid_over(below, table) if both else table
     return resolve(tree)
 
 
@@ -73,6 +77,18 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config
+
+
+def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """The entries of both; a class's arguments and interval hold only for the class they are of."""
+    names = [str(t.get("name", below.get("name"))).lower() for t in (below, table)]
+    if names[0] != names[1]:
+        below = {k: v for k, v in below.items() if k not in ("arguments", "interval")}
+    merged = {**below, **table}
+    arguments = [t["arguments"] for t in (below, table) if "arguments" in t]
+    if arguments and all(isinstance(a, dict) for a in arguments):
+        merged["arguments"] = {k: v for a in arguments for k, v in a.items()}
+    return merged
 
 
 def _name(tree: Mapping[str, Any], default: object = None) -> object:

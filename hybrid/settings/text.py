@@ -54,8 +54,14 @@ def to_toml(config: Config) -> str:
     for section, table in config.model_dump().items():
         lines.append(f"[{section}]")
         for key, value in table.items():
-            unset = value is None
-            setting = f"# {key} =" if unset else tomli_w.dumps({key: value}, indent=2).strip()
+            setting = f"# {key} =" if value is None else _written(key, value)
             lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _written(key: str, value: Any) -> str:
+    """A setting as TOML, the entries of a table a line each."""
+    if value and isinstance(value, dict):
+        return "\n".join(f"{key}.{_written(inner, v)}" for inner, v in value.items())
+    return tomli_w.dumps({key: value}, indent=2).strip() if value != {} else f"{key} = {{}}"

@@ -6,7 +6,45 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from hybrid.errors import AgreedError
+from hybrid.links import RankLinks
+from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
+from hybrid.training.setup import RunSetup
+from solvers.blocks.block import Block
+from solvers.windows import Batch
+
+
+def check_weights(block: Block, links: RankLinks, step: int) -> None:
+    """Raise DivergedError on all ranks if weights of any are not finite.
+
+    A loss is computed before its step: what the last step did shows here first. Running statistics
+    count, other buffers do not: a causal mask is full of infinities.
+    """
+    norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
+    finite = all(bool(t.isfinite().all()) for t in tensors)
+    if not all(links.all_gather(finite)):
+        raise DivergedError(f"the weights are not finite after step {step}")
+
+
+def check_inputs(
+    error: DivergedError, batches: Sequence[Batch], block: Block, links: RankLinks
+) -> None:
+    """Raise AgreedError on all ranks if the inputs have nan, which no smaller step would mend."""
+    found: int | None = None
+    for batch in batches if block.first else ():
+        spoilt = batch.images().isnan().flatten(1).any(1)
+        if spoilt.any():
+            found = int(batch.ids[spoilt.nonzero()[0].cpu()])
+            break
+    found = links.all_gather(found)[0]
+    if found is not None:
+        raise AgreedError(
+            f"{error}: the input of sample {found} has nan in it: correct it, or leave it out"
+        )
 
 
 def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_since: bool) -> Path:
@@ -29,18 +67,25 @@ def rates(rollbacks: int, local: bool) -> dict[str, float]:
 
 def remedy(
     error: DivergedError,
-    learning_rate: float,
-    clipping: Sequence[str],
+    setup: RunSetup,
+    rounds: Rounds,
+    peak: float,
     rollbacks: int,
     newest: Path | None,
-    kept: bool,
 ) -> str:
-    """What to do about it; `clipping` are the settings that bound gradients where it happened."""
-    lower = f"lower --lr (now {learning_rate:g})"
-    if clipping:
+    """What to do about it; `peak` is the learning rate that the schedule starts from."""
+    lower = f"lower --lr (now {peak:g})"
+    if clipping := _clipping(error.phase, setup, rounds):
         lower += f" or set {' or '.join(clipping)}"
-    if not kept:
+    if setup.out is None:
         return f"{error}; {lower}"
     good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
     tried = f"{rollbacks} roll-backs did not help; " if rollbacks else ""
     return f"{error}; {tried}{good}; {lower}"
+
+
+def _clipping(phase: str, setup: RunSetup, rounds: Rounds) -> list[str]:
+    own = ["solver.clip_norm"] if hasattr(setup.method.solver, "clip_norm") else []
+    if phase == "parallel" or rounds.alone:
+        return own
+    return ["correction.clip_norm", *(own if rounds.local else [])]

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from hybrid.data import Dataset
+from hybrid.data import Data
 from hybrid.errors import AgreedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import Progress as Kept
 from hybrid.folder.manifest import check
-from hybrid.folder.writer import Share
 from hybrid.links import RankLinks
 from hybrid.ranks.stopping import StoppedError, StopRequest
+from hybrid.rounds import optimisers
+from hybrid.rounds import schedule as schedules
 from hybrid.rounds.report import DivergedError, PhaseReport
-from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.trace import Trace
-from hybrid.rounds.windows import Windows
 from hybrid.training import keeping, recovery
-from hybrid.training.evaluation import accuracy
-from hybrid.training.progress import Progress
+from hybrid.training.callbacks.base import RunInfo
+from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
+from hybrid.training.callbacks.progress import Progress
+from hybrid.training.evaluation import measure
 from hybrid.training.setup import RunSetup
-from hybrid.training.shared import SharedFolder
-from hybrid.training.summary import share, summary, title
+from hybrid.training.shared import News, SharedFolder
+from hybrid.training.summary import has_ended, share, summary, title
 from solvers.state import Stateful
-from solvers.windows import Window
-
-
-class News(NamedTuple):
-    """What a rank tells the others at every report."""
-
-    stop: str
-    """The signal it has got, empty without one."""
-    share: Share
-    due: bool
-    """Whether, by its clock, it is time for a checkpoint."""
+from solvers.windows import Batch, Window
 
 
 class Run:
     """What `Trainer.fit` runs on every rank."""
 
     def __init__(
-        self, setup: RunSetup, links: RankLinks, train: Dataset, test: Dataset, stop: StopRequest
+        self, setup: RunSetup, links: RankLinks, train: Data, test: Data, stop: StopRequest
     ) -> None:
         self.setup, self.links, self.train, self.test, self.stop = setup, links, train, test, stop
-        self.folder = SharedFolder(setup.out, links, setup.checkpoint)
+        test_steps = len(test) / setup.train.batch_size / 3  # forward passes alone
+        quiet = setup.quiet or links.rank > 0
+        self.progress = Progress(quiet, setup.train.evaluate_every, test_steps)
+        self.callbacks = Callbacks(self.progress, setup, links)
+        self.folder = SharedFolder(setup.out, links, setup.checkpoint, self.callbacks.checkpoint)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
@@ -53,8 +49,10 @@ class Run:
         links.watch = self.trace.add
         self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
         self.epoch = self.step = 0
-        self.test_accuracy: float | None = None
-        """Of the newest evaluation."""
+        self.tested: dict[str, float] = {}
+        """Loss and metrics of the newest evaluation."""
+        self.tested_step: int | None = None
+        """When that was."""
         self.residual = [0.0] * (links.size - 1)
         self.notices: list[str] = []
         """What a user should know of the checkpoint it goes on from."""
@@ -70,58 +68,68 @@ class Run:
             self.notices = self.folder.claim(self.setup.resume)
             if self.setup.resume:
                 self._go_on_from(self.folder.checkpoints()[-1])
-            return self._fit()
+            ended = self._ended()
+            found = self._fit() if ended is None else ended
+            self.block.swap_average()  # for good: the model holds what was tested
+            return found
         finally:
+            self.callbacks.close()
+            self.folder.settle()
             self.folder.release()
 
     def _fit(self) -> dict[str, Any]:
-        epochs, setup = self.setup.train.epochs, self.setup
-        every = setup.train.evaluate_every
-        self.progress = Progress(
-            epochs,
-            setup.steps_per_epoch,
-            self.step,
-            setup.quiet or self.links.rank > 0,
-            tests=-(-epochs // every) - self.epoch // every,
-            test_steps=len(self.test) / setup.train.batch_size / 3,  # forward passes alone
-        )
-        ended = self._ended()
-        if ended is not None:
-            return ended
-        self.folder.open(setup.describe(setup.blocks.cuts), self.step, len(self.rollbacks))
+        setup = self.setup
+        self.callbacks.start(self._info())
+        assert setup.describe is not None
+        config = partial(setup.describe, setup.blocks.cuts)
+        self.folder.open(config, self.step, len(self.rollbacks))
         self.progress.say(title(setup, self.block.device, self.step))
         for notice in self.notices:
             self.progress.say(notice)
         try:
             if self.step == 0:
                 self._keep()
-            while self.epoch < epochs:
+            while not self._is_done:
                 try:
                     self._epoch()
                 except DivergedError as error:
                     self._roll_back(error)
             self.folder.finish()
-        except AgreedError:
+            if self._early:
+                self.progress.say(f"stopped early after epoch {self.epoch}: {self._early}")
+        except AgreedError as error:
+            if isinstance(error, CallbackError):
+                self.rounds.drain()
+                self.folder.finish()
             self.folder.close(None, self.trace)
             raise
         finally:
-            self.progress.close()
             if self.block.draws is not None:
                 self.block.draws.remove()
         found = self._summary()
         self.folder.close(found, self.trace)
+        self.callbacks.end(found)
         return found
+
+    def _info(self) -> RunInfo:
+        return info(self.setup, self.step, {f"test_{k}": v for k, v in self.tested.items()})
 
     def _ended(self) -> dict[str, Any] | None:
         """The summary of a run that was resumed though it had ended; it stays as it is."""
-        stored = self.folder.ended() if self.epoch >= self.setup.train.epochs else None
+        stored = self.folder.ended() if self._is_done else None
         if stored is not None:
-            self.progress.say(
-                f"{self.folder.path} has ended after {self.epoch} epochs, and stays as it is: to "
-                f"train on, give --epochs {self.epoch + 1} or more"
-            )
-            self.progress.close()
+            self.progress.say(has_ended(self.folder.path, self.epoch, self.callbacks.stopped))
         return stored
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no epoch is left to train."""
+        return self.epoch >= self.setup.train.epochs or bool(self.callbacks.stopped)
+
+    @property
+    def _early(self) -> str:
+        """Why it ends before its last epoch; empty if it does not."""
+        return self.callbacks.stopped if self.epoch < self.setup.train.epochs else ""
 
     def _build(self) -> None:
         """Make block, rounds and windows, as at the start of a run."""
@@ -130,22 +138,12 @@ class Run:
         self.block = setup.block(self.links.rank)
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
-        self.rounds.tick = self._tick
+        self.rounds.tick = self.progress.tick
         self.sampler = setup.sampler(len(self.train), train.seed)
         every = setup.steps_per_epoch
-        schedule = Schedule(setup.schedule, setup.optimiser.lr, every, train.epochs)
-        self.windows = Windows(
-            self.train,
-            train.batch_size,
-            setup.window,
-            setup.whole,
-            setup.method.setup.sweeps,
-            train.seed,
-            schedule,
-            self.sampler,
-            setup.device,
-            setup.method.setup.carried,
-        )
+        self.peak = optimisers.peak(self.block.optimisers["exact"])
+        schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
+        self.windows = setup.windows(self.train, schedule, self.sampler)
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights; of another solver's only what is common."""
@@ -153,6 +151,7 @@ class Run:
             "rounds": self.rounds,
             "block": self.block,
             "sampler": self.sampler,
+            "callbacks": self.callbacks,
         }
         if manifest is not None and manifest["solver"] != self.setup.names["solver"]:
             return parts
@@ -174,7 +173,8 @@ class Run:
             units = self.setup.blocks.of(self.links.rank)
             checkpoint.restore(folder, manifest, units, self.block.optimisers)
             self.epoch, self.step = manifest["epoch"], manifest["step"]
-            self.test_accuracy = manifest["test_accuracy"]
+            self.tested = dict(manifest["tested"])
+            self.tested_step = manifest["tested_step"]
             self.rollbacks = list(manifest["rollbacks"])
             same_cuts = manifest["cuts"] == self.setup.blocks.cuts
             self.totals |= keeping.totals(manifest, self.links.rank if same_cuts else None)
@@ -192,6 +192,7 @@ class Run:
             keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
             self.notices += keeping.dropped(self.place, folder, manifest, "program" in parts)
         self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
+        self.callbacks.agree()
 
     def _roll_back(self, error: DivergedError) -> None:
         """Go back to a checkpoint, or raise `error` with its remedy; every rank calls it.
@@ -200,13 +201,12 @@ class Run:
         """
         before, step = self.rollbacks, self.step
         self.rounds.drain()  # or the messages of what is given up would be taken for others
+        recovery.check_inputs(error, self._next_batches(), self.block, self.links)
         tried = len(before) >= self.setup.checkpoint.rollbacks
         if self.folder.path is None or tried:
             newest = self.folder.newest()
-            lr, clipping = self.setup.optimiser.lr, self._clipping(error.phase)
-            kept = self.folder.path is not None
-            told = recovery.remedy(error, lr, clipping, len(before), newest, kept)
-            raise DivergedError(told) from None
+            remedy = recovery.remedy(error, self.setup, self.rounds, self.peak, len(before), newest)
+            raise DivergedError(remedy) from None
         self.folder.finish()
         kept_since = self.folder.kept_since_rollback
         folder = recovery.target(self.folder.checkpoints(), before, kept_since)
@@ -224,14 +224,7 @@ class Run:
             f"{error}; going on from the checkpoint of step {self.step} with exact steps "
             f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
         )
-
-    def _clipping(self, phase: str) -> list[str]:
-        """The settings that bound the gradients of a phase."""
-        method = self.setup.method
-        own = ["solver.clip_norm"] if hasattr(method.solver, "clip_norm") else []
-        if phase == "parallel" or self.rounds.alone:
-            return own
-        return ["correction.clip_norm", *(own if self.rounds.local else [])]
+        self.callbacks.rollback(self._info())
 
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []
@@ -245,32 +238,55 @@ class Run:
         self.rounds.end_epoch()
         self.epoch += 1
         if self._due(self.setup.train.evaluate_every):
-            with self.trace.span("evaluate"), self.progress.testing():
-                self._join_replicas()
-                self.test_accuracy = accuracy(self.block, self.links, self.test)
-            self._metric({"phase": "test", "accuracy": self.test_accuracy})
-        self.progress.epoch(self.epoch, reports, self.test_accuracy)
-        if self.stopped and self.epoch < self.setup.train.epochs:
+            self._evaluate()
+        tested = self.tested_step == self.step
+        results = {
+            "step": self.step,
+            "loss": reports[0].loss,
+            "learning_rate": self._learning_rate(reports[0]),
+            **{f"test_{name}": v if tested else None for name, v in self.tested.items()},
+        }
+        self.callbacks.epoch(self.epoch, results)
+        if self.callbacks.stopped and not tested:
+            self._evaluate()
+        if self.stopped and not self._is_done:
             self._stop()
         if self._due(self.setup.checkpoint.every):
             self._keep()
+
+    def _next_batches(self) -> list[Batch]:
+        """Those of the next call of the rounds."""
+        if self._is_done:
+            return []
+        pairs = next(self.windows.groups(self.epoch, self.step, self._report_every), [])
+        return [batch for trained, _ in pairs for batch in trained.batches]
+
+    def _evaluate(self) -> None:
+        with self.trace.span("evaluate"), self.progress.testing():
+            self._join_replicas()
+            tested, size = self.setup.tested, self.setup.test_batch_size
+            with self.block.averaged():
+                self.tested = measure(self.block, self.links, self.test, tested, size)
+        self.tested_step = self.step
+        self._metric({"phase": "test", **self.tested})
 
     def _join_replicas(self) -> None:
         if self.block.sync is not None:
             self.block.sync.join(self.block)
 
     def _news(self) -> News:
-        return News(self.stop(), self.folder.share, self.folder.due())
+        return News(self.stop(), self.folder.share, self.folder.due(), self.callbacks.failure)
 
     def _hear(self, everyone: list[News]) -> None:
         self.stopped = next((news.stop for news in everyone if news.stop), "")
         self.folder.hear([news.share for news in everyone])
+        self.callbacks.hear(everyone[0].failure)
 
     def _keep(self) -> None:
         """Begin a checkpoint, if there is a run folder and the weights are worth one."""
         if self.folder.path is None:
             return
-        self._check_weights()
+        recovery.check_weights(self.block, self.links, self.step)
         self._join_replicas()
         setup = self.setup
         with self.trace.span("checkpoint"):
@@ -284,7 +300,8 @@ class Run:
                 "cuts": setup.blocks.cuts,
                 "carried_as": setup.carried_as,
                 "gaps": self._gaps(),
-                "test_accuracy": self.test_accuracy,
+                "tested": self.tested,
+                "tested_step": self.tested_step,
                 "residual": self.residual,
                 "shared": shared,
                 "rollbacks": self.rollbacks,
@@ -307,7 +324,7 @@ class Run:
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
-        return self.epoch % every == 0 or self.epoch == self.setup.train.epochs
+        return self.epoch % every == 0 or self._is_done
 
     def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         traffic = self.links.traffic
@@ -322,32 +339,25 @@ class Run:
         counted = reports if self.rounds.alone else reports[:1]
         self.totals["images"] += sum(report.samples for report in counted)
         self.step += steps
-        scheduled = self.windows.schedule(self.step - 1)
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            local = self.rounds.alone and report.phase == "parallel"
-            learning_rate = scheduled * self.block.rates["local" if local else "exact"]
-            self._metric({**report.as_json(), "learning_rate": learning_rate})
-        self.progress.step(self.step, reports, steps * self.setup.train.batch_size)
+            self._metric({**report.as_json(), "learning_rate": self._learning_rate(report)})
+        self.callbacks.report(self.step, self.epoch, reports)
         return reports
 
-    def _tick(self, batches: int) -> None:
-        self.progress.tick(batches)
+    def _learning_rate(self, report: PhaseReport) -> float:
+        """Of the last step of a phase that has just been."""
+        local = self.rounds.alone and report.phase == "parallel"
+        rate = self.block.rates["local" if local else "exact"]
+        return self.windows.schedule(self.step - 1) * rate
 
     @property
     def _report_every(self) -> int:
         """Mini-batches between reports: K times as many where a report empties a pipeline."""
         flushed = not self.rounds.alone or self.setup.method.solver.exact
         return self.setup.train.report_every * (1 if flushed else self.links.size)
-
-    def _check_weights(self) -> None:
-        """A loss is computed before its step: what the last step did shows here first."""
-        tensors = self.block.module.state_dict().values()
-        finite = all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
-        if not all(self.links.all_gather(finite)):
-            raise DivergedError(f"the weights are not finite after step {self.step}")
 
     def _metric(self, line: dict[str, Any]) -> None:
         notice = self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
@@ -357,10 +367,12 @@ class Run:
     def _summary(self) -> dict[str, Any]:
         blocked = self.folder.blocked_seconds
         mine = share(self.totals, self.block, self.setup.train.graphs, blocked)
-        results = {
-            "test_accuracy": self.test_accuracy,
+        results: dict[str, Any] = {
+            "tested": self.tested,
             "residual": self.residual,
             "returns_to_serial": self.rounds.returns,
             "rollbacks": self.rollbacks,
         }
+        if self._early:
+            results |= {"epochs": self.epoch, "stopped_early": self._early}
         return summary(self.setup, self.links.all_gather(mine), results)

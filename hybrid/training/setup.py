@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from hybrid.cuts.partition import Blocks
+from hybrid.data import Data
+from hybrid.data.mixing import Mix, Transform
 from hybrid.links import RankLinks
 from hybrid.rounds import optimisers
+from hybrid.rounds import schedule as schedules
 from hybrid.rounds.alone import Alone
 from hybrid.rounds.alternating import Alternating
 from hybrid.rounds.base import Rounds
+from hybrid.rounds.schedule import Rate
 from hybrid.rounds.trace import Trace
+from hybrid.rounds.windows import Windows
 from hybrid.samplers import Sampler, Uniform
 from hybrid.settings.config import (
     CheckpointSettings,
@@ -24,16 +29,22 @@ from hybrid.settings.config import (
     ScheduleSettings,
     TrainSettings,
 )
+from hybrid.training.callbacks.base import Callback
 from solvers.base import Program, Setup, Solver, SubProblems
+from solvers.blocks.average import Average
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws
 from solvers.blocks.graphs import StepGraphs
+from solvers.blocks.kept import kept
+from solvers.blocks.objective import Loss, Metric, Objective
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import leading
 from solvers.passes.bubble import BubbleFill, slots
 from solvers.passes.exact import ExactPass, PassSettings
 from solvers.passes.pipeline import FillStep, Gaps
 from solvers.sync.base import Sync
+
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -98,18 +109,48 @@ class Options:
     sync: Sync | None = None
     """How replicas of a block agree; None: there are none."""
     train: TrainSettings = field(default_factory=TrainSettings)
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
-    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    optimiser: OptimiserSettings | optimisers.Factory = field(default_factory=OptimiserSettings)
+    """Settings, or what makes one from a block's parameter groups: see `optimisers.Factory`."""
+    schedule: ScheduleSettings | Rate = field(default_factory=ScheduleSettings)
+    """Settings, or the learning rate as a function of the step."""
     links: LinkSettings = field(default_factory=LinkSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     out: Path | None = None
     """Run folder; None keeps nothing."""
     resume: bool = False
+    callbacks: Sequence[Callback] = ()
+    """What is told of the run while it trains; those that the first rank has are called."""
     quiet: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """What the summary calls model and data."""
-    describe: Callable[[list[str]], str] = field(default=lambda cuts: f"# cuts = {cuts}\n")
-    """Text of config.toml, given the cuts."""
+    loss: Loss | None = None
+    """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
+    metrics: Mapping[str, Metric] | None = None
+    """By name (output, targets) -> mean or a score of each sample; None: accuracy of classes."""
+    batch_transform: Transform | None = None
+    """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix."""
+    describe: Callable[[list[str]], str] | None = None
+    """Text of config.toml, given the cuts; None: as the settings are."""
+
+    def check(self) -> None:
+        """ValueError for what cannot be, or would change nothing, whatever the method."""
+        schedules.check(self.schedule)
+        optimisers.check(self.optimiser)
+        if not isinstance(self.callbacks, Sequence):
+            raise ValueError(f"callbacks is a {type(self.callbacks).__name__}: give a list of them")
+        strange = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
+        if strange is not None:
+            raise ValueError(
+                f"callbacks has {strange!r}, which is no object of a class that derives from "
+                "hybrid.Callback: derive from it"
+            )
+        every = self.train.evaluate_every
+        if every * (1 - -self.train.early_stop // every) >= self.train.epochs:
+            why = f"train.epochs is {self.train.epochs} and train.evaluate_every {every}"
+            self.train.refuse("train", why, "early_stop")
+        if not self.checkpoint.keep_last:
+            why = "checkpoint.keep_last is 0, which keeps all"
+            self.checkpoint.refuse("checkpoint", why, "best")
 
     def options(self) -> dict[str, Any]:
         """These fields by name."""
@@ -130,8 +171,14 @@ class RunSetup(Options):
     memory_gb: float
     device: torch.device
     kernels: str
-    drawing: dict[torch.nn.Module, int]
-    """Modules that draw random numbers, and their units' numbers."""
+    objective: Objective
+    """Of a training mini-batch."""
+    tested: Objective
+    """Of the test data."""
+    mix: Mix | None
+    test_batch_size: int
+    drawing: list[dict[torch.nn.Module, tuple[int, ...]]]
+    """Of each block: modules that draw random numbers, and their units' numbers."""
 
     @property
     def carried_as(self) -> list[object]:
@@ -155,44 +202,85 @@ class RunSetup(Options):
                 "rounds.memory_gb"
             )
 
-    def block(self, rank: int) -> Block:
-        """Block `rank`; see `make_block`."""
-        return make_block(
-            self.blocks, rank, self.optimiser, self.device, self.train, self.drawing, self.sync
+    def windows(self, data: Data, schedule: Rate, sampler: Sampler) -> Windows:
+        """The mini-batches of the epochs."""
+        return Windows(
+            data,
+            self.train.batch_size,
+            self.window,
+            self.whole,
+            self.method.setup.sweeps,
+            self.train.seed,
+            schedule,
+            sampler,
+            self.device,
+            self.method.setup.carried,
+            self.mix,
         )
+
+    def block(self, rank: int) -> Block:
+        """Block `rank`; see `make_block`. ValueError if its run folder could not keep all of it."""
+        made = make_block(
+            self.blocks,
+            rank,
+            self.optimiser,
+            self.device,
+            self.train,
+            self.drawing[rank],
+            self.sync,
+        )
+        made.objective = self.objective
+        if self.out is not None:
+            exact = made.optimisers["exact"]
+            for group in exact.param_groups:
+                kept(exact, group["params"][0])
+        return made
 
 
 def make_block(
     blocks: Blocks,
     rank: int,
-    settings: OptimiserSettings,
+    optimiser: OptimiserSettings | optimisers.Factory,
     device: torch.device,
     train: TrainSettings | None = None,
-    drawing: dict[torch.nn.Module, int] | None = None,
+    drawing: dict[torch.nn.Module, tuple[int, ...]] | None = None,
     sync: Sync | None = None,
 ) -> Block:
     """Block `rank` in training mode on its device, with the optimiser of its exact steps."""
     train = train or TrainSettings()
-    module = blocks.module(rank).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    exact = optimisers.make(module, settings)
+    module = placed(blocks.module(rank), device)
+    exact = optimisers.make(module, optimiser)
+    steps = {"exact": exact, "local": exact}
+    if train.ema:
+        weights = [p for group in exact.param_groups for p in group["params"]]
+        steps["ema"] = Average(weights, train.ema)
     if train.compile:
         module.compile(dynamic=False)
     graphs = None
     if train.graphs and device.type == "cuda":
         graphs = StepGraphs(list(module.parameters()))
-    own = {part: unit for part, unit in (drawing or {}).items() if part in set(module.children())}
     return Block(
         module.train(),
         rank,
         len(blocks),
-        {"exact": exact, "local": exact},
+        steps,
         device,
         getattr(torch, train.precision),
         cut_after=None if rank == len(blocks) - 1 else leading(blocks.module(rank + 1)),
         graphs=graphs,
-        draws=Draws(train.seed, own) if own else None,
+        draws=Draws(train.seed, drawing) if drawing else None,
         sync=sync,
     )
+
+
+def placed(module: M, device: torch.device) -> M:
+    """A module on a device, its convolutions of images channels_last."""
+    module.to(device)
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            # not contiguous(): of one channel that keeps strides that say nothing
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return module
 
 
 def factorised_cuts(blocks: Blocks) -> frozenset[int]:

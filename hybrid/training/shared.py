@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
@@ -16,11 +16,31 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 
 
+class News(NamedTuple):
+    """What a rank tells the others at every report."""
+
+    stop: str
+    """The signal it has got, empty without one."""
+    share: Share
+    due: bool
+    """Whether, by its clock, it is time for a checkpoint."""
+    failure: str
+    """Of a callback, empty without one."""
+
+
 class SharedFolder:
     """Nothing at all where a run keeps nothing (`path` is None). All ranks call what is public."""
 
-    def __init__(self, path: Path | None, links: RankLinks, settings: CheckpointSettings) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        links: RankLinks,
+        settings: CheckpointSettings,
+        made: Callable[[int, Path], None] = lambda step, folder: None,
+    ) -> None:
         self.path, self.links, self.settings = path, links, settings
+        self.made = made
+        """Told, on the first rank, of every checkpoint that has become whole."""
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
         self._kept_at = monotonic()
@@ -42,8 +62,14 @@ class SharedFolder:
             self._folder.check(resume)
         token = self.links.all_gather(token)[0]
         last, check = self.settings.keep_last, self._folder.check_owner
-        self._writer = Writer(self._folder.checkpoints, self.links, last, token, check)
+        best = self.settings.best
+        self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
         return notices
+
+    def settle(self) -> None:
+        """Let this rank's part of a checkpoint become whole, also when another has failed."""
+        if self._writer is not None:
+            self._writer.settle()
 
     def release(self) -> None:
         """Let others have the folder; the first rank does it alone."""
@@ -58,11 +84,11 @@ class SharedFolder:
             self._folder.confirm()
         return stored
 
-    def open(self, config: str, from_step: int, rollbacks: int) -> None:
+    def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
         """Begin to write, after step `from_step` and so many roll-backs."""
         with self.links.agreement():
             if self.path is not None and self._first:
-                self._folder.open(config, from_step, rollbacks)
+                self._folder.open(config(), from_step, rollbacks)
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
@@ -111,11 +137,13 @@ class SharedFolder:
         """Go on by what the ranks tell of their parts."""
         if self._writer is not None:
             self._writer.hear(shares)
+            self._tell(self._writer)
 
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole."""
         if self._writer is not None:
             self._writer.finish()
+            self._tell(self._writer)
 
     def close(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write summary and trace; without a summary, after a failure, only if that is possible."""
@@ -125,6 +153,11 @@ class SharedFolder:
         with self.links.agreement() if summary else suppress(OSError, ValueError):
             if self._first:
                 self._folder.close(summary, [event for rank in everyone for event in rank])
+
+    def _tell(self, writer: Writer) -> None:
+        while writer.made:
+            folder = writer.made.pop(0)
+            self.made(int(folder.name), folder)
 
     @property
     def _first(self) -> bool:

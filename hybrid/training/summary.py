@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ def title(setup: RunSetup, device: torch.device, resumed_after: int) -> str:
         f"{count} block{'s' if count > 1 else ''}{cuts}; "
         f"{torch.get_num_threads()} thread(s) a block on {device}{resumed}"
     )
+
+
+def has_ended(run: Path | None, epochs: int, stopped: str) -> str:
+    """What to say of a run that is resumed though it has ended."""
+    ended = f"{run} has ended after {epochs} epochs"
+    if stopped:
+        return f"{ended} ({stopped}), and stays as it is: to train on, let it wait for more epochs"
+    return f"{ended}, and stays as it is: to train on, give --epochs {epochs + 1} or more"
 
 
 def share(totals: dict[str, float], block: Block, graphs: bool, blocked: float) -> dict[str, Any]:
@@ -46,6 +55,9 @@ def summary(
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     return {
         **setup.names,
+        "test_accuracy": results["tested"].get("accuracy"),
+        "test_loss": results["tested"].get("loss"),
+        "test_metrics": {k: v for k, v in results["tested"].items() if k != "loss"},
         "blocks": len(setup.blocks),
         "cuts": setup.blocks.cuts,
         "replicas": 1,

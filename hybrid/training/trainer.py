@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import ValidationError
+from torch.utils._pytree import tree_map
 
 from hybrid.cuts.partition import SAMPLES, Blocks
-from hybrid.data import Dataset
-from hybrid.links import AgreedError, Network, RankLinks, run_threads, run_virtual
-from hybrid.links.base import Program
+from hybrid.data import Data, Dataset, as_data
+from hybrid.links import RankLinks
 from hybrid.ranks import caches, launch
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import (
+    OptimiserSettings,
     RoundSettings,
     first_fault,
 )
 from hybrid.settings.rounds import WINDOW, settled, wanted_correction
+from hybrid.training.aims import Aims
+from hybrid.training.evaluation import measure, outputs
 from hybrid.training.run import Run
-from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts
+from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts, placed
+from hybrid.training.starting import start
+from hybrid.training.written import described
 from solvers import Solver, registry
 from solvers.base import Recording, Setup, Shape
+from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillStep, Gaps, fit
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,6 +63,7 @@ class Trainer(Options):
     rounds: RoundSettings = field(init=False)
 
     def __post_init__(self) -> None:
+        self.out = None if self.out is None else Path(self.out)  # a str will do
         own = ("window", "sweeps", "correct_every", "fill", "fill_step", "memory_gb")
         asked = {name: getattr(self, name) for name in own}
         try:
@@ -71,12 +81,16 @@ class Trainer(Options):
             **self.names,
         }
 
-    def fit(self, train: Dataset, test: Dataset, epochs: int | None = None) -> dict[str, Any]:
+    def fit(self, train: Any, test: Any, epochs: int | None = None) -> dict[str, Any]:
         """Train; give the summary, the same on every rank.
+
+        `train` and `test` are data sets of this package, any map-style data set of (input, target)
+        or dicts, or a pair of tensors.
 
         Raises ValueError for settings that cannot work, before training starts, and DivergedError
         (a ValueError) if the loss stops being finite. Afterwards the model holds the trained
-        weights: all of them after threads, under mpirun those of this rank's block.
+        weights (with train.ema their average): all of them after threads, under mpirun those of
+        this rank's block.
         """
         if epochs is not None:
             self.train = self.train.model_copy(update={"epochs": epochs})
@@ -87,8 +101,10 @@ class Trainer(Options):
             # measured cuts differ from rank to rank: the first rank's hold
             self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
         setup: RunSetup | ValueError
+        data: list[Data] = []
         try:
-            setup = self.setup(train, 1 if comm is None else comm.size)
+            data += as_data(train), as_data(test)
+            setup = self.setup(data[0], 1 if comm is None else comm.size, data[1])
         except ValueError as error:
             setup = error
 
@@ -96,36 +112,71 @@ class Trainer(Options):
             with links.agreement():
                 if isinstance(setup, ValueError):
                     raise setup
-            run = Run(setup, links, train, test, request)
+            run = Run(setup, links, data[0], data[1], request)
             leave_if_asked(links, request)
             return run.fit()
 
-        with listening() as request:
-            return self._start(comm, program, setup)
-
-    def _start(
-        self, comm: Any, program: Program[dict[str, Any]], setup: RunSetup | ValueError
-    ) -> dict[str, Any]:
-        """Run the program on MPI ranks, virtual ranks or threads."""
-        size = len(self.blocks)
-        if comm is None:
-            if isinstance(setup, ValueError):
-                raise AgreedError(str(setup))
-            threads = torch.get_num_threads()
-            if self.links.kind == "virtual":
-                return run_virtual(size, program, Network.asked(self.links), threads)[0]
-            return run_threads(size, program, threads)[0]
-        from hybrid.links import probe
-        from hybrid.links.mpi import run_mpi
-
-        found = launch.ranks()
-        local_rank = found.local_rank if found else 0
+        failed = setup if isinstance(setup, ValueError) else None
         device = None if isinstance(setup, ValueError) else setup.device
-        direct = probe.agreed(self.links.gpu_aware, device, comm, local_rank)
-        timeout = self.links.timeout
-        if timeout is None:
-            timeout = 1800.0 if "SLURM_JOB_ID" in os.environ else 0.0
-        return run_mpi(comm, program, device, direct.direct, timeout)[0]
+        try:
+            with listening() as request:
+                return start(program, len(self.blocks), self.links, device, failed)
+        finally:
+            for each in data:
+                each.close()
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
+
+        def measured(block: Block, links: RankLinks, known: Data, aims: Aims) -> dict[str, float]:
+            return measure(block, links, known, aims.test, self.train.batch_size)
+
+        return self._through(data, measured)
+
+    def predict(self, data: Any) -> Any:
+        """The network's outputs for `data`, (N, ...), on every rank.
+
+        `data` is as in `fit`, or a tensor of inputs alone.
+        """
+
+        def gathered(block: Block, links: RankLinks, known: Data, aims: Aims) -> Any:
+            found = [out for _, out in outputs(block, links, known, self.train.batch_size)]
+            whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None
+            return links.all_gather(whole)[-1]
+
+        inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
+        return self._through(inputs, gathered, tried=data is inputs)
+
+    def _through(
+        self, given: Any, use: Callable[[Block, RankLinks, Data, Aims], T], tried: bool = True
+    ) -> T:
+        """Use every rank's block, as it is, on data."""
+        comm = launch.communicator()
+        torch.set_num_threads(self.threads(len(self.blocks)))
+        device = launch.device(self.train.device)
+        failed: ValueError | None = None
+        try:
+            data = as_data(given)
+            self._check_ranks(1 if comm is None else comm.size)
+            self.blocks = self.blocks.fitted(data.sample(2)[0])
+            options = replace(self, batch_transform=None)
+            aims = Aims.settle(options, self.blocks, data, data) if tried else Aims.none()
+        except ValueError as error:
+            failed = error
+
+        def program(links: RankLinks) -> T:
+            with links.agreement():
+                if failed is not None:
+                    raise failed
+            module, rank = placed(self.blocks.module(links.rank), device), links.rank
+            precision = getattr(torch, self.train.precision)
+            return use(Block(module, rank, links.size, {}, device, precision), links, data, aims)
+
+        try:
+            return start(program, len(self.blocks), self.links, device, failed)
+        finally:
+            if failed is None and data is not given:
+                data.close()
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
@@ -133,10 +184,13 @@ class Trainer(Options):
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
-    def setup(self, train: Dataset, ranks: int = 1) -> RunSetup:
+    def setup(self, train: Data, ranks: int = 1, test: Data | None = None) -> RunSetup:
         """What the run is; ValueError, with the remedy, for settings that cannot work."""
         self._check(train, ranks)
-        sample = torch.zeros(SAMPLES, *train.shape).to(memory_format=torch.channels_last)
+        inputs, _ = train.sample(SAMPLES)
+        self.blocks = self.blocks.fitted(inputs)
+        aims = Aims.settle(self, self.blocks, train, test or train)
+        sample = self.blocks.packed(inputs)
         shapes = self.blocks.cut_shapes(sample)
         steps = self.sampler(len(train), self.train.seed).batches(self.train.batch_size)
         rounds, alternates = self.rounds, self.solver.alternates
@@ -153,18 +207,22 @@ class Trainer(Options):
             own_fill=rounds.fill_step == "own",
             correct_every=rounds.correct_every or 0,
             factorised=factorised_cuts(self.blocks),
+            output=aims.output,
+            several_outputs=aims.output is None,
+            packed=self.blocks.packed_cuts,
+            bundled=self.blocks.bundled,
             compiled=self.train.compile,
         )
         drawing = self.blocks.drawing(sample)
-        self._check_method(setup, bool(drawing))
+        self._check_method(setup, any(drawing))
         gaps = self._gaps(sample) if rounds.fill else []
         self._check_gaps(gaps, setup)
-        augmentation = train.augmentation
-        augmented = bool(augmentation.pad or augmentation.flip or augmentation.cutout)
+        augmented = train.augmented
+        cutout = train.augmentation.cutout if isinstance(train, Dataset) else 0
         keeps = carried and not setup.correct_every and issubclass(self.solver.program, Recording)
-        if keeps and augmentation.cutout:
+        if keeps and cutout:
             raise ValueError(
-                f"data.cutout is {augmentation.cutout}, but rounds.correct_every is 0 and "
+                f"data.cutout is {cutout}, but rounds.correct_every is 0 and "
                 "rounds.window all, which trains on plain images: leave it out"
             )
         norms = torch.nn.modules.batchnorm._BatchNorm
@@ -191,21 +249,29 @@ class Trainer(Options):
             memory_gb=rounds.memory_gb,
             device=device,
             kernels=choose(self.train.kernels, device.type == "cuda"),
+            objective=aims.training,
+            tested=aims.test,
+            mix=aims.mix,
+            test_batch_size=500 if isinstance(test, Dataset) else self.train.batch_size,
             drawing=drawing,
-            **self.options(),
+            **self.options()
+            | {"describe": self.describe or partial(described, self, method, rounds)},
         )
 
-    def _check(self, train: Dataset, ranks: int) -> None:
+    def _check_ranks(self, ranks: int) -> None:
         size = len(self.blocks)
         if ranks not in (1, size) or (ranks == 1 and launch.communicator() and size > 1):
             raise ValueError(
                 f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
                 f"mpirun -n {size}, or ask for {ranks} blocks"
             )
+
+    def _check(self, train: Data, ranks: int) -> None:
+        self._check_ranks(ranks)
         if self.train.batch_size > len(train):
             raise ValueError(
                 f"the batch size is {self.train.batch_size} but there are {len(train)} training "
-                f"images: choose a batch size of at most {len(train)}"
+                f"samples: choose a batch size of at most {len(train)}"
             )
         if ranks > 1 and self.links.kind == "virtual":
             raise ValueError(
@@ -215,13 +281,17 @@ class Trainer(Options):
         if self.links.kind != "virtual":
             why = f"links.kind is {self.links.kind!r}"
             self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
-        if self.schedule.name != "step":
-            why = f"schedule.name is {self.schedule.name!r}"
-            self.schedule.refuse("schedule", why, "milestones", "gamma")
-        if self.optimiser.name != "sgd" or not self.optimiser.momentum:
-            self.optimiser.refuse("optimiser", "there is no momentum of SGD's", "nesterov")
-        if not self.optimiser.weight_decay:
-            self.optimiser.refuse("optimiser", "optimiser.weight_decay is 0", "decay_all")
+        self.check()
+        if not any(p.requires_grad for p in self.blocks.model.parameters()):
+            raise ValueError(
+                f"{type(self.blocks.model).__name__} has 0 parameters to train: give it layers "
+                "that have some, or let theirs require gradients"
+            )
+        if self.rounds.window == "all" and self.batch_transform is not None:
+            raise ValueError(
+                "rounds.window is all, which makes other mini-batches than those that "
+                "batch_transform mixed: give a number of mini-batches, or leave it out"
+            )
 
     def _check_method(self, setup: Setup, draws: bool) -> None:
         name, train = self.solver.name, self.train
@@ -232,9 +302,11 @@ class Trainer(Options):
         if self.solver.alternates and uncorrected:
             why = "rounds.correct_every is 0, and a forward pass alone has no use for it"
             self._refuse_correction(why, "micro_batches", "clip_norm", "recompute")
-            if self.solver.own_momentum:
+            if self.solver.own_momentum and isinstance(self.optimiser, OptimiserSettings):
                 why = f"all steps are local ones, and {name!r} has a momentum of its own"
                 self.optimiser.refuse("optimiser", why, "momentum")
+                if "momentum" in self.optimiser.arguments:
+                    raise ValueError(f"optimiser.arguments has a momentum, but {why}: leave it out")
         if setup.fills and train.precision == "float16":
             raise ValueError(
                 "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
@@ -270,6 +342,14 @@ class Trainer(Options):
 
     def _check_filters(self, shapes: list[Shape]) -> None:
         passes = self.solver if self.solver.exact else self.correction
+        for made, where in ((self.solver, "solver"), (self.correction, "correction")):
+            for name in ("messages", "storage"):
+                kind = getattr(made, name, "float32")
+                for cut in self.blocks.spoilt(kind):
+                    raise ValueError(
+                        f"{where}.{name} is {kind!r}, which would change the integers that "
+                        f"cross the cut before {cut}: choose float32, or another cut"
+                    )
         factor = max(getattr(self.solver, "filter", 1), getattr(passes, "filter", 1))
         for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
             if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):

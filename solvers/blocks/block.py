@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
+from solvers.blocks.average import Average
 from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from solvers.blocks.draws import Draws, Key
 from solvers.blocks.graphs import StepGraphs
+from solvers.blocks.kept import like
+from solvers.blocks.objective import FAULTS, Objective, described, failure
 from solvers.layers.projection import Projection
 from solvers.state import State
 from solvers.sync.base import Sync
 from solvers.windows import Classified
-
-
-def right_answers(out: Tensor, labels: Tensor) -> Tensor:
-    """How many logits (N, classes) are largest at their label (N,)."""
-    return (out.argmax(1) == labels).sum()
 
 
 @dataclass
@@ -30,7 +29,8 @@ class Block:
     """The contiguous run of units one rank owns, with its optimisers.
 
     `optimisers["exact"]` steps in exact passes; a solver steps with `optimisers["local"]`, which
-    is the same object unless the solver keeps a momentum of its own.
+    is the same object unless the solver keeps a momentum of its own. `optimisers["ema"]`, if there
+    is one, averages the weights.
     """
 
     module: nn.Module
@@ -39,8 +39,7 @@ class Block:
     optimisers: dict[str, torch.optim.Optimizer]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
-    metric: Callable[[Tensor, Tensor], Tensor] = right_answers
+    objective: Objective = field(default_factory=Objective)
     cut_after: Projection | None = None
     """The next block's first layer, if it is a projection: what lam at that cut is held to."""
     rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
@@ -79,7 +78,7 @@ class Block:
 
     def forward(
         self, lam: Tensor, key: Key = (), weights: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
+    ) -> Any:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it.
 
         `key` (step, micro-batch, ...) fixes what random layers draw; `weights`, by their local
@@ -87,13 +86,18 @@ class Block:
         """
         if self.draws is not None:
             self.draws.draw_for(key)
-        with self.numbers():
-            if weights is None:
-                out: Tensor = self.module(lam)
-            else:
-                out = functional_call(self.module, dict(weights), (lam,))
+        try:
+            with self.numbers():
+                if weights is None:
+                    out: Any = self.module(lam)
+                else:
+                    out = functional_call(self.module, dict(weights), (lam,))
+        except FAULTS as error:
+            raise ValueError(
+                f"the forward pass fails on input {described(lam)}: {failure(error)}"
+            ) from error
         narrow = self.precision is not torch.float32
-        return out.float() if self.last and narrow else out
+        return tree_map(wide, out) if self.last and narrow else out
 
     def numbers(self) -> AbstractContextManager[Any]:
         """Within it torch computes in the block's precision."""
@@ -102,9 +106,9 @@ class Block:
         # weights are used once a pass, and what a cache keeps may not outlive a captured graph
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
-    def classify(self, out: Tensor, labels: Tensor) -> Classified:
-        """Loss and metric of the last block's output (or a head's) and the batch's labels."""
-        return Classified(self.loss(out, labels), self.metric(out.detach(), labels))
+    def classify(self, out: Any, labels: Tensor) -> Classified:
+        """Loss and metric of the last block's output (or a head's) and the batch's targets."""
+        return self.objective(out, labels)
 
     def step(
         self,
@@ -137,6 +141,28 @@ class Block:
             optimiser.zero_grad(set_to_none=True)
         if self.sync is not None:
             self.sync.after_step(self, kind)
+        if self.average is not None and kind != "auxiliary":
+            self.average.step()
+
+    @property
+    def average(self) -> Average | None:
+        """The moving average of the weights; None without one."""
+        found = self.optimisers.get("ema")
+        return found if isinstance(found, Average) else None
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the module has the averaged weights, if there is an average."""
+        self.swap_average()
+        try:
+            yield
+        finally:
+            self.swap_average()
+
+    def swap_average(self) -> None:
+        """Let the weights be the average, and the average the weights; nothing without one."""
+        if self.average is not None:
+            self.average.swap()
 
     def _clip(
         self, optimiser: torch.optim.Optimizer, clip_norm: float, everyone: AllGather | None
@@ -167,21 +193,24 @@ class Block:
         if not out.requires_grad:
             return
         scale = self.loss_scale
-        if scale == 1.0:
+        if scale != 1.0 and p_out is None:
+            out = out * scale
+        elif scale != 1.0 and p_out is not None:
+            p_out = (p_out * scale).to(out.dtype)
+        try:
             out.backward(p_out, retain_graph=retain_graph)
-        elif p_out is None:
-            (out * scale).backward(retain_graph=retain_graph)
-        else:
-            out.backward((p_out * scale).to(out.dtype), retain_graph=retain_graph)
+        except RuntimeError as error:
+            raise ValueError(f"the backward pass fails: {failure(error)}") from error
 
     def input_adjoint(self, lam: Tensor) -> Tensor:
         """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
-        assert lam.grad is not None
+        if lam.grad is None:  # nothing of it went into the loss
+            return torch.zeros_like(lam)
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
     def sample_adjoint(self, lam: Tensor) -> Tensor | None:
         """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
-        if lam.grad is None:
+        if not lam.requires_grad:
             return None
         return self.stored_adjoint(self.input_adjoint(lam) * len(lam))
 
@@ -204,20 +233,34 @@ class Block:
             self.scaler.load_state_dict(self.scaler.state_dict() | kept)
 
     def own_optimiser(self, momentum: float) -> None:
-        """Give local steps an optimiser of their own: like the exact one, but for its momentum."""
+        """Give local steps an optimiser of their own: like the exact one, but for its momentum.
+
+        That is beta_1 where it has betas; ValueError if it has neither.
+        """
         exact = self.optimisers["exact"]
-        kind: Callable[[Any], torch.optim.Optimizer] = type(exact)
         groups = [dict(group) for group in exact.param_groups]
         for group in groups:
-            if isinstance(exact, torch.optim.SGD):
-                group |= {"momentum": momentum, "nesterov": group["nesterov"] and momentum > 0}
+            if "momentum" in group:
+                group["momentum"] = momentum
+                if "nesterov" in group:
+                    group["nesterov"] = group["nesterov"] and momentum > 0
+            elif "betas" in group:
+                group["betas"] = (momentum, *group["betas"][1:])
             else:
-                group["betas"] = (momentum, 0.999)
-        self.optimisers["local"] = kind(groups)
+                raise ValueError(
+                    f"solver.momentum is {momentum:g}, but the optimiser {type(exact).__name__} "
+                    "has no momentum: leave it out, or take an optimiser.name that has one"
+                )
+        self.optimisers["local"] = like(exact, groups)
 
     def gradients(self) -> list[Tensor]:
         """The gradients at hand, in the order of the parameters."""
         return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+
+def wide(x: Any) -> Any:
+    """A floating-point tensor in float32, anything else as it is."""
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 def _has_gradients(optimiser: torch.optim.Optimizer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ class _Drawing(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if kwargs.get("generator") is not None:  # of a mode within this one, or the module's own
+            return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in func.tags or _drops_nothing(func, args, kwargs):
             return func(*args, **kwargs)
         self.drew = True
         given = (a.device for a in args if isinstance(a, Tensor))
@@ -67,36 +70,45 @@ class Draws:
 
     With the same key a unit draws the same numbers: on every kind of links, run after run,
     resumed or not, and again where a pass is recomputed or replayed. `units` tells each such
-    part's unit by its number in the whole network.
+    part's unit by its number in the whole network, or its calls in a pass by a number each.
     """
 
-    def __init__(self, seed: int, units: Mapping[nn.Module, int]) -> None:
+    def __init__(self, seed: int, units: Mapping[nn.Module, tuple[int, ...]]) -> None:
         self.seed, self.units = seed, units
         self._key: Key = ()
+        self._calls: dict[nn.Module, int] = {}
         self._modes: list[_Drawing] = []
         self._hooks: list[Any] = []
 
     def draw_for(self, key: Key) -> None:
         """The pass that comes next is `key`'s."""
-        self._key = key
+        # two blocks on threads may call one module
+        self._key, self._thread = key, get_ident()
+        self._calls.clear()
         if not self._hooks:
             self._install()
 
     def _install(self) -> None:
-        for part, unit in self.units.items():
+        for part, numbers in self.units.items():
             # the residual branch of a reversible unit is run by itself, too
             module = part.residual if isinstance(part, Reversible) else part
             self._hooks += [
-                module.register_forward_pre_hook(partial(self._begin, unit)),
+                module.register_forward_pre_hook(partial(self._begin, numbers)),
                 module.register_forward_hook(self._end, always_call=True),
             ]
 
-    def _begin(self, unit: int, module: nn.Module, args: Any) -> None:
-        mode = _Drawing((self.seed, *self._key, unit))
+    def _begin(self, numbers: tuple[int, ...], module: nn.Module, args: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        call = self._calls.get(module, 0)
+        self._calls[module] = call + 1
+        mode = _Drawing((self.seed, *self._key, numbers[call % len(numbers)]))
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
+        if get_ident() != self._thread:
+            return
         self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
@@ -105,15 +117,45 @@ class Draws:
             self._hooks.pop().remove()
 
 
-def drawing(parts: Iterable[nn.Module], x: Tensor) -> list[bool]:
-    """Which of the parts, run one after the other from x in training mode, draw random numbers."""
-    found = []
-    with torch.no_grad():
-        for part in parts:
-            with _Drawing((0,)) as mode:
-                x = part(x)
-            found.append(mode.drew)
-    return found
+def drawing(
+    module: nn.Module, parts: Iterable[nn.Module], x: Tensor
+) -> tuple[list[nn.Module], Any]:
+    """Which of a module's parts draw random numbers in a pass over x, and what it gives.
+
+    One part may be within another, which then draws only what is drawn outside.
+    """
+    found: list[nn.Module] = []
+    modes: list[_Drawing] = []
+
+    def begin(part: nn.Module, args: Any) -> None:
+        modes.append(_Drawing((0,)))
+        modes[-1].__enter__()  # type: ignore[no-untyped-call]
+
+    def end(part: nn.Module, args: Any, out: Any) -> None:
+        mode = modes.pop()
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        found.extend([part] * mode.drew)
+
+    hooks = []
+    for part in parts:
+        hooks += [
+            part.register_forward_pre_hook(begin),
+            part.register_forward_hook(end, always_call=True),
+        ]
+    try:
+        return found, module(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _drops_nothing(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is attention without dropout, which draws nothing."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else argument.default_value
+            return not kwargs.get("dropout_p", given)
+    return False
 
 
 def _with_generator(func: Any, kwargs: dict[str, Any], generator: torch.Generator) -> Any:

@@ -99,7 +99,7 @@ class StepGraphs:
                 return self._capture.warm_up(lambda: compute(*tensors))
             try:
                 self._graphs[key] = self._captured(compute, tensors)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:  # the latter of a loss that failed
                 self.reason = f"not captured: {' '.join(str(error).split())[:200]}"
                 for parameter in self._parameters:
                     parameter.grad = None

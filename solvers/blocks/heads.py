@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
+from solvers.blocks.kept import from_tensors, kept, like, to_tensors
 from solvers.state import entries
 
+Shape = tuple[int, ...]
 LINEAR, MLP = "linear", "mlp"
 
 
@@ -21,10 +21,40 @@ def check(kind: str) -> None:
         raise ValueError(f"head is {kind!r}; write linear, or mlp:WIDTH as in mlp:128")
 
 
-class Head:
-    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimiser."""
+def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:
+    """Features and classes of a head that makes the network's output, a sample's, of x_k's.
 
-    def __init__(self, kind: str, block: Block, channels: int, classes: int) -> None:
+    ValueError if no head does: it knows vectors of classes or values, and one for every token.
+    """
+    tokens = len(shape) == 2 and not convolves
+    features = shape[-1] if tokens else shape[0]
+    if len(output) < 2:
+        return features, output[0] if output else 1
+    if tokens and len(output) == 2 and shape[0] in output:
+        return features, output[1] if output[0] == shape[0] else output[0]
+    raise ValueError(
+        f"no auxiliary head makes an output of shape {output} of a block's {shape}: choose another "
+        "solver, or a network with a vector, or one for every token, as its output"
+    )
+
+
+def convolves(module: nn.Module) -> bool:
+    """Whether features come before places in what it gives, (N, C, T) in place of (N, T, C)."""
+    return any(isinstance(part, nn.Conv1d) for part in module.modules())
+
+
+class Head:
+    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimiser.
+
+    By the rank of x_k: of images (N, C, H, W) and signals (N, C, T) it takes the mean over places,
+    of vectors (N, C) themselves; of tokens (N, T, C) it is a layer of each, whose mean is taken
+    unless the network has an output for every token, (N, T, classes) or (N, classes, T).
+    """
+
+    def __init__(self, kind: str, block: Block, shape: Shape, output: Shape) -> None:
+        self.shape, self.output = shape, output
+        self.tokens = len(shape) == 2 and not convolves(block.module)
+        channels, classes = sizes(shape, output, not self.tokens)
         # the same on every launch, and no draw from the generator that other threads use
         random = torch.Generator().manual_seed(1 + block.index)
         width = channels if kind == LINEAR else int(kind.partition(":")[2])
@@ -33,45 +63,50 @@ class Head:
         self.module.to(block.device, block.dtype)
         self.optimiser = _optimiser_like(block.optimisers["exact"], self.module)
         block.companions["local"] = self.optimiser
-        self.sizes = (channels, classes)
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
-        """Logits (N, classes) of x (N, C, H, W) or (N, C)."""
+        """The network's output (N, ...), as far as x (N, ...) tells."""
         with block.numbers():
-            pooled = x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x
-            logits: Tensor = self.module(pooled)
+            if self.tokens:
+                logits: Tensor = self.module(x)
+                if len(self.output) < 2:
+                    logits = logits.mean(1)
+                elif self.output[0] != x.shape[1]:
+                    logits = logits.transpose(1, 2)
+            else:
+                logits = self.module(x.mean(dim=tuple(range(2, x.dim()))) if x.dim() > 2 else x)
+        logits = logits.reshape(len(x), *self.output)
         return logits.float() if block.precision is not torch.float32 else logits
 
     def state(self) -> dict[str, Tensor]:
-        found = {"sizes": torch.tensor(self.sizes)}
+        found = {"shape": torch.tensor(self.shape), "output": torch.tensor(self.output)}
         found |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
-        for i, kept in self.optimiser.state_dict()["state"].items():
-            found |= {f"optimiser {i} {k}": t for k, t in kept.items() if torch.is_tensor(t)}
+        for i, slots in self.optimiser.state_dict()["state"].items():
+            found |= {f"optimiser {i} {k}": t for k, t in to_tensors(slots).items()}
         return found
 
     @classmethod
     def of_state(cls, kind: str, block: Block, state: dict[str, Tensor]) -> Head:
         """The head that gave `state`."""
-        channels, classes = state["sizes"].tolist()
-        made = cls(kind, block, channels, classes)
+        made = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
         made.module.load_state_dict(entries(state, "head."))
-        kept: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in entries(state, "optimiser ").items():
-            i, name = key.split(" ")
-            kept.setdefault(int(i), {})[name] = tensor.clone()
-        made.optimiser.load_state_dict({**made.optimiser.state_dict(), "state": kept})
+        parameters = [p for group in made.optimiser.param_groups for p in group["params"]]
+        for i, parameter in enumerate(parameters):
+            slots = entries(state, f"optimiser {i} ")
+            if slots:
+                model = kept(made.optimiser, parameter)
+                made.optimiser.state[parameter] = from_tensors(model, slots)
         return made
 
 
 def _optimiser_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
     """One of the same settings; biases decay if one-dimensional parameters do there."""
-    decays = [group["weight_decay"] for group in exact.param_groups]
+    decays = [group.get("weight_decay", 0.0) for group in exact.param_groups]
     groups = [
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
         {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": min(decays)},
     ]
-    kind: Callable[[Any], torch.optim.Optimizer] = type(exact)
-    return kind([exact.param_groups[0] | group for group in groups])
+    return like(exact, [exact.param_groups[0] | group for group in groups])
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:

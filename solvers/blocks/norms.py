@@ -17,7 +17,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
     norms = [
         m
         for m in module.modules()
-        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+        if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats
     ]
     for m in norms:
         m.track_running_stats = False

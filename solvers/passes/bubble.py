@@ -94,8 +94,7 @@ class BubbleFill:
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                ids = batch.ids[first:last]
-                part = Batch(ids, batch.learning_rate, batch.source, batch.step)
+                part = batch.part(first, last)
                 row = slot * self.samples
                 self._add(part, slice(row + first, row + last), first)
 

@@ -230,13 +230,13 @@ class DelayedProgram(Program):
         found = self.block.classify(self.block.forward(lam, part.key), part.labels)
         loss = found.loss * part.share
         self.block.backward(loss)
-        stats.correct.append(found.correct)
+        stats.scored(found.correct)
         self._finish(part, lam)
         return loss.detach()
 
     def _leaf(self, lam: Tensor | None) -> Tensor:
         assert lam is not None
-        return lam.detach().requires_grad_(not self.block.first)
+        return lam.detach() if self.block.first else lam.detach().requires_grad_()
 
     def _up(self, out: Tensor) -> None:
         self._wire.send(self.links.to_next, out)

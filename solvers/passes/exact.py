@@ -176,7 +176,7 @@ class _Pass:
             out = self.block.forward(lam, part.key)
         if part.labels is not None:
             found = self.block.classify(out, part.labels)
-            stats.correct.append(found.correct)
+            stats.scored(found.correct)
             out = found.loss * part.share
             self.losses.append(out.detach())
         else:
@@ -212,7 +212,7 @@ def _spared_statistics(module: nn.Module) -> Iterator[None]:
 
     Frozen ones would not do: what a recomputed pass saves must be what the first one saved.
     """
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     kept = [dict(m._buffers) for m in norms]
     for m in norms:
         m._buffers.update({k: b.clone() for k, b in m._buffers.items() if b is not None})

@@ -9,13 +9,14 @@ from solvers.kernels import couple
 
 def classify(
     key: Key, block: Block, with_input: bool, lam: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The last block's: (x, p_in if asked for, mean loss, right answers), and gradients."""
-    lam = lam.detach().requires_grad_(with_input)
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """The last block's: (its loss for x, p_in if asked for, mean loss, score), and gradients."""
+    lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     found = block.classify(x, labels)
     block.backward(found.loss)
-    return x.detach(), block.sample_adjoint(lam), found.loss.detach(), found.correct
+    loss = found.loss.detach()
+    return loss, block.sample_adjoint(lam), loss, found.correct
 
 
 def approach(
@@ -29,7 +30,7 @@ def approach(
     kappa: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """The others': (x, p_in, mean coupling, its squares), and gradients in the parameters."""
-    lam = lam.detach().requires_grad_(with_input)
+    lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     # scaled before it is rounded to x's format
     samples = len(lam) / block.loss_scale

@@ -5,10 +5,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from problems import assert_weights_moved, make_problem
+from problems import Fixed, assert_weights_moved, make_problem
 
-from solvers import AuxNet
+from hybrid import split
+from hybrid.links import run_threads
+from solvers import AuxNet, Batch, Block, Setup, Window
 from solvers.auxnet import auxiliary_network
+from solvers.blocks.objective import Objective
 from solvers.state import State
 
 CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
@@ -155,3 +158,26 @@ def test_a_network_of_another_size_is_refused_in_one_line():
     other = AuxNet(width=8).start(mine.block, mine.links, problem.setup())
     with pytest.raises(ValueError, match=r"^[^\n]*solver\.width=4 and solver\.depth=1$"):
         other.load_state(State(cut=mine.state().cut))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)], ids=["vectors", "tokens"])
+def test_what_it_generates_goes_on_from_its_state_whatever_its_rank(shape):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(4, 4).double() for _ in range(2)))
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    blocks = split(network, cuts=["1"])
+    batch = Batch(torch.arange(6), 0.1, Fixed(x, torch.arange(6) % 3))
+    objective = Objective(lambda out, y: out.square().mean(), {})
+
+    def program(links):
+        module = blocks.module(links.rank)
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        made = Block(module, links.rank, 2, {"exact": sgd, "local": sgd}, objective=objective)
+        mine = AuxNet(momentum=None).start(made, links, Setup((shape,), 6, window=1))
+        mine.train(Window([batch]))
+        other = AuxNet(momentum=None).start(made, links, Setup((shape,), 6, window=1))
+        other.load_state(State(cut=mine.state().cut))
+        kept, again = mine.state().cut, other.state().cut
+        return kept.keys() == again.keys() and all(torch.equal(kept[k], again[k]) for k in kept)
+
+    assert all(run_threads(2, program))

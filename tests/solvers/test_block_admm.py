@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
 from solvers import AugmentedLagrangian, Batch, BlockADMM
+from solvers.blocks.objective import Objective
 from solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -290,7 +291,7 @@ def linear_chain(K):
         def build(self, index, lr=0.1, momentum=0.9):
             made = super().build(index, lr, momentum=0.0)
             made.optimisers["exact"].param_groups[0]["weight_decay"] = 0.05
-            made.loss = loss
+            made.objective = Objective(loss, {})
             return made
 
     def objective(W):

@@ -177,7 +177,7 @@ def test_heads_step_with_the_settings_of_their_block(name):
     settings = OptimiserSettings(name=name, lr=0.2, momentum=0.8, weight_decay=0.01)
     block = four_blocks().build(0)
     block.optimisers["exact"] = make(block.module, settings)
-    head = Head("mlp:3", block, 4, 10)
+    head = Head("mlp:3", block, (4, 2, 2), (10,))
     exact = block.optimisers["exact"]
     assert type(head.optimiser) is type(exact)
     assert [g["weight_decay"] for g in head.optimiser.param_groups] == [0.01, 0.0]

@@ -30,7 +30,9 @@ class Noted:
     cores: list = field(default_factory=list)
     busy_seconds: float = 0.0
 
-    def images(self, ids):
+    mixes = False
+
+    def images(self, ids, step=0):
         self.images_made += len(ids)
         self.cores.append([len(os.sched_getaffinity(0)), torch.get_num_threads()])
         start = perf_counter()
@@ -39,7 +41,7 @@ class Noted:
         made = [torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(int(i))) for i in ids]
         return torch.stack(made).to(memory_format=torch.channels_last)
 
-    def labels(self, ids):
+    def labels(self, ids, step=0):
         self.labels_made += len(ids)
         return ids % 10
 

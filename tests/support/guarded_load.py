@@ -21,11 +21,11 @@ WATCHED_TOO = ("import", "compile", "exec", "ctypes.dlopen", "marshal.loads", "c
 def reader(kind: str) -> Callable[[Path], Any]:
     """What reads files of a kind; imported alone, to be quick."""
     if kind == "cifar":
-        from hybrid.data import formats
+        from hybrid.data.files import formats
 
         return formats.read_cifar_python
     if kind == "tar":
-        from hybrid.data import download
+        from hybrid.data.files import download
 
         download.MOST_BYTES = 1 << 26  # quicker to reach
         return lambda path: download.extract(path, ["a.bin"], path.with_suffix(".out"))

@@ -27,10 +27,12 @@ class Fixed:
     x: Tensor
     y: Tensor
 
-    def images(self, ids: Tensor) -> Tensor:
+    mixes = False
+
+    def images(self, ids: Tensor, step: int = 0) -> Tensor:
         return self.x[ids]
 
-    def labels(self, ids: Tensor) -> Tensor:
+    def labels(self, ids: Tensor, step: int = 0) -> Tensor:
         return self.y[ids]
 
 

@@ -55,7 +55,10 @@ def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_secon
     failed = float(done.stdout.splitlines()[-1])
     assert time.time() - failed < 10
     assert done.returncode != 0
-    assert done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck") == 1
+    assert (
+        done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck (script.py, line 8)")
+        == 1
+    )
     log = Path(done.stderr.split("details in ")[1].split(")")[0])
     assert "Traceback" not in done.stderr
     assert "in fails" in log.read_text()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hybrid import models, split
+from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import OPERATIONS_A_BYTE
-from hybrid.cuts.partition import BALANCES, balanced_starts
+from hybrid.cuts.partition import BALANCES
 
 
 def resnet(depth=14):

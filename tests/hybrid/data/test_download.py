@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from hybrid.data.download import extract, retrieve
+from hybrid.data.files.download import extract, retrieve
 
 
 def archive(path, entries):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data.formats import read_cifar_binary, read_cifar_python, read_idx
+from hybrid.data.files.formats import read_cifar_binary, read_cifar_python, read_idx
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
 LABELS = [3, 0, 9, 1]

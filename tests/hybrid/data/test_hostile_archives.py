@@ -16,9 +16,10 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data import download, fetch, sources
-from hybrid.data.download import extract
-from hybrid.data.formats import read_idx
+from hybrid.data import fetch, sources
+from hybrid.data.files import download
+from hybrid.data.files.download import extract
+from hybrid.data.files.formats import read_idx
 
 GUARDED = Path(__file__).parents[2] / "support" / "guarded_load.py"
 
@@ -187,7 +188,7 @@ def test_an_idx_bomb_is_refused_by_its_header(tmp_path):
 
 @pytest.mark.parametrize("sizes", [(1 << 32) - 1, 1 << 29])
 def test_an_idx_file_that_unpacks_without_end_is_left_early(tmp_path, sizes, monkeypatch):
-    monkeypatch.setattr("hybrid.data.formats.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("hybrid.data.files.formats.MOST_BYTES", 1 << 20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(idx(sizes) + bytes(1 << 22)))
     with pytest.raises(ValueError, match=f"has 1048585 or more bytes, expected {sizes + 8}"):

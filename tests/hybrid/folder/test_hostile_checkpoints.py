@@ -193,7 +193,7 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         ({"units": {"stem": None}}, "units.stem is None"),
         ({"states": None}, "states is None"),
         ({"cuts": "layer2.0"}, "cuts is 'layer2.0'"),
-        ({"test_accuracy": "\x1b[2J"}, "test_accuracy is '\\x1b[2J'"),
+        ({"tested": {"a": "\x1b[2J"}}, "tested.a is '\\x1b[2J'"),
         ({"model": 5}, "model is 5"),
     ],
     ids=str,

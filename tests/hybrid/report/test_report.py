@@ -172,7 +172,7 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
     path = run_folder / "config.toml"
     path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
-        restore.restore(run_folder, None)
+        restore.restore(run_folder)
 
 
 def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):

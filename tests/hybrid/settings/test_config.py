@@ -69,7 +69,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("optimiser.lr", float("nan"), "a finite number"),
         ("optimiser.momentum", 1.0, "less than 1"),
         ("schedule.warmup_epochs", float("inf"), "a finite number"),
-        ("schedule.name", "cosin", "'cosine', 'linear', 'step' or 'constant'"),
+        ("schedule.name", "cosin", "did you mean 'cosine'?"),
         ("rounds.window", 0, "an integer of at least 1, or all"),
         ("rounds.window", "some", "an integer of at least 1, or all"),
         ("rounds.window", 2.5, "an integer of at least 1, or all"),

@@ -105,6 +105,25 @@ def test_a_run_of_threads_goes_on_under_mpirun_and_back_with_the_same_bits(world
     assert digests(ranks) == digests(whole)
 
 
+def test_a_run_stops_early_on_all_ranks_where_it_does_on_threads(world, hybrid, tmp_path):
+    # BatchNorm's statistics move though the weights do not
+    still = ("--epochs", 30, "--lr", "1e-12", "--set", "train.early_stop=1")
+    ranks, threads = tmp_path / "ranks", tmp_path / "threads"
+    output(world.hybrid(2, *FLAGS, *still, "--solver", "backprop", "--out", ranks))
+    output(hybrid(*FLAGS, *still, "--solver", "backprop", "--blocks", 2, "--out", threads))
+    told = [[summary(run)[key] for key in ("epochs", "stopped_early")] for run in (ranks, threads)]
+    assert told[0] == told[1]
+    assert told[0][0] < 30
+    again = output(world.hybrid(2, "train", "--resume", "--out", ranks))
+    assert f"has ended after {told[0][0]} epochs (EarlyStopping: no better test metric" in again
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_report", "on_epoch", "state", "on_end"])
+def test_an_exception_in_a_callback_of_the_first_rank_ends_all(hook, world, tmp_path):
+    said = world.run(2, "callback_program:failed", hook, tmp_path / "run")
+    assert said == [f"callback Failing failed in {hook}: out of luck"] * 2
+
+
 def test_a_hopeless_run_ends_with_one_line(world, tmp_path):
     status, out, err = world.hybrid(2, *FLAGS, "--lr", "1e9", "--out", tmp_path / "run")
     assert status == 1

@@ -50,7 +50,7 @@ def drawn(x):
     def run(module, key, unit=0):
         for draws in installed:
             draws.remove()
-        installed.append(Draws(7, {module: unit}))
+        installed.append(Draws(7, {module: (unit,)}))
         installed[-1].draw_for(key)
         return module.train()(x)
 
@@ -80,8 +80,10 @@ def test_a_reversible_unit_draws_the_same_where_its_branch_is_run_alone(x, drawn
 
 def test_parts_that_draw_are_found_and_hooks_do_not_stay(x):
     parts = [nn.Identity(), UNITS["nested"], nn.ReLU(), UNITS["rand"]]
-    assert drawing(parts, x) == [False, True, False, True]
-    draws = Draws(0, dict.fromkeys(parts, 0))
+    found, out = drawing(nn.Sequential(*parts), parts, x)
+    assert found == [parts[1], parts[3]]
+    assert out.shape == x.shape
+    draws = Draws(0, dict.fromkeys(parts, (0,)))
     assert not any(part._forward_hooks for part in parts)
     draws.draw_for(())
     assert all(part._forward_hooks for part in parts)
@@ -93,5 +95,6 @@ def test_what_no_generator_fixes_is_refused_in_one_line(x):
     tags = (torch.Tag.nondeterministic_seeded,)
     torch.library.define("tests::noise", "(Tensor x) -> Tensor", tags=tags)
     torch.library.impl("tests::noise", "CPU", torch.rand_like)
+    layer = Layer(torch.ops.tests.noise)
     with pytest.raises(ValueError, match=r"^tests\.noise[^\n]* no generator fixes[^\n]*$"):
-        drawing([Layer(torch.ops.tests.noise)], x)
+        drawing(layer, [layer], x)

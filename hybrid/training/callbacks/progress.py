@@ -4,49 +4,52 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid.errors import tell
 from hybrid.ranks.launch import launched_size
 from hybrid.rounds.report import PhaseReport
+from hybrid.training.callbacks.base import Callback, RunInfo
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
 
-class Progress:
+class Progress(Callback):
     """Tells how a run goes. Ranks other than 0, and library runs with `quiet`, say nothing."""
 
-    def __init__(
-        self,
-        epochs: int,
-        steps_per_epoch: int,
-        start_step: int,
-        quiet: bool,
-        tests: int = 0,
-        test_steps: float = 0.0,
-    ) -> None:
-        self.epochs, self.steps_per_epoch, self.quiet = epochs, steps_per_epoch, quiet
-        self.start_step = start_step
-        self.tests, self.test_steps = tests, test_steps
-        """Tests to come, and what one takes in units of steps."""
+    def __init__(self, quiet: bool, evaluate_every: int = 1, test_steps: float = 0.0) -> None:
+        self.quiet, self.evaluate_every = quiet, evaluate_every
+        self.test_steps = test_steps
+        """What a test takes, in units of steps."""
         self.tested = 0.0
         """Tests so far, in units of steps."""
         self.images = 0
         """Of the newest reports."""
+        self.reports: Sequence[PhaseReport] = ()
         self.begun = self.spoken = perf_counter()
         self._bar: tuple[RichProgress, TaskID] | None = None
-        plain = any(name in os.environ for name in ("CI", "NO_COLOR", "SLURM_JOB_ID"))
-        if not quiet and not plain and _terminal():
-            self._bar = self._live(start_step)
 
-    def step(self, step: int, reports: list[PhaseReport], images: int) -> None:
-        """Show the newest losses, of so many images; as a plain line every 30 seconds at most."""
-        self.images = images
+    def on_start(self, run: RunInfo) -> None:
+        self.epochs, self.steps_per_epoch = run.epochs, run.steps_per_epoch
+        self.batch_size, self.start_step = run.batch_size, run.step
+        self.on_rollback(run)
+        self.begun = self.spoken = perf_counter()
+        plain = any(name in os.environ for name in ("CI", "NO_COLOR", "SLURM_JOB_ID"))
+        if not self.quiet and not plain and _terminal():
+            self._bar = self._live(run.step)
+
+    def on_rollback(self, run: RunInfo) -> None:
+        self.step, self.newest = run.step, tested_of(run.results)
+
+    def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
+        """Show the newest losses; as a plain line every 30 seconds at most."""
+        self.images, self.step = (step - self.step) * self.batch_size, step
+        self.reports = reports
         if self.quiet:
             return
         text = self._text(step, reports)
@@ -74,12 +77,16 @@ class Progress:
             bar, task = self._bar
             bar.advance(task, self.test_steps)
 
-    def epoch(self, epoch: int, reports: list[PhaseReport], test: float | None) -> None:
-        """One line an epoch."""
+    def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+        """One line an epoch, with the newest test."""
+        self.newest = tested_of(results) or self.newest
         if not self.quiet:
-            text = self._text(epoch * self.steps_per_epoch, reports)
-            shown = "" if test is None else f"test {test:6.2%}  "
+            text = self._text(epoch * self.steps_per_epoch, self.reports)
+            shown = f"test {shown_test(self.newest)}  " if self.newest else ""
             self._say(f"epoch {epoch}/{self.epochs}  {shown}{text}")
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        self.close()
 
     def say(self, text: str) -> None:
         """A plain line."""
@@ -91,7 +98,7 @@ class Progress:
         if self._bar is not None:
             self._bar[0].stop()
 
-    def _text(self, step: int, reports: list[PhaseReport]) -> str:
+    def _text(self, step: int, reports: Sequence[PhaseReport]) -> str:
         serial = reports[0]
         elapsed = perf_counter() - self.begun
         done = step - self.start_step
@@ -99,7 +106,7 @@ class Progress:
         seconds = sum(report.seconds for report in reports)
         parts = [
             f"loss {serial.loss:.4f}",
-            f"accuracy {serial.accuracy:6.2%}",
+            *([] if serial.accuracy is None else [f"accuracy {serial.accuracy:6.2%}"]),
             f"{self.images / max(seconds, 1e-9):,.0f} images/s",
         ]
         if any(reports[-1].residual):
@@ -121,10 +128,28 @@ class Progress:
         bar = RichProgress(
             BarColumn(20), TextColumn("{task.percentage:3.0f}%  {task.fields[status]}")
         )
-        total = self.epochs * self.steps_per_epoch + self.tests * self.test_steps
+        every, done = self.evaluate_every, start_step // self.steps_per_epoch
+        tests = -(-self.epochs // every) - done // every
+        total = self.epochs * self.steps_per_epoch + tests * self.test_steps
         task = bar.add_task("", total=total, completed=start_step, status="")
         bar.start()
         return bar, task
+
+
+def tested_of(results: Mapping[str, float | None]) -> dict[str, float]:
+    """Loss and metrics of the test, if it was made."""
+    found = {k.removeprefix("test_"): v for k, v in results.items() if k.startswith("test_")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def shown_test(tested: Mapping[str, float]) -> str:
+    """Accuracy as it is known to everyone, other metrics and, without any, the loss by name."""
+    shown = [
+        f"{value:6.2%}" if name == "accuracy" else f"{name} {value:.4g}"
+        for name, value in tested.items()
+        if name != "loss" or len(tested) == 1
+    ]
+    return "  ".join(shown)
 
 
 def _terminal() -> bool:

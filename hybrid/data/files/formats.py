@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.data.unpickle import MOST_BYTES, PickledArray, unpickle
+from hybrid.data.files.unpickle import MOST_BYTES, PickledArray, unpickle
 
 _PIXELS = 3 * 32 * 32
 _DIMENSIONS = 8

@@ -1,0 +1,35 @@
+"""Contiguous runs of about equal cost."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import inf
+
+
+def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
+    """Starts of `blocks` contiguous runs whose largest sum is least.
+
+    Exact, by dynamic programming; among equals the sum of squares decides, then the earlier cut.
+    """
+    sums = [0.0, *accumulate(costs)]
+    peak, _ = _best_runs(sums, blocks, max)
+    _, starts = _best_runs(
+        sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
+    )
+    return starts
+
+
+def _best_runs(
+    sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The least score, and the starts that have it; `extend` adds a run to a score."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for _ in range(blocks):
+        best = {
+            end: min(
+                (extend(score, sums[end] - sums[start]), [*starts, start])
+                for start, (score, starts) in best.items()
+                if start < end
+            )
+            for end in range(min(best) + 1, len(sums))
+        }
+    return best[len(sums) - 1]

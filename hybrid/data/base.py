@@ -1,0 +1,76 @@
+"""What training needs of a data set, whatever it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from solvers.blocks.objective import LEFT_OUT
+from solvers.layers.bundle import Bundle
+
+"""A target that torch's cross-entropy ignores."""
+
+
+class Data(ABC):
+    """Samples by number: a pure function of (seed, epoch, number), on every rank that asks."""
+
+    inputs: Bundle | None = None
+    """Of the network's inputs, where they are not one tensor."""
+    answers: Bundle | None = None
+    """Of the targets, where they are not one tensor."""
+    together: bool = False
+    """Whether a mini-batch is made as a whole, and a part of it best taken from that."""
+    augmented: bool = False
+    """Whether samples are drawn anew in every epoch."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
+        """The network's inputs for the samples `ids`, int64 (N,): (N, ...)."""
+
+    @abstractmethod
+    def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
+        """The targets of the samples `ids`: (N, ...)."""
+
+    @abstractmethod
+    def sample(self, count: int) -> tuple[Any, Any]:
+        """Inputs and targets like those of `count` samples, as the network and the loss get them.
+
+        To learn shapes by: what they hold may be made up.
+        """
+
+    def expect_classes(self, count: int) -> None:  # noqa: B027
+        """Told that targets are to be classes below `count`, or LEFT_OUT; 0: they need not be.
+
+        ValueError for one that is not, if they are known; else `targets` raises it.
+        """
+
+    def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
+        """Told of the mini-batches that will be asked for, in their order."""
+
+    def only(self, images: bool, labels: bool) -> Data:
+        """For a rank that asks for inputs, for targets, for both or for none of them."""
+        return self
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what was opened to read samples."""
+
+
+def check_classes(targets: Tensor, count: int, ids: Tensor | None = None) -> None:
+    """ValueError for a target (N, ...) that is no class below `count`; its sample is ids[i], or i.
+
+    LEFT_OUT is none, and allowed.
+    """
+    wrong = ((targets < 0) & (targets != LEFT_OUT)) | (targets >= count)
+    if not wrong.any():
+        return
+    row = int(wrong.flatten(1).any(1).nonzero()[0] if wrong.dim() > 1 else wrong.nonzero()[0])
+    raise ValueError(
+        f"sample {row if ids is None else int(ids[row])} of the data set has the target "
+        f"{int(targets[row][wrong[row]].flatten()[0])}, but the network's output has {count} "
+        f"classes, 0 to {count - 1}: correct it, or give the network more outputs"
+    )

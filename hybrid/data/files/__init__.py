@@ -1,0 +1,1 @@
+"""Files of data sets: from the network, out of their archives and formats, safely."""

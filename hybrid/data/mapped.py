@@ -1,0 +1,238 @@
+"""A user's map-style data set, as training sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from hybrid.data.base import Data, check_classes
+from hybrid.data.fetching import Pool
+from hybrid.errors import told
+from hybrid.settings.config import WorkerKind
+from solvers.layers.bundle import Bundle
+
+AHEAD = 2
+"""Batches that each worker has under way or ready."""
+KEPT = 8
+"""Batches that are kept after they were asked for: another block of this process, or a local step,
+may ask again."""
+TARGETS = ("target", "targets", "label", "labels", "y")
+"""The keys that name the target of a dict."""
+
+
+class Mapped(Data):
+    """Any data set with a length and items: torch's, torchvision's, Hugging Face's.
+
+    An item is (input, target), (input, input, ..., target) or a dict. What its transforms draw from
+    `random`, numpy and torch is a function of (seed, epoch, number of the sample) alone.
+    """
+
+    together = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        inputs: str | Sequence[str] = (),
+        target: str = "",
+        collate: Callable[[list[Any]], Any] | None = None,
+        workers: int = 0,
+        worker_kind: WorkerKind = "thread",
+        augmented: bool = False,
+    ) -> None:
+        """Make it known to a trainer.
+
+        inputs, target: keys of a dict; unset: the target is called target, label(s) or y, and all
+        others are inputs. collate: items -> (inputs, targets) or a dict, batched; None: torch's.
+        workers: threads or processes that read ahead; 0: none. Threads take turns, because what
+        transforms draw from is the process's: more than one pays for processes alone.
+        augmented: whether transforms draw, so that a sample is another one in every epoch.
+        """
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                f"{type(dataset).__name__} is an IterableDataset, whose samples have no numbers, "
+                "so that ranks cannot agree on a mini-batch or go on from a checkpoint: give a "
+                "map-style data set"
+            )
+        if isinstance(dataset, DataLoader):
+            raise ValueError(
+                "training makes its own mini-batches, and was given a DataLoader: give its "
+                ".dataset, with train.batch_size, collate= and workers= as it has them"
+            )
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise ValueError(
+                f"a {type(dataset).__name__} is no data set: it needs __len__ and __getitem__"
+            )
+        self.dataset, self.augmented = dataset, augmented
+        self._count = _length(dataset)
+        self._classes = 0
+        self._keys = ((inputs,) if isinstance(inputs, str) else tuple(inputs), target)
+        self._pool = Pool(dataset, collate or _collate, workers, worker_kind)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
+        self._order: list[tuple[Any, ...]] = []
+        self._place: dict[tuple[Any, ...], int] = {}
+        first, second = self.sample(2)
+        self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
+        self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
+        inputs: Tensor = self._pair(ids, seed, epoch if augment else 0)[0]
+        if self.inputs is not None:
+            return self.inputs.pack(inputs)
+        image = inputs.dim() == 4 and inputs.is_floating_point()
+        # a copy: what is kept may be asked for again, and modules may write to their input
+        return inputs.clone(memory_format=torch.channels_last if image else torch.contiguous_format)
+
+    def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
+        targets: Tensor = self._pair(ids, seed, epoch)[1]
+        if self.answers is not None:
+            return self.answers.pack(targets)
+        if self._classes:
+            check_classes(targets, self._classes, ids)
+        return targets.clone()
+
+    def expect_classes(self, count: int) -> None:
+        if count and type(self.dataset) is TensorDataset:
+            check_classes(self.dataset.tensors[-1], count)
+        self._classes = count
+
+    def sample(self, count: int) -> tuple[Any, Any]:
+        ids = torch.arange(min(2, self._count))
+        rows = torch.arange(count) % len(ids)
+        inputs, targets = tree_map(lambda x: x[rows], self._pair(ids, 0, 0))
+        return inputs, targets
+
+    def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
+        with self._lock:
+            self._order = [_key(ids, seed, epoch) for ids in batches]
+            self._place = {key: i for i, key in enumerate(self._order)}
+
+    def close(self) -> None:
+        with self._lock:
+            self._known.clear()
+            self._pool.close()
+
+    def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
+        """Inputs and targets of the samples, and begin on those that will be asked for next."""
+        key = _key(ids, seed, epoch)
+        with self._lock:
+            future = self._submit(key)
+            if self._pool.workers and key in self._place:
+                next_, ahead = self._place[key] + 1, AHEAD * self._pool.workers
+                for other in islice(self._order, next_, next_ + ahead):
+                    self._submit(other)
+            most = KEPT + AHEAD * self._pool.workers
+            while len(self._known) > most:
+                self._known.popitem(last=False)
+        found = self._pool.result(future)
+        return self._told_apart(found, len(ids))
+
+    def _submit(self, key: tuple[Any, ...]) -> Future[Any]:
+        if key not in self._known:
+            seed, epoch, *ids = key
+            self._known[key] = self._pool.submit(ids, seed, epoch)
+        return self._known[key]
+
+    def _told_apart(self, batch: Any, count: int) -> tuple[Any, Any]:
+        names, target = self._keys
+        if isinstance(batch, Mapping):
+            known = [target] if target else [k for k in TARGETS if k in batch]
+            if len(known) != 1 or known[0] not in batch:
+                raise ValueError(
+                    f"items have {', '.join(map(str, batch))}, of which "
+                    f"{'none is' if not known else ', '.join(known) + ' may be'} the target: name "
+                    "it by data.Mapped(dataset, target=KEY)"
+                )
+            chosen = names or tuple(k for k in batch if k != known[0])
+            missing = [k for k in chosen if k not in batch]
+            if missing:
+                raise ValueError(f"items have {', '.join(map(str, batch))}, not {missing[0]}")
+            inputs = {k: batch[k] for k in chosen}
+            pair = (inputs if len(inputs) > 1 else inputs[chosen[0]], batch[known[0]])
+        elif isinstance(batch, tuple | list) and len(batch) >= 2:
+            *some, last = batch
+            pair = (some[0] if len(some) == 1 else tuple(some), last)
+        else:
+            raise ValueError(
+                f"an item is a {type(batch).__name__}, not (input, target) or a dict: give both, "
+                "or collate="
+            )
+        for leaf in tree_leaves(pair):
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != count:
+                shape = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise ValueError(
+                    f"a batch of {count} samples holds {shape}, not a tensor with a row a sample: "
+                    "convert it in the data set, or give collate="
+                )
+        return pair
+
+
+def _length(dataset: Any) -> int:
+    """How many samples it has; ValueError for none, and for what its __len__ raises."""
+    try:
+        count = len(dataset)
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(f"len() of {type(dataset).__name__} fails: {told(error)}") from error
+    if count == 0:
+        raise ValueError(f"{type(dataset).__name__} has 0 samples: training needs at least 1")
+    return count
+
+
+def as_data(given: Any, workers: int = 0, worker_kind: WorkerKind = "thread") -> Data:
+    """What `fit` was given; ValueError for what is no data set."""
+    if isinstance(given, Data):
+        return given
+    several = isinstance(given, tuple | list) and len(given) > 0
+    if several and all(isinstance(x, np.ndarray) for x in given):
+        raise ValueError(
+            f"{len(given)} numpy arrays are no data set: give tensors, as torch.from_numpy makes "
+            "them, of the type that the network computes in"
+        )
+    if several and all(isinstance(x, Tensor) for x in given):
+        if len({len(x) for x in given}) > 1:
+            raise ValueError(
+                f"inputs and targets have {' and '.join(str(len(x)) for x in given)} rows: give as "
+                "many of each"
+            )
+        return Mapped(TensorDataset(*given))
+    return Mapped(given, workers=workers, worker_kind=worker_kind)
+
+
+def _key(ids: Tensor, seed: int, epoch: int) -> tuple[Any, ...]:
+    return (seed, epoch, *ids.tolist())
+
+
+def _collate(items: list[Any]) -> Any:
+    """torch's, of lists of numbers (Hugging Face's) as tensors."""
+
+    def tensors(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {key: tensors(value) for key, value in x.items()}
+        if isinstance(x, tuple):
+            return tuple(map(tensors, x))
+        if isinstance(x, list):
+            numbers = not any(isinstance(y, Tensor | np.ndarray | list) for y in x)
+            return torch.tensor(x) if numbers else [tensors(y) for y in x]
+        return x
+
+    def floats(x: Any) -> Any:
+        return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
+
+    single = any(isinstance(x, Tensor) and x.dtype is torch.float64 for x in tree_leaves(items))
+    found = default_collate([tensors(item) for item in items])
+    # Python's and numpy's numbers are double by default; tensors are as the user made them
+    return found if single else tree_map(floats, found)

@@ -1,0 +1,87 @@
+"""A user's transform of whole mini-batches: mixup, CutMix, smoothed labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.data.base import Data
+from hybrid.errors import told
+from solvers.layers.bundle import Bundle
+
+Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
+"""(inputs, targets, generator) -> inputs and targets of as many samples.
+
+A pure function: what it draws, it draws from the generator, which is that of (seed, step).
+"""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A transform between packed tensors."""
+
+    transform: Transform
+    data: Data
+    answers: Bundle | None
+    """Of the targets that it gives, where they are not one tensor."""
+
+    @classmethod
+    def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
+        """It, and what it makes of a sample of the data; ValueError if that does not fit."""
+        inputs, targets = _transformed(transform, *data.sample(count), generator(0, 0))
+        alone = isinstance(targets, Tensor)
+        answers = None if alone else Bundle.of(targets, count, "a target")
+        return cls(transform, data, answers), inputs, targets
+
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, seed: int, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the mini-batch of a step."""
+        data = self.data
+        known = inputs if data.inputs is None else data.inputs.unpack(inputs)
+        goal = targets if data.answers is None else data.answers.unpack(targets)
+        known, goal = _transformed(self.transform, known, goal, generator(seed, step))
+        return (
+            known if data.inputs is None else data.inputs.pack(known),
+            goal if self.answers is None else self.answers.pack(goal),
+        )
+
+
+def _transformed(
+    transform: Transform, inputs: Any, targets: Any, random: Generator
+) -> tuple[Any, Any]:
+    """What it makes of a mini-batch; ValueError if it fails, or changes the number of samples."""
+    before, count = shapes(inputs), len(tree_leaves(inputs)[0])
+    try:
+        made = transform(inputs, targets, random)
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(f"batch_transform fails on {count} samples: {told(error)}") from None
+    if not (isinstance(made, tuple | list) and len(made) == 2):
+        raise ValueError(
+            f"batch_transform gave a {type(made).__name__}: it must give (inputs, targets)"
+        )
+    inputs, targets = made
+    if shapes(inputs) != before:
+        raise ValueError(
+            f"batch_transform made inputs of shape {shapes(inputs)} of {before}: it must keep it"
+        )
+    if any(getattr(x, "shape", ())[:1] != (count,) for x in tree_leaves(targets)):
+        raise ValueError(
+            f"batch_transform made targets of shape {shapes(targets)} of {count} samples: it must "
+            "give each a row"
+        )
+    return inputs, targets
+
+
+def generator(seed: int, step: int) -> Generator:
+    """Of one mini-batch's draws."""
+    return Generator().manual_seed(seed * 1_000_003 + step)
+
+
+def shapes(value: Any) -> Any:
+    """Of every tensor in it."""
+    return tree_map(lambda x: tuple(getattr(x, "shape", (type(x).__name__,))), value)

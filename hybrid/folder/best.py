@@ -1,0 +1,49 @@
+"""Which checkpoint of a run did best on the test set."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hybrid.folder import checkpoint
+from hybrid.folder.manifest import Progress, check
+
+
+def best(folders: Iterable[Path]) -> Path | None:
+    """The checkpoint with the best test metric, of those of a run, oldest first; None without one.
+
+    Only those count whose own weights were tested, on the way that led to the newest: a run that
+    was rolled back has left the others. Of equals it is the first.
+    """
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for folder in folders:
+        with suppress(ValueError, OSError):  # a damaged one is not the best
+            body = checkpoint.read_manifest(folder)
+            check(Progress, body, folder / "manifest.json")
+            found.append((folder, body))
+    if not found:
+        return None
+    rollbacks = found[-1][1]["rollbacks"]
+    scores = {
+        folder: score(body["tested"])
+        for folder, body in found
+        if body["tested_step"] == body["step"] and not _left(body, rollbacks)
+    }
+    known = {folder: one for folder, one in scores.items() if one is not None}
+    return max(known, key=known.__getitem__) if known else None
+
+
+def score(results: Mapping[str, Any]) -> float | None:
+    """A number that is larger for better test metrics: the accuracy, else minus the loss."""
+    for key, sign in (("accuracy", 1), ("loss", -1)):
+        value = results.get(key)
+        if isinstance(value, int | float):
+            return sign * value if isfinite(value) else None
+    return None
+
+
+def _left(body: Mapping[str, Any], rollbacks: list[dict[str, Any]]) -> bool:
+    """Whether a later roll-back went to a step before this one."""
+    since = rollbacks[len(body["rollbacks"]) :]
+    return any(rollback["to"] < body["step"] for rollback in since)

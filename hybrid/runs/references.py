@@ -1,0 +1,85 @@
+"""Functions of a user's own, named package.module:function on the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from hybrid.errors import one_line
+from hybrid.settings.config import Config
+
+FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
+"""The settings that may name one, and the flags that do."""
+
+
+def is_reference(name: str) -> bool:
+    """Whether it names a function, and not what this package has by that name."""
+    return ":" in name
+
+
+def check_given(config: Config, given: Mapping[str, Any]) -> None:
+    """ValueError for a function that a file names: it runs only if the command line does."""
+    for dotted, flag in FLAGS.items():
+        section, _, key = dotted.partition(".")
+        name = getattr(getattr(config, section), key)
+        if is_reference(name) and given.get(dotted) != name:
+            raise ValueError(
+                f"{dotted} is {name!r}, code that would run, and a file says so: give {flag} "
+                f"{name} on the command line to run it"
+            )
+
+
+def function(name: str, flag: str) -> Any:
+    """The function so named, in the current folder or installed; ValueError with the reason."""
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = import_module(module)
+    except Exception as error:  # whatever a user's module raises
+        raise ValueError(
+            f"{flag} {name}: {module} cannot be imported: {type(error).__name__}: {one_line(error)}"
+        ) from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{flag} {name}: {module} has no {attribute}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{flag} {name}: {attribute} is a {type(found).__name__}, no function")
+    return found
+
+
+def result(name: str, flag: str) -> Any:
+    """What the function gives without arguments; ValueError with the reason."""
+    made = function(name, flag)
+    try:
+        return made()
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(
+            f"{flag} {name} failed: {type(error).__name__}: {one_line(error)}"
+        ) from None
+
+
+def network(name: str) -> nn.Module | list[tuple[str, nn.Module]]:
+    """The network that --model names: a module, or a list of (name, module)."""
+    made = result(name, "--model")
+    if not isinstance(made, nn.Module | list):
+        raise ValueError(
+            f"--model {name} gave a {type(made).__name__}, not a torch.nn.Module or a list of "
+            "(name, module)"
+        )
+    return made
+
+
+def data_sets(name: str) -> tuple[Any, Any]:
+    """The data sets that --data names: one to train on, one to test on."""
+    made = result(name, "--data")
+    if not (isinstance(made, tuple | list) and len(made) == 2):
+        raise ValueError(f"--data {name} gave a {type(made).__name__}, not (training, test) data")
+    return made[0], made[1]

@@ -1,0 +1,161 @@
+"""Calls a run's callbacks on its first rank, and lets all ranks agree on what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hybrid.errors import AgreedError, reason
+from hybrid.links import RankLinks
+from hybrid.rounds.report import PhaseReport
+from hybrid.settings.config import Section
+from hybrid.training.callbacks.base import Callback, RunInfo
+from hybrid.training.callbacks.early_stopping import EarlyStopping
+from hybrid.training.setup import RunSetup
+from solvers.state import State
+
+
+class CallbackError(AgreedError):
+    """A callback has failed; every rank knows."""
+
+
+def info(setup: RunSetup, step: int, results: Mapping[str, float | None]) -> RunInfo:
+    """What callbacks are told of a run that goes on after `step`."""
+    sections = {"train": setup.train, "optimiser": setup.optimiser, "schedule": setup.schedule}
+    return RunInfo(
+        names=dict(setup.names),
+        cuts=list(setup.blocks.cuts),
+        epochs=setup.train.epochs,
+        steps_per_epoch=setup.steps_per_epoch,
+        batch_size=setup.train.batch_size,
+        step=step,
+        results=dict(results),
+        settings={
+            f"{name}.{key}": value
+            for name, section in sections.items()
+            if isinstance(section, Section)
+            for key, value in section.model_dump().items()
+        },
+        out=setup.out,
+    )
+
+
+class Callbacks:
+    """A run's callbacks, `shown` first. All ranks call `start`, `epoch`, `agree`, `end`, `state`.
+
+        first rank   on_report fails          reports        raises
+        others                                reports        raise
+                          |__ `failure`, kept __|__ `hear` __|
+
+    After a failure none is called any more. The ranks hear of it where they talk anyway, with the
+    next report (`hear`), or where they `agree`, which only a run with callbacks of its own does.
+    """
+
+    def __init__(self, shown: Callback, setup: RunSetup, links: RankLinks) -> None:
+        patience = setup.train.early_stop
+        own = [*setup.callbacks, *([EarlyStopping("test", patience)] if patience else [])]
+        self.links = links
+        self._agrees = links.all_gather(bool(own))[0]
+        self._all = [] if links.rank else [shown, *own]
+        self.failure = ""
+        """Of a callback, on the first rank; empty without one."""
+        self.stopped = ""
+        """Why the run stops early, on every rank."""
+        self._asked = ""
+        """Likewise, before the others have heard of it."""
+
+    def start(self, run: RunInfo) -> None:
+        """Raise CallbackError on all ranks if one cannot start."""
+        self._call("on_start", run)
+        self.agree()
+
+    def report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
+        """Tell of the phases since the last report."""
+        self._call("on_report", step, epoch, reports)
+
+    def epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+        """Tell of an epoch; settle on all ranks whether the run stops."""
+        for callback in self._all:
+            if self._try(callback, "on_epoch", epoch, dict(results)):
+                why = callback.reason or f"asked for it after epoch {epoch}"
+                self._asked = self._asked or _because(callback, why)
+        self.agree()
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Tell of a checkpoint that is whole."""
+        self._call("on_checkpoint", step, folder)
+
+    def rollback(self, run: RunInfo) -> None:
+        """Tell that the run has gone back."""
+        self._call("on_rollback", run)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Tell that the run has ended well."""
+        self._call("on_end", summary)
+        self.agree()
+
+    def close(self) -> None:
+        """Let them go; the first rank does it alone."""
+        for callback in self._all:
+            with suppress(Exception):  # the run has ended, for better or worse
+                callback.close()
+
+    def agree(self) -> None:
+        """Hear what the first rank's callbacks want; CallbackError if one has failed."""
+        if self._agrees:
+            self.failure, self.stopped = self.links.all_gather((self.failure, self._asked))[0]
+            self.hear(self.failure)
+
+    def hear(self, failure: str) -> None:
+        """Raise CallbackError if there is one; all ranks call it with the same."""
+        if failure:
+            raise CallbackError(failure)
+
+    def state(self) -> State:
+        """What the callbacks want kept; all ranks agree that it can be."""
+        states = {name: self._try(callback, "state") for name, callback in self._named()}
+        self.agree()
+        return State(shared={name: kept for name, kept in states.items() if kept})
+
+    def load_state(self, state: State) -> None:
+        """Give it back; the ranks must `agree` afterwards. ValueError if a callback cannot."""
+        self._asked = ""
+        for name, callback in self._named():
+            if name not in state.shared:
+                continue
+            self._try(callback, "load_state", state.shared[name])
+            if self.failure:
+                raise ValueError(self.failure)
+            if callback.reason:
+                self._asked = self._asked or _because(callback, callback.reason)
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        """Each with its class and its number among those of its class."""
+        count = Counter[str]()
+        for callback in self._all:
+            name = type(callback).__name__
+            count[name] += 1
+            yield f"{name} {count[name]}", callback
+
+    def _call(self, hook: str, *told: Any) -> None:
+        for callback in self._all:
+            self._try(callback, hook, *told)
+
+    def _try(self, callback: Callback, hook: str, *told: Any) -> Any:
+        """What a hook answers; None once one has failed."""
+        if self.failure:
+            return None
+        try:
+            found = getattr(callback, hook)(*told)
+            return json.loads(json.dumps(found)) if hook == "state" else found
+        except Exception as error:
+            self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
+            return None
+
+
+def _because(callback: Callback, why: str) -> str:
+    return f"{type(callback).__name__}: {why}"

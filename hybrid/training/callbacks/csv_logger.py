@@ -1,0 +1,88 @@
+"""A run's curves as a table for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hybrid.folder.files import naming, read_whole, write_atomically
+from hybrid.rounds.report import PhaseReport
+from hybrid.training.callbacks.base import Callback, RunInfo
+
+_ABOUT = ["step", "epoch", "phase"]
+_COLUMNS = [*_ABOUT, "samples", "loss", "accuracy", "seconds", "residual"]
+_MOST_BYTES = 1 << 30
+
+
+class CSVLogger(Callback):
+    """Writes a CSV file with one row a phase of a report and one, of phase `epoch`, an epoch.
+
+    `residual` is that of the worst cut; test metrics have a column each. A row is written at once,
+    and a last one that was cut off is dropped when the run is resumed, as are the rows of later
+    steps. Raises ValueError if there is another file of that name, OSError if it cannot be written.
+    """
+
+    def __init__(self, file: str | Path) -> None:
+        self.file = Path(file)
+        self._columns = list(_COLUMNS)
+
+    def on_start(self, run: RunInfo) -> None:
+        if not self.file.parent.is_dir():
+            raise ValueError(f"{self.file.parent} is not a folder: make it, or choose another file")
+        self._cut(run.step)
+
+    def on_rollback(self, run: RunInfo) -> None:
+        self._cut(run.step)
+
+    def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
+        for report in reports:
+            told = {key: getattr(report, key) for key in _COLUMNS[2:-1]}
+            residual = max(report.residual, default=None)
+            self._add({"step": step, "epoch": epoch, **told, "residual": residual})
+
+    def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+        self._add({"epoch": epoch, "phase": "epoch", **results})
+
+    def _add(self, row: dict[str, Any]) -> None:
+        new = [key for key in row if key not in self._columns]
+        if new:
+            rows = self._rows()
+            self._columns += new
+            self._write(rows)
+        with naming(self.file), self.file.open("a", newline="") as file:
+            file.write(_text(self._columns, [row]))
+
+    def _cut(self, last_step: int) -> None:
+        """Keep the rows up to a step; none without a file."""
+        rows = self._rows() if self.file.exists() else []
+        try:
+            kept = [row for row in rows if int(row["step"]) <= last_step]
+        except (ValueError, TypeError):
+            raise ValueError(f"{self.file} has a row without a step: choose another name") from None
+        if not kept:
+            self._columns = list(_COLUMNS)
+        self._write(kept)
+
+    def _rows(self) -> list[dict[str, str]]:
+        """The whole rows there are; their columns are taken over."""
+        text = read_whole(self.file, _MOST_BYTES).decode(errors="replace")
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        reader = csv.DictReader(lines)
+        columns = list(reader.fieldnames or [])
+        if text and columns[: len(_COLUMNS)] != _COLUMNS:
+            raise ValueError(f"{self.file} is no file of CSVLogger: choose another name")
+        self._columns = columns or list(_COLUMNS)
+        return list(reader)
+
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        header = dict(zip(self._columns, self._columns, strict=True))
+        write_atomically(self.file, _text(self._columns, [header, *rows]))
+
+
+def _text(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
+    return text.getvalue()

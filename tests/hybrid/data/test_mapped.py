@@ -1,0 +1,169 @@
+"""A user's data set as training sees it: read ahead, by keys, with a collate of one's own."""
+
+import threading
+from time import monotonic, sleep
+
+import pytest
+import torch
+from misused import Items, X, Y
+from samples import BATCH, SAMPLES, Counted, Drawing, Rows, layers, trained
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainings import assert_same
+
+from hybrid import Trainer, split
+from hybrid.data import Mapped, as_data
+from hybrid.data.mapped import AHEAD
+from hybrid.settings.config import TrainSettings
+from solvers import AugmentedLagrangian
+
+FIRST = torch.arange(4)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return trained(Mapped(Drawing(), augmented=True))
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("kind", ["thread", "forkserver"])
+def test_a_run_with_workers_equals_one_without_bit_for_bit(kind, blocks, plain):
+    # forkserver: 2 s and more, for a process begins with an import of torch
+    mapped = Mapped(Drawing(), workers=2, worker_kind=kind, augmented=True)
+    assert_same(trained(mapped, blocks=blocks), plain)
+
+
+def test_workers_do_not_change_what_the_default_solver_does():
+    made = [
+        trained(Mapped(Drawing(), workers=n, augmented=True), AugmentedLagrangian(), 2, window=2)
+        for n in (0, 2)
+    ]
+    assert_same(made[1], made[0])
+
+
+def test_transforms_draw_anew_in_every_epoch_unless_tested():
+    mapped = Mapped(Drawing(), augmented=True)
+    first, second = (mapped.batch(FIRST, 0, epoch) for epoch in (0, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(mapped.batch(FIRST, 0, 1, augment=False), first)
+
+
+def test_what_is_kept_of_a_batch_cannot_be_written_to():
+    mapped = Mapped(TensorDataset(X, Y))
+    mapped.batch(FIRST, 0, 0).zero_()
+    mapped.targets(FIRST).zero_()
+    assert torch.equal(mapped.batch(FIRST, 0, 0), X[:4])
+    assert torch.equal(mapped.targets(FIRST), Y[:4])
+
+
+def test_images_are_channels_last():
+    mapped = Mapped(Items(lambda i: (torch.randn(3, 4, 4), 0)))
+    assert mapped.batch(FIRST, 0, 0).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_items_of_a_dict_are_inputs_by_name_but_for_the_target():
+    data = Items(lambda i: {"a": X[i], "b": Y[i], "label": i % 2, "note": torch.zeros(2)})
+    inputs, targets = Mapped(data).sample(3)
+    assert list(inputs) == ["a", "b", "note"]
+    assert targets.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("inputs", ["a", ["a"], ("a",)])
+def test_keys_choose_the_inputs_and_the_target(inputs):
+    data = Items(lambda i: {"a": X[i], "b": Y[i], "label": i % 2})
+    found, targets = Mapped(data, inputs=inputs, target="b").sample(2)
+    assert torch.equal(found, X[:2])
+    assert torch.equal(targets, Y[:2])
+
+
+def test_rows_of_lists_and_numbers_train_a_network():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e, self.a, self.b = nn.Embedding(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, ids, weight):
+            return self.b(torch.relu(self.a(self.e(ids).mean(1))) * weight[:, None])
+
+    def run(blocks):
+        torch.manual_seed(0)
+        mapped = Mapped(Rows())
+        return trained(mapped, blocks=blocks, model=Words(), sample=mapped.sample(4)[0])
+
+    inputs, targets = Mapped(Rows()).sample(2)
+    assert inputs["ids"].tolist() == [[0, 1, 2], [1, 1, 2]]
+    assert inputs["weight"].dtype is torch.float32
+    assert targets.tolist() == [0, 1]
+    assert_same(run(2), run(1))
+
+
+def test_a_collate_of_ones_own_makes_the_batch():
+    def padded(items):
+        rows = nn.utils.rnn.pad_sequence([x for x, _ in items], batch_first=True)
+        return rows, torch.tensor([y for _, y in items])
+
+    data = Items(lambda i: (torch.ones(i + 1), i))
+    mapped = Mapped(data, collate=padded)
+    assert mapped.batch(FIRST, 0, 0).tolist() == [[1.0] * (i + 1) + [0.0] * (3 - i) for i in FIRST]
+    assert mapped.targets(FIRST).tolist() == [0, 1, 2, 3]
+
+
+def test_workers_read_the_next_batches_while_one_is_used():
+    data = Counted()
+    mapped = Mapped(data, workers=1)
+    batches = [*torch.arange(SAMPLES).split(BATCH)]
+    mapped.expect(batches, 0, 0)
+    mapped.batch(batches[0], 0, 0)
+    expected = {*range((1 + AHEAD) * BATCH)}
+    until = monotonic() + 20
+    while {i for _, i in data.read} != expected and monotonic() < until:
+        sleep(0.01)
+    assert {i for _, i in data.read} == expected
+    assert threading.current_thread().name not in {name for name, i in data.read if i > 1}
+    mapped.close()
+
+
+def test_a_batch_that_is_asked_for_again_is_not_read_again():
+    data = Counted()
+    mapped = Mapped(data)
+    data.read.clear()
+    for _ in range(3):
+        mapped.batch(FIRST, 0, 0)
+        mapped.targets(FIRST)
+    assert len(data.read) == len(FIRST)
+
+
+@pytest.mark.parametrize("more", [{}, {"solver": AugmentedLagrangian(), "window": 2}], ids=str)
+def test_the_blocks_in_the_middle_read_no_samples(more):
+    data = Counted()
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    trained(data, blocks=3, test=Drawing(BATCH), model=model, settings={"epochs": 1}, **more)
+    readers = {name for name, i in data.read if i > 1}
+    assert readers <= {"block-0", "block-2"}
+    assert "block-0" in readers or "block-2" in readers
+    # the first and the last ask for the same mini-batches, which are read once
+    assert len([i for _, i in data.read if i > 1]) <= SAMPLES
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_the_ranks_in_the_middle_read_no_samples(window, world):
+    # seconds: three ranks start
+    found = world.run(3, "samples:read_on_rank", window)
+    assert found == [[*range(SAMPLES)], [0, 1], [*range(SAMPLES)]]
+
+
+def test_a_pair_of_tensors_and_a_data_set_of_the_package_are_data():
+    mapped = as_data((X, Y))
+    assert as_data(mapped) is mapped
+    assert len(mapped) == len(X)
+
+
+def test_evaluation_reads_the_whole_set_in_order():
+    cut = split(layers(), 2, sample=torch.zeros(4, 6))
+    made = Trainer(cut, train=TrainSettings(batch_size=BATCH, threads=1), quiet=True)
+    data = Mapped(Drawing())
+    found = made.evaluate(data)
+    with torch.no_grad():
+        out = made.blocks.model(data.batch(torch.arange(SAMPLES), 0, 0))
+    expected = nn.functional.cross_entropy(out, torch.arange(SAMPLES) % 3)
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)

@@ -1,0 +1,119 @@
+"""The best checkpoint is kept beside the newest ones."""
+
+import json
+import shutil
+
+import pytest
+from callback_program import STEPS, few, short
+
+from hybrid.folder import checkpoint
+from hybrid.folder.best import best, score
+from hybrid.settings.config import CheckpointSettings
+
+BEST = CheckpointSettings(keep_last=1, best=True)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A run of three epochs that keeps everything."""
+    run = tmp_path_factory.mktemp("runs") / "three"
+    short([], run, epochs=3, blocks=1).fit(*few())
+    return run
+
+
+@pytest.fixture
+def run(three, tmp_path):
+    return shutil.copytree(three, tmp_path / "run")
+
+
+def kept(run):
+    """The steps of its checkpoints, in epochs."""
+    return [int(folder.name) / STEPS for folder in checkpoint.complete(run / "checkpoints")]
+
+
+def tell(run, epoch, **told):
+    """Let the checkpoint of an epoch tell other things."""
+    path = run / "checkpoints" / f"{epoch * STEPS:08d}" / "manifest.json"
+    body = {**json.loads(path.read_text()), **told}
+    del body["sha256"]
+    path.write_text(json.dumps({**body, "sha256": checkpoint.digest(body)}))
+
+
+def best_epoch(run):
+    found = best(checkpoint.complete(run / "checkpoints"))
+    return None if found is None else int(found.name) // STEPS
+
+
+def test_a_resumed_run_keeps_the_best_of_before_beside_the_newest(run):
+    tell(run, 1, tested={"accuracy": 1.0})
+    short([], run, epochs=5, blocks=1, resume=True, checkpoint=BEST).fit(*few())
+    assert kept(run) == [1, 5]
+
+
+def test_the_best_gives_way_to_a_better_one(run):
+    for epoch in (1, 2, 3):
+        tell(run, epoch, tested={"accuracy": 0.0})
+    short([], run, epochs=4, blocks=1, resume=True, checkpoint=BEST).fit(*few())
+    assert kept(run) == [4]
+
+
+def test_without_the_setting_the_newest_are_kept_alone(run):
+    tell(run, 1, tested={"accuracy": 1.0})
+    newest = CheckpointSettings(keep_last=1)
+    short([], run, epochs=4, blocks=1, resume=True, checkpoint=newest).fit(*few())
+    assert kept(run) == [4]
+
+
+def test_of_equals_the_first_is_the_best(run):
+    for epoch in (2, 3):
+        tell(run, epoch, tested={"accuracy": 1.0})
+    assert best_epoch(run) == 2
+
+
+def test_a_checkpoint_whose_own_weights_were_not_tested_does_not_count(run):
+    tell(run, 2, tested={"accuracy": 1.0}, tested_step=STEPS)
+    tell(run, 1, tested={"accuracy": 0.9})
+    assert best_epoch(run) == 1
+    for epoch in (1, 2, 3):
+        tell(run, epoch, tested_step=None)
+    assert best_epoch(run) is None
+
+
+def test_a_checkpoint_that_a_roll_back_has_left_does_not_count(run):
+    tell(run, 2, tested={"accuracy": 1.0})
+    tell(run, 1, tested={"accuracy": 0.9})
+    assert best_epoch(run) == 2
+    left = {"step": 7, "reason": "", "to": STEPS, "rates": {}}
+    tell(run, 3, rollbacks=[left])
+    assert best_epoch(run) == 1
+    tell(run, 2, rollbacks=[left])
+    assert best_epoch(run) == 2
+    folder = run / "checkpoints" / f"{2 * STEPS:08d}"
+    folder.rename(folder.with_name(f"{folder.name}.left-1"))
+    assert best_epoch(run) == 1
+
+
+def test_a_damaged_checkpoint_does_not_count(run):
+    tell(run, 2, tested={"accuracy": 1.0})
+    tell(run, 1, tested={"accuracy": 0.9})
+    (run / "checkpoints" / f"{2 * STEPS:08d}" / "manifest.json").write_text("{}")
+    assert best_epoch(run) == 1
+
+
+@pytest.mark.parametrize(
+    ("results", "found"),
+    [
+        ({"accuracy": 0.5, "loss": 2.0}, 0.5),
+        ({"loss": 2.0}, -2.0),
+        ({}, None),
+        ({"loss": float("nan")}, None),
+    ],
+)
+def test_the_accuracy_counts_or_else_the_loss(results, found):
+    assert score(results) == found
+
+
+def test_a_setting_that_keeps_nothing_more_is_refused():
+    every = CheckpointSettings(keep_last=0, best=True)
+    with pytest.raises(ValueError, match=r"checkpoint.best is True, but checkpoint.keep_last is 0"):
+        short([], checkpoint=every).fit(*few())

@@ -1,0 +1,142 @@
+"""Functions of a user's own on the command line: they run if it names them, and only then."""
+
+import json
+import sys
+
+import pytest
+import torch
+from commands import command
+from safetensors.torch import load_file
+
+import hybrid
+from hybrid.runs import references
+
+CODE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def units():
+    return [("first", nn.Linear(4, 8)), ("second", nn.Sequential(nn.Tanh(), nn.Linear(8, 1)))]
+
+
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    made = TensorDataset(x, x.sum(1, keepdim=True))
+    return made, made
+
+
+def loss(output, targets):
+    return (output - targets).square().mean(1)
+
+
+def fails():
+    raise RuntimeError("no\\nsuch thing")
+
+
+def one():
+    return 1
+
+
+number = 3
+"""
+NAMED = ("--model", "mine:network", "--data", "mine:data", "--loss", "mine:loss")
+SHORT = ("--epochs", "1", "--batch-size", "16", "--set", "train.threads=1", "--lr", "0.01")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("own")
+    (made / "mine.py").write_text(CODE)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def in_its_folder(folder, monkeypatch):
+    """As a user starts the command; what it imports from there does not stay."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        status, _, err = command("train", *NAMED, *SHORT, "--out", "run")
+    assert (status, err) == (0, "")
+    return folder / "run"
+
+
+def last_test(run):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["phase"] == "test"][-1]
+
+
+def test_a_run_of_ones_own_is_evaluated_exported_reported_and_goes_on(trained, folder):
+    status, out, err = command("evaluate", "run", *NAMED)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"test loss {last_test(trained)['loss']:.4g}  (")
+    assert command("export", "run", "network.safetensors")[0] == 0
+    assert command("report", "run")[0] == 0
+    assert "test loss" in (trained / "report" / "index.html").read_text()
+    resumed = command("train", *NAMED, "--resume", "--epochs", "2", "--out", "run")
+    assert resumed[0] == 0, resumed
+    assert last_test(trained)["epoch"] == 2
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model.load_state_dict(load_file(folder / "network.safetensors"))
+    again = hybrid.load(trained, model)
+    assert not again.training
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train", "--resume", "--out", "run"), "--model mine:network on the command line"),
+        (("train", "--resume", "--out", "run", *NAMED[:2]), "--data mine:data"),
+        (("train", "--resume", "--out", "run", *NAMED[:4]), "--loss mine:loss"),
+        (("train", "run/config.toml"), "--model mine:network on the command line"),
+        (("evaluate", "run"), "--data mine:data again"),
+        (("evaluate", "run", *NAMED[2:]), "--model mine:network again"),
+        (("evaluate", "run", *NAMED[:4]), "--loss mine:loss again"),
+    ],
+)
+def test_a_file_alone_runs_no_code(trained, arguments, said):
+    status, _, err = command(*arguments)
+    assert status != 0
+    assert err.startswith("hybrid: error: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_units_by_name_are_cut_by_name(trained, folder):
+    status, _, err = command("train", *NAMED[2:], *SHORT, "--model", "mine:units", "--out", "units")
+    assert (status, err) == (0, "")
+    assert json.loads((folder / "units" / "summary.json").read_text())["cuts"] == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere:f", r"^--model nowhere:f: nowhere cannot be imported: ModuleNotFoundError: No"),
+        ("mine:nothing", r"^--model mine:nothing: mine has no nothing$"),
+        ("mine:number", r"^--model mine:number: number is a int, no function$"),
+        ("mine:fails", r"^--model mine:fails failed: RuntimeError: no such thing$"),
+        ("mine:one", r"^--model mine:one gave a int, not a torch.nn.Module or a list"),
+    ],
+)
+def test_what_is_no_network_is_said_in_one_line(name, said):
+    with pytest.raises(ValueError, match=said):
+        references.network(name)
+
+
+def test_data_are_a_pair():
+    with pytest.raises(ValueError, match=r"^--data mine:one gave a int, not \(training"):
+        references.data_sets("mine:one")

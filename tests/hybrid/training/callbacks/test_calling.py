@@ -1,0 +1,211 @@
+"""Callbacks are called in order on the first rank, can stop a run, and fail on all ranks."""
+
+import re
+
+import pytest
+from callback_program import STEPS, STILL, Failing, Recorder, few, short
+from trainings import interrupted, refused, summary
+
+from hybrid import Callback, CSVLogger, EarlyStopping
+from hybrid.folder.checkpoint import complete, read_manifest
+from hybrid.rounds.report import DivergedError
+
+HOOKS = ("on_start", "on_report", "on_epoch", "on_checkpoint", "state")
+
+
+class Stopping(Callback):
+    """Asks to stop after an epoch."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_epoch(self, epoch, results):
+        return epoch == self.after
+
+
+def test_the_hooks_are_called_in_order_in_the_first_blocks_thread(tmp_path):
+    told = Recorder()
+    found = short([told], tmp_path / "run").fit(*few())
+    epoch = ["on_report", "on_report", "on_epoch"]
+    hooks = [hook for hook in told.hooks() if hook != "on_checkpoint"]
+    assert hooks == ["on_start", *epoch, *epoch, "on_end", "close"]
+    assert [(step, number) for step, number, _ in told.of("on_report")] == [
+        *((4, 0), (STEPS, 0), (STEPS + 4, 1), (2 * STEPS, 1))
+    ]
+    folders = complete(tmp_path / "run" / "checkpoints")
+    assert told.of("on_checkpoint") == [[int(folder.name), folder] for folder in folders]
+    assert told.of("on_end") == [[found]]
+    assert told.threads == {"block-0"}
+
+
+def test_the_start_tells_what_is_known_of_the_run():
+    told = Recorder()
+    short([told], epochs=1).fit(*few())
+    ((run,),) = told.of("on_start")
+    assert (run.blocks, run.epochs, run.steps_per_epoch, run.step) == (2, 1, STEPS, 0)
+    assert run.names["solver"] == "backprop"
+    assert run.settings["optimiser.lr"] == 0.1
+    assert run.results == {}
+    assert run.out is None
+
+
+def test_an_epochs_results_have_a_test_metric_where_it_was_measured():
+    told = Recorder()
+    short([told], epochs=3, train={"evaluate_every": 2}).fit(*few())
+    results = [results for _, results in told.of("on_epoch")]
+    assert [one.get("test_accuracy") is None for one in results] == [True, False, False]
+    assert [one["step"] for one in results] == [STEPS, 2 * STEPS, 3 * STEPS]
+    reports = [reports[0].loss for _, _, reports in told.of("on_report")]
+    assert [one["loss"] for one in results] == reports[1::2]
+    assert results[0]["learning_rate"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_a_callback_can_stop_a_run_which_ends_as_finished(blocks, tmp_path):
+    told = Recorder()
+    run = tmp_path / "run"
+    # without a test in that epoch: one is made up for
+    settings = {"epochs": 9, "train": {"evaluate_every": 4}}
+    found = short([Stopping(2), told], run, blocks=blocks, **settings).fit(*few())
+    assert summary(run) == found
+    assert found["epochs"] == 2
+    assert found["stopped_early"] == "Stopping: asked for it after epoch 2"
+    assert found["test_accuracy"] is not None
+    assert read_manifest(complete(run / "checkpoints")[-1])["step"] == 2 * STEPS
+    assert told.hooks()[-2:] == ["on_end", "close"]
+
+
+def test_a_stop_after_the_last_epoch_is_none():
+    assert "stopped_early" not in short([Stopping(2)]).fit(*few())
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_exception_in_a_callback_ends_the_run_with_one_line(hook, blocks, tmp_path):
+    told, run = Recorder(), tmp_path / "run"
+    said = refused(short([Failing(hook), told], run, blocks=blocks), few())
+    assert said == f"callback Failing failed in {hook}: out of luck"
+    assert told.hooks()[-1] == "close"
+    assert "on_end" not in told.hooks()
+    assert not (run / "summary.json").exists()
+    assert not [path for path in run.rglob("*") if "partial" in path.name]
+
+
+def test_a_run_that_could_not_start_leaves_nothing_behind(tmp_path):
+    refused(short([Failing("on_start")], tmp_path / "run"), few())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_at_the_very_end_costs_no_result(tmp_path):
+    said = refused(short([Failing("on_end")], tmp_path / "run"), few())
+    assert said == "callback Failing failed in on_end: out of luck"
+    assert summary(tmp_path / "run")["epochs"] == 2
+
+
+def test_an_exception_that_no_user_should_see_has_its_details_in_a_file():
+    said = refused(short([Failing("on_epoch", KeyError("x"))]), few())
+    assert re.fullmatch(r"callback Failing .*: KeyError: 'x' \(details in .*\)", said)
+
+
+def test_a_state_that_is_no_json_is_refused(tmp_path):
+    class Odd(Callback):
+        def state(self):
+            return {"x": object()}
+
+    said = refused(short([Odd()], tmp_path / "run"), few())
+    assert said.startswith("callback Odd failed in state: TypeError: Object of type object is not")
+
+
+@pytest.mark.parametrize("wrong", [EarlyStopping, "csv"])
+def test_what_is_no_callback_is_refused(wrong):
+    assert "derive from it" in refused(short([wrong]), few())
+
+
+def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
+    def fit(run, **settings):
+        made = short([EarlyStopping(patience=3)], run, epochs=9, optimiser=STILL, **settings)
+        return made.fit(*few())
+
+    whole = fit(tmp_path / "run")
+    assert whole["epochs"] == 4
+    for after in (2, 4):  # before it stopped; at its end, but for the summary
+        interrupted(tmp_path / "run", after)
+        again = fit(tmp_path / "run", resume=True)
+        assert [again[key] for key in ("epochs", "stopped_early")] == [
+            *(whole["epochs"], whole["stopped_early"])
+        ]
+
+
+def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path, capsys):
+    def fit(patience):
+        made = short([EarlyStopping(patience=patience)], tmp_path / "run", epochs=9, resume=True)
+        made.optimiser, made.quiet = STILL, False
+        made.resume = (tmp_path / "run").exists()
+        return made.fit(*few())["epochs"]
+
+    assert fit(patience=1) == 2
+    assert "stopped early after epoch 2: EarlyStopping: no better" in capsys.readouterr().out
+    assert fit(patience=1) == 2
+    assert "stays as it is: to train on, let it wait for more epochs" in capsys.readouterr().out
+    assert fit(patience=2) == 3
+
+
+def test_callbacks_keep_their_states_apart(tmp_path):
+    def fit(run, *patience):
+        made = [EarlyStopping(patience=epochs) for epochs in patience]
+        short(made, run, optimiser=STILL, resume=run.exists()).fit(*few())
+        return made
+
+    fit(tmp_path / "run", 7, 8)
+    kept = read_manifest(complete(tmp_path / "run" / "checkpoints")[-1])["shared"]["callbacks"]
+    assert [(name, state["best_epoch"]) for name, state in kept.items()] == [
+        *(("EarlyStopping 1", 1), ("EarlyStopping 2", 1))
+    ]
+
+
+def test_a_state_that_a_callback_does_not_take_is_told(tmp_path):
+    run = tmp_path / "run"
+    short([EarlyStopping()], run, epochs=1).fit(*few())
+    said = refused(short([NewEarlyStopping()], run, resume=True), few())
+    assert "callback EarlyStopping failed in load_state: KeyError" in said
+
+
+class NewEarlyStopping(EarlyStopping):
+    def load_state(self, state):
+        raise KeyError("since")
+
+
+NewEarlyStopping.__name__ = "EarlyStopping"
+
+
+def diverging_once(monkeypatch, epoch):
+    """The last report of an epoch is of a loss that is not finite, for once; of one block."""
+    failed = []
+
+    def check(everyone, first_step, number):
+        if number == epoch and first_step % STEPS and not failed:
+            failed.append(True)
+            raise DivergedError("the loss is not finite, for once")
+
+    monkeypatch.setattr("hybrid.rounds.base.check_finite", check)
+
+
+def test_after_a_roll_back_the_callbacks_go_on_from_the_checkpoint(tmp_path, monkeypatch):
+    diverging_once(monkeypatch, epoch=1)
+    told, log = Recorder(), CSVLogger(tmp_path / "log.csv")
+    short([told, log], tmp_path / "run", blocks=1).fit(*few())
+    ((back,),) = told.of("on_rollback")
+    assert back.step == STEPS
+    rows = [line.split(",")[:3] for line in log.file.read_text().splitlines()[1:]]
+    assert rows == [
+        *(["4", "0", "serial"], ["5", "0", "serial"], ["5", "1", "epoch"]),
+        *(["9", "1", "serial"], ["10", "1", "serial"], ["10", "2", "epoch"]),
+    ]
+
+
+def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch):
+    diverging_once(monkeypatch, epoch=1)
+    stopping = EarlyStopping(patience=2)
+    settings = {"epochs": 9, "blocks": 1, "optimiser": STILL}
+    assert short([stopping], tmp_path / "run", **settings).fit(*few())["epochs"] == 3
+    assert stopping.best_epoch == 1

@@ -1,0 +1,74 @@
+"""The progress line."""
+
+import pytest
+
+from hybrid.rounds.report import PhaseReport
+from hybrid.training.callbacks.base import RunInfo
+from hybrid.training.callbacks.progress import Progress
+
+REPORTS = [
+    PhaseReport("serial", samples=1000, loss=1.5, accuracy=0.5, seconds=2.0),
+    PhaseReport("parallel", 1000, 1.4, 0.5, seconds=2.0, residual=[0.1, 0.3]),
+]
+
+
+def started(epochs, quiet=False):
+    """Of epochs of 10 steps of 100 images."""
+    progress = Progress(quiet)
+    progress.on_start(RunInfo({}, [], epochs, 10, 100, 0, {"test_accuracy": None}, {}, None))
+    return progress
+
+
+def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys):
+    progress = started(epochs=4)
+    progress.on_report(10, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.75})
+    progress.close()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch 1/4  test 75.00%  loss 1.5000  accuracy 50.00%  250 images/s")
+    assert "residual 0.300" in line
+    assert "left" in line
+
+
+def test_an_epoch_without_a_test_shows_the_newest(capsys):
+    progress = started(epochs=4)
+    for epoch, test in ((1, 0.75), (2, None)):
+        progress.on_report(10 * epoch, epoch - 1, REPORTS)
+        progress.on_epoch(epoch, {"test_accuracy": test})
+    assert capsys.readouterr().out.count("test 75.00%") == 2
+
+
+def test_a_long_epoch_speaks_in_between(capsys, monkeypatch):
+    progress = started(epochs=4)
+    progress.spoken -= 31
+    progress.on_report(5, 0, REPORTS)
+    progress.on_report(6, 0, REPORTS)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("step 5/40")
+
+
+def test_quiet_says_nothing(capsys):
+    progress = started(epochs=4, quiet=True)
+    progress.say("hello")
+    progress.on_report(10, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.5})
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("variable", ["CI", "NO_COLOR", "SLURM_JOB_ID"])
+def test_a_terminal_gets_plain_lines_where_a_log_is_expected(variable, monkeypatch):
+    monkeypatch.setattr("hybrid.training.callbacks.progress._terminal", lambda: True)
+    monkeypatch.setenv(variable, "1")
+    assert started(epochs=1)._bar is None
+
+
+def test_a_terminal_gets_a_live_line(monkeypatch, capsys):
+    for variable in ("CI", "NO_COLOR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("hybrid.training.callbacks.progress._terminal", lambda: True)
+    progress = started(epochs=2)
+    progress.on_report(5, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.5})
+    progress.close()
+    assert progress._bar is not None
+    assert "epoch 1/2" in capsys.readouterr().out

@@ -1,0 +1,143 @@
+"""Networks as their users have them train as in a plain loop of torch, with the same bits."""
+
+from functools import cache
+from math import exp, isfinite
+from types import SimpleNamespace
+
+import pytest
+import rows
+import torch
+from networks import BATCH, EPOCHS, OWN, ZOO
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from trainings import assert_same, weights
+from zoo_packages import installed
+from zoo_program import CASES, trained
+
+from hybrid.data.sampling import epoch_order
+from hybrid.rounds import schedule
+from hybrid.settings.config import ScheduleSettings
+from solvers import Backprop
+from solvers.layers.bundle import call
+
+# the first test of a large one of torchvision or timm takes 2 to 5 s: 12 steps and three traces
+
+
+@pytest.fixture(params=ZOO)
+def name(request):
+    if not installed(ZOO[request.param].needs):
+        pytest.skip(f"{ZOO[request.param].needs} is not installed")
+    return request.param
+
+
+@cache
+def by_hand(name):
+    """A plain loop: the state dict, and what it measures."""
+    torch.set_num_threads(1)
+    network = ZOO[name]
+    train, test = network.data().parted()
+    model = network.make().to(memory_format=torch.channels_last).train()
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    decay = {"params": weights, "weight_decay": 5e-4}, {"params": others, "weight_decay": 0.0}
+    optimiser = torch.optim.SGD(decay, lr=network.rate, momentum=0.9, nesterov=True)
+    steps = rows.TRAIN // BATCH
+    rate = schedule.make(ScheduleSettings(), network.rate, steps, EPOCHS)
+    loss = network.loss or nn.functional.cross_entropy
+    step = 0
+    for epoch in range(EPOCHS):
+        for ids in epoch_order(0, epoch, rows.TRAIN).split(BATCH):
+            inputs, targets = batch(train, ids)
+            for group in optimiser.param_groups:
+                group["lr"] = rate(step)
+            loss(call(model, inputs), targets).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            step += 1
+    return SimpleNamespace(weights=model.state_dict(), **measured(model, network, test))
+
+
+def batch(data, ids):
+    inputs, targets = tree_map(lambda x: x[ids], (data.inputs, data.targets))
+    if isinstance(inputs, Tensor) and inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return inputs, targets
+
+
+def measured(model, network, data):
+    """Loss and first metric in evaluation mode, accuracy where the network has none."""
+    loss, found = network.loss or nn.functional.cross_entropy, {"loss": 0.0, "metric": 0.0}
+    right = next(iter((network.metrics or {"": accuracy}).values()))
+    with torch.no_grad():
+        for ids in torch.arange(rows.TEST).split(BATCH):
+            inputs, targets = batch(data, ids)
+            out = call(model.eval(), inputs)
+            found["loss"] += loss(out, targets).item() * len(ids) / rows.TEST
+            if network.metrics or not network.loss:
+                found["metric"] += right(out, targets).double().mean().item() * len(ids) / rows.TEST
+    return found
+
+
+def accuracy(out, targets):
+    return out.argmax(1) == targets
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A training on so many blocks: the weights, the summary and the run folder."""
+    root = tmp_path_factory.mktemp("zoo")
+
+    @cache
+    def of(name, blocks):
+        out = root / f"{name} {blocks}"
+        trainer = ZOO[name].trainer(blocks, solver=Backprop(), out=out)
+        summary = ZOO[name].fit(trainer)
+        return SimpleNamespace(
+            weights=trainer.blocks.model.state_dict(), summary=summary, out=out, blocks=blocks
+        )
+
+    return of
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
+    assert_same(run(name, blocks).weights, by_hand(name).weights)
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, blocks, run):
+    found, expected = run(name, blocks).summary, by_hand(name)
+    assert found["test_loss"] == pytest.approx(expected.loss, rel=1e-9)
+    metrics = list(found["test_metrics"].values()) or [0.0]
+    assert metrics == pytest.approx([expected.metric], rel=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_a_checkpoint_is_a_state_dict_of_the_users_module(name, blocks, run):
+    found = weights(run(name, blocks).out)
+    fresh = ZOO[name].make()
+    fresh.load_state_dict(found)
+    assert_same(fresh.state_dict(), by_hand(name).weights)
+
+
+def test_a_character_model_is_less_perplexed_than_a_guess(run):
+    perplexity = exp(run("character Transformer", 4).summary["test_loss"])
+    assert perplexity < OWN["character Transformer"].make().head.out_features
+
+
+def test_a_regression_says_how_much_it_explains(run):
+    summary = run("MLP regression", 4).summary
+    _, test = rows.diabetes().parted()
+    variance = test.targets.var(unbiased=False).item()
+    assert summary["test_metrics"]["R^2"] == pytest.approx(
+        1 - summary["test_loss"] / variance, rel=1e-5
+    )
+
+
+# 12 trainings on threads and on ranks: the ranks start once for all of them
+def test_mpi_ranks_train_any_network_to_the_bits_of_threads(world, tmp_path):
+    first, second = world.run(2, "zoo_program:on_ranks", tmp_path / "ranks")
+    assert first == second
+    for case in CASES:
+        assert first[case] == trained(case, tmp_path / "threads" / case), case
+        assert isfinite(first[case][1]), case

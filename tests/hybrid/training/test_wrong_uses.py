@@ -1,0 +1,360 @@
+"""What cannot work is refused with one line that says what to change, before or while training."""
+
+from functools import partial
+from pathlib import Path
+
+import misused
+import pytest
+import torch
+from answers import refusal
+from misused import Items, X, Y, after, failing, fit, layers
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from hybrid import Callback, split
+from hybrid.data import Mapped
+from hybrid.errors import CodeError
+from hybrid.folder import checkpoint
+from hybrid.folder.runfolder import RunFolder
+from solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
+
+pytestmark = pytest.mark.timeout(60)
+entropy = nn.functional.cross_entropy
+
+
+def changed(tensor, row, value):
+    found = tensor.clone()
+    found[row] = value
+    return found
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+class Unsized(Items):
+    def __len__(self):
+        raise RuntimeError("not known")
+
+
+NUMBERS = {"train": (X, Y, Y), "test": (X, Y, Y)}
+NUMBERED = NUMBERS | {"model": misused.Numbered(), "sample": (X[:4], Y[:4])}
+WORDS = (Y.repeat(5, 1).T, Y)
+SHARED = nn.Linear(6, 6)
+
+BEFORE = {
+    "float labels": ({"train": (X, Y.float())}, "targets (2,) of float32", "dtype"),
+    "a label beyond the classes": (
+        {"train": (X, changed(Y, 40, 3))},
+        *("sample 40", "target 3", "3 classes, 0 to 2", "give the network more outputs"),
+    ),
+    "a test label beyond the classes": (
+        {"test": (X, changed(Y, 10, -1))},
+        *("sample 10", "target -1", "3 classes"),
+    ),
+    "unequal rows": ({"train": (X, Y[:60])}, "64 and 60 rows", "give as many of each"),
+    "a loss of another length": (
+        {"loss": lambda out, y: out.sum(1)[:-1]},
+        *("shape (1,) for 2 samples", "a row a sample"),
+    ),
+    "a loss that is a number": ({"loss": lambda out, y: 3.0}, "gave a float, not a tensor"),
+    "a loss without a graph": (
+        {"loss": lambda out, y: entropy(out, y).detach()},
+        *("without a gradient", "without detach()"),
+    ),
+    "a loss that counts": (
+        {"loss": lambda out, y: (out.argmax(1) != y).sum()},
+        "without a gradient",
+    ),
+    "a loss that fails": ({"loss": failing}, "the loss fails", "output (2, 3)", "out of"),
+    "a loss that is no function": ({"loss": "mse"}, "'str' object is not callable"),
+    "a metric that fails": ({"metrics": {"luck": failing}}, "the metric 'luck'", "KeyError"),
+    "a metric that is a text": (
+        {"metrics": {"luck": lambda out, y: "good"}},
+        *("gave a str, 'good'", "must give a tensor or a number"),
+    ),
+    "a batch transform of fewer samples": (
+        {"batch_transform": lambda x, y, g: (x[:-1], y[:-1])},
+        *("shape (1, 6) of (2, 6)", "must keep it"),
+    ),
+    "a batch transform of fewer targets": (
+        {"batch_transform": lambda x, y, g: (x, y[:-1])},
+        *("shape (1,) of 2 samples", "give each a row"),
+    ),
+    "a batch transform that gives one thing": (
+        {"batch_transform": lambda x, y, g: x},
+        *("gave a Tensor", "must give (inputs, targets)"),
+    ),
+    "a batch transform of the whole set": (
+        {
+            "batch_transform": lambda x, y, g: (x, y),
+            "window": "all",
+            "solver": AugmentedLagrangian(),
+        },
+        *("rounds.window is all", "give a number of mini-batches"),
+    ),
+    "items of unequal shape": (
+        {"train": Items(lambda i: (X[i][: 3 + i], Y[i]))},
+        *("do not make a batch", "give tensors of one shape, or collate="),
+    ),
+    "single tensors": ({"train": Items(lambda i: X[i])}, "an item is a Tensor", "give both"),
+    "a tensor": ({"train": X}, "an item is a Tensor", "give both"),
+    "numpy arrays": ({"train": (X.numpy(), Y.numpy())}, "2 numpy arrays", "torch.from_numpy"),
+    "texts": ({"train": Items(lambda i: ("word", 1))}, "holds str", "convert it"),
+    "pictures": ({"train": Items(lambda i: (object(), 1))}, "object", "or collate="),
+    "dicts without a target": (
+        {"train": Items(lambda i: {"image": X[i], "kind": Y[i]})},
+        *("image, kind, of which none is the target", "target=KEY"),
+    ),
+    "dicts with two targets": (
+        {"train": Items(lambda i: {"x": X[i], "label": Y[i], "y": Y[i]})},
+        *("label, y may be the target", "target=KEY"),
+    ),
+    "no samples": ({"train": Items(count=0)}, "Items has 0 samples", "at least 1"),
+    "an unknown number of samples": (
+        {"train": Unsized()},
+        *("len() of Unsized fails", "not known", "test_wrong_uses.py, line"),
+    ),
+    "no test samples": ({"test": (X[:0], Y[:0])}, "TensorDataset has 0 samples"),
+    "an iterable data set": ({"train": Stream()}, "Stream is an IterableDataset", "map-style"),
+    "a loader": ({"train": DataLoader(TensorDataset(X, Y))}, "a DataLoader", "give its .dataset"),
+    "a generator": ({"train": (x for x in X)}, "a generator is no data set", "__getitem__"),
+    "no data": ({"train": None}, "a NoneType is no data set", "__getitem__"),
+    "no test data": ({"test": None}, "a NoneType is no data set"),
+    "fewer samples than a mini-batch": (
+        {"settings": {"batch_size": 100}},
+        *("batch size is 100", "64 training samples", "at most 64"),
+    ),
+    "test inputs of another shape": (
+        {"test": (torch.randn(16, 7), Y[:16])},
+        *("(2, 6)", "(2, 7)", "give both alike"),
+    ),
+    "inputs of another shape than the model's": (
+        {"train": (X[:, :5], Y), "test": (X[:, :5], Y)},
+        *("inputs of shape (5,) do not fit the model", "unit 0"),
+    ),
+    "a large integer": (
+        NUMBERED | {"train": (X, changed(Y, 0, 1 << 25), Y)},
+        *("33554432", "2^24", "number them from 0"),
+    ),
+    "nothing to train": (
+        {"model": nn.Sequential(nn.Flatten(), nn.ReLU()), "blocks": 1, "sample": None},
+        *("Sequential has 0 parameters", "give it layers"),
+    ),
+    "nothing that may be trained": (
+        {"model": layers().requires_grad_(False)},
+        *("0 parameters to train", "require gradients"),
+    ),
+    "an optimiser of one's own": (
+        {"optimiser": lambda groups: 3},
+        *("factory gave a int", "let it return a torch.optim.Optimizer"),
+    ),
+    "an optimiser's factory that fails": ({"optimiser": failing}, "factory fails", "misused.py"),
+    "an optimiser, not its factory": (
+        {"optimiser": torch.optim.SGD(layers().parameters())},
+        *("optimiser is a SGD", "give OptimiserSettings, or a function"),
+    ),
+    "a learning rate that is no number": (
+        {"schedule": lambda step: float("nan") if step == 3 else 0.1},
+        *("gives nan at step 3", "a finite learning rate"),
+    ),
+    "a schedule that fails": ({"schedule": failing}, "the schedule fails at step 0", "misused.py"),
+    "a learning rate as a schedule": ({"schedule": 0.1}, "schedule is a float", "a function of"),
+    "a callback of another class": ({"callbacks": [3]}, "callbacks has 3", "derive from it"),
+    "a callback, not a list": ({"callbacks": Callback()}, "callbacks is a Callback", "a list"),
+    "int8 where integers cross": (
+        NUMBERED | {"cuts": ["e"], "solver": Backprop(messages="int8")},
+        *("messages is 'int8'", "cross the cut before e", "choose float32"),
+    ),
+    "a filter of tokens": (
+        {
+            "train": WORDS,
+            "test": WORDS,
+            "sample": WORDS[0][:4],
+            "model": misused.Tokens(),
+            "solver": Backprop(filter=2),
+        },
+        *("the filter is 2", "shape (5, 6)", "choose a filter"),
+    ),
+    "petra where several tensors go in": (NUMBERED | {"solver": Petra()}, "'petra'", "another"),
+    "heads of a network with two outputs": (
+        {
+            "model": misused.Twofold(),
+            "solver": LocalUpdates(),
+            "metrics": {},
+            "loss": lambda out, y: entropy(out[0], y),
+        },
+        *("gives several tensors", "choose another solver"),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", BEFORE)
+def test_what_cannot_work_is_refused_before_anything_is_written(use, tmp_path):
+    given, *parts = BEFORE[use]
+    said = refusal(fit, tmp_path / "run", **given)
+    assert [part for part in parts if part not in said] == []
+    assert not (tmp_path / "run").exists()
+
+
+SPLITS = {
+    "control flow": (partial(split, misused.Choosing(), 2, sample=X), "Choosing", "misused.py"),
+    "a shared module": (
+        partial(split, misused.Sharing(), cuts=["b"], sample=X),
+        *("blocks 0 and 1 share the parameter", "give each its own"),
+    ),
+    "a shared module of a list": (
+        partial(split, [("a", SHARED), ("b", SHARED)], cuts=["b"]),
+        *("'a' and 'b' share the tensor 'weight'", "give each its own copy"),
+    ),
+    "an unknown cut": (partial(split, layers(), cuts=["5"]), "no unit '5' among the 5 units"),
+    "an unknown cut of a graph": (
+        partial(split, misused.Sharing(), cuts=["bb"], sample=X),
+        *("no cut before 'bb' in Sharing", "did you mean 'b'?"),
+    ),
+    "more blocks than units": (
+        partial(split, layers(), 9, sample=X),
+        *("9 blocks asked of 3 units", "ask for 1 to 3 blocks"),
+    ),
+    "half a block": (partial(split, layers(), 2.5, sample=X), "2.5 blocks", "a whole number"),
+    "no sample": (partial(split, misused.Choosing(), 2), "which needs sample="),
+    "a sample that is no tensor": (partial(split, layers(), 2, sample=3), "sample is a int"),
+    "a sample of another shape": (
+        partial(split, misused.Sharing(), 2, sample=torch.zeros(4, 7)),
+        *("sample of shape (7,) does not fit Sharing", "(2x7 and 6x6)"),
+    ),
+    "a sample without an input": (
+        partial(split, misused.Numbered(), 2, sample=X),
+        *("Numbered needs number",),
+    ),
+    "no model": (partial(split, None, 2), "given 'None', not a module"),
+    "the name of a model": (partial(split, "resnet20", 2), "given 'resnet20', not a module"),
+    "a model without layers": (partial(split, nn.Sequential(), 1), "0 units", "add modules"),
+    "workers of a strange kind": (
+        partial(Mapped, Items(), workers=1, worker_kind="fork"),
+        *("worker_kind 'fork'", "thread or forkserver"),
+    ),
+    "a negative number of workers": (
+        partial(Mapped, Items(), workers=-1),
+        *("workers is -1", "0 or more"),
+    ),
+    "a data set that no process can be sent": (
+        partial(Mapped, Items(), workers=1, worker_kind="forkserver"),
+        *("cannot be sent to a worker process", "worker_kind=thread"),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", SPLITS)
+def test_what_cannot_be_made_is_refused(use):
+    call, *parts = SPLITS[use]
+    said = refusal(call)
+    assert [part for part in parts if part not in said] == []
+
+
+WHILE = {
+    "a label beyond the classes": (
+        {"train": Items(lambda i: (X[i], 9 if i == 30 else 1))},
+        *("sample 30", "target 9", "3 classes", "give the network more outputs"),
+    ),
+    "a loss of another length": (
+        {"loss": after(6, entropy, lambda out, y: out[:-1, 0])},
+        *("shape (15,) for 16 samples", "a row a sample"),
+    ),
+    "a loss without a graph": (
+        {"loss": after(6, entropy, lambda out, y: entropy(out, y).detach())},
+        *("without a gradient", "without detach()"),
+    ),
+    "a loss that is not a number": (
+        {"loss": lambda out, y: entropy(out, y) * torch.nan},
+        *("the loss is not finite at serial step 0", "lower --lr"),
+    ),
+    "a loss that fails": (
+        {"loss": after(6, entropy, failing)},
+        *("block 1: the loss fails on output (16, 3)", "KeyError", "misused.py, line"),
+    ),
+    "a metric that fails": (
+        {"metrics": {"accuracy": after(6, lambda out, y: 1.0, failing)}},
+        *("block 1: the metric 'accuracy' fails", "misused.py, line"),
+    ),
+    "a batch transform that fails": (
+        {"batch_transform": after(3, lambda x, y, g: (x, y), failing)},
+        *("batch_transform fails on 16 samples", "misused.py, line"),
+    ),
+    "a batch transform of fewer samples": (
+        {"batch_transform": after(3, lambda x, y, g: (x, y), lambda x, y, g: (x[1:], y[1:]))},
+        *("shape (15, 6) of (16, 6)", "must keep it"),
+    ),
+    "a data set that shrinks": ({"train": misused.Shrinking()}, "IndexError", "misused.py, line"),
+    "an item that fails": (
+        {"train": Items(lambda i: failing() if i == 33 else (X[i], Y[i]))},
+        *("sample 33 of the data set", "KeyError", "misused.py, line"),
+    ),
+    "an item of another shape": (
+        {"train": Items(lambda i: (X[i][: 3 if i == 33 else 6], Y[i]))},
+        *("do not make a batch", "give tensors of one shape"),
+    ),
+    "items of another shape": (
+        {"train": Items(lambda i: (X[i][: 6 if i < 2 else 3], Y[i]))},
+        *("block 0: the forward pass fails on input (16, 3)", "16x3 and 6x16"),
+    ),
+    "nan in the inputs": (
+        {"train": (changed(X, 5, torch.nan), Y)},
+        *("the loss is not finite", "sample 5 has nan", "leave it out"),
+    ),
+    "a large integer": (
+        NUMBERED | {"train": (X, changed(Y, 40, 1 << 25), Y)},
+        *("33554432", "2^24", "number them from 0"),
+    ),
+    "a forward pass that fails": (
+        {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(), nn.Linear(6, 3))},
+        *("the forward pass fails on input (16, 6)", "KeyError", "misused.py, line"),
+    ),
+    "a worker process that ends": (  # 5 s: a process begins with an import of torch
+        {"train": Mapped(misused.Deadly(), workers=1, worker_kind="forkserver")},
+        *("a worker process of the data set ended", "set data.workers=0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", WHILE)
+def test_what_fails_while_training_leaves_whole_checkpoints_and_a_free_folder(use, tmp_path):
+    given, *parts = WHILE[use]
+    out = tmp_path / "run"
+    said = refusal(fit, out, **given)
+    assert [part for part in parts if part not in said] == []
+    assert_whole(out)
+
+
+def assert_whole(out: Path) -> None:
+    """Nothing is half-written, and another run may go on."""
+    assert not (out / "summary.json").exists()
+    kept = [folder for folder in (out / "checkpoints").iterdir() if folder.is_dir()]
+    assert checkpoint.complete(out / "checkpoints") == kept != []
+    folder = RunFolder(out)
+    folder.claim()
+    folder.release()
+
+
+def test_the_error_of_a_users_code_is_kept_as_the_cause():
+    with pytest.raises(CodeError) as caught:
+        fit(loss=after(6, entropy, failing))
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__.__traceback__.tb_next is not None
+
+
+def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
+    home = {"__name__": "solvers.passes.exact"}
+    exec("def step(self, batch): raise RuntimeError('a defect')", home)
+    monkeypatch.setattr("solvers.passes.exact.ExactPass.step", home["step"])
+    with pytest.raises(RuntimeError, match=r"^a defect$"):
+        fit()
+
+
+def test_what_torch_raises_to_leave_a_forward_pass_early_is_no_failure():
+    assert fit(solver=Backprop(recompute=True))["test_loss"] == fit()["test_loss"]
+
+
+def test_a_block_without_parameters_trains():
+    assert fit(cuts=["1", "2"])["blocks"] == 3

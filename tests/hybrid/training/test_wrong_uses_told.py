@@ -1,0 +1,78 @@
+"""What cannot work of a user's own under the command and under mpirun is told once, on one line."""
+
+import sys
+
+import misused
+import pytest
+from answers import assert_one_line, output
+from misused import fit
+
+pytestmark = pytest.mark.timeout(60)
+
+
+MODULE = """
+import torch
+from torch import nn
+CONSTANT = 3
+def model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
+def failing(): raise KeyError("out of luck")
+def one(): return torch.zeros(4)
+"""
+COMMANDS = {
+    "a model that is nowhere": (["--model", "nowhere:f"], "nowhere cannot be imported"),
+    "a model that is a module": (["--model", "os:path"], "path is a module, no function"),
+    "a model that is missing": (["--model", "own:f"], "own has no f"),
+    "a model that is a number": (["--model", "own:CONSTANT"], "CONSTANT is a int, no function"),
+    "a model that fails": (["--model", "own:failing"], "failed: KeyError: 'out of luck'"),
+    "a model that is a tensor": (["--model", "own:one"], "gave a Tensor, not a torch.nn.Module"),
+    "data that fail": (["--model", "own:model", "--data", "own:failing"], "--data own:failing"),
+    "data that are one thing": (["--data", "own:one"], "gave a Tensor, not (training, test) data"),
+}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's own module in the current folder."""
+    (tmp_path / "own.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own", None)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("use", COMMANDS)
+def test_the_command_refuses_functions_that_are_none(use, hybrid, tmp_path):
+    words, *parts = COMMANDS[use]
+    answer = hybrid("train", *words, "--epochs", 1, "--out", tmp_path / "run")
+    assert_one_line(answer, *parts)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_run_of_the_library_is_evaluated_with_its_model_alone(hybrid, tmp_path):
+    fit(tmp_path / "run")
+    answer = hybrid("evaluate", tmp_path / "run")
+    assert_one_line(answer, "was trained on data of your own (custom)", "give --data")
+    words = ["--model", "own:model", "--epochs", 1, "--set", "data.limit=64", "--batch-size", 32]
+    output(hybrid("train", *words, "--out", tmp_path / "other"))
+    answer = hybrid("evaluate", tmp_path / "other")
+    assert_one_line(answer, "was made with --model own:model", "give --model own:model again")
+
+
+# seconds each: a job of its own, because it ends all ranks at once
+ON_RANKS = {
+    "item": ("rank 1: sample ", "KeyError"),
+    "loss": ("rank 1: the loss fails on output (16, 3)", "details in"),
+    "shrinking": (": sample ", "IndexError"),
+}
+
+
+@pytest.mark.parametrize("kind", ON_RANKS)
+def test_a_failure_of_one_rank_ends_the_job_at_once_and_is_told_once(kind, mpirun, tmp_path):
+    found = mpirun(2, sys.executable, misused.__file__, kind, tmp_path / "run", limit=60)
+    said = [line for line in found.stderr.splitlines() if "hybrid: error:" in line]
+    assert found.returncode == 1
+    assert len(said) == 1, found.stderr
+    assert "Traceback" not in found.stderr
+    assert [part for part in ON_RANKS[kind] if part not in said[0]] == []

@@ -1,0 +1,169 @@
+"""Several tensors as one are what they were, and their adjoints lie side by side."""
+
+import pytest
+import torch
+from answers import refusal
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+
+from solvers.layers.bundle import EXACT, Bundle, call
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+LIMITS = {torch.uint8: 255, torch.int8: 127, torch.int16: (1 << 15) - 1}
+
+
+@st.composite
+def tensors(draw, samples, types):
+    """One of so many samples, of any shape."""
+    shape = (samples, *draw(st.lists(st.integers(0, 3), max_size=3)))
+    dtype = draw(st.sampled_from(types))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=random).bool()
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
+    most = LIMITS.get(dtype, EXACT)
+    low = 0 if dtype is torch.uint8 else -most
+    return torch.randint(low, most + 1, shape, generator=random).to(dtype)
+
+
+@st.composite
+def nests(draw, types=(*FLOATS, *INTEGERS, torch.bool)):
+    """Tuples, lists and dicts of tensors, within each other."""
+    leaf = tensors(draw(st.integers(1, 3)), types)
+    return draw(
+        st.recursive(
+            leaf,
+            lambda inner: (
+                st.lists(inner, min_size=1, max_size=3)
+                | st.tuples(inner, inner)
+                | st.dictionaries(st.sampled_from("abc"), inner, min_size=1)
+            ),
+            max_leaves=5,
+        )
+    )
+
+
+def samples_of(nest):
+    return len(tree_leaves(nest)[0])
+
+
+@given(nests())
+def test_what_is_packed_comes_out_as_it_was(nest):
+    bundle = Bundle.of(nest, samples_of(nest), "here")
+    if bundle is None:  # a floating-point tensor alone
+        assert isinstance(nest, torch.Tensor)
+        assert nest.is_floating_point()
+        return
+    packed = bundle.pack(nest)
+    assert packed.shape == (samples_of(nest), bundle.size)
+    found, structure = tree_flatten(bundle.unpack(packed))
+    leaves, expected = tree_flatten(nest)
+    assert structure == expected
+    for x, y in zip(found, leaves, strict=True):
+        assert x.shape == y.shape
+        assert torch.equal(x.to(y.dtype), y)
+        assert x.dtype == (packed.dtype if y.is_floating_point() else y.dtype)
+
+
+@given(nests((torch.float64,)).filter(lambda nest: not isinstance(nest, torch.Tensor)))
+def test_the_adjoint_of_the_whole_is_the_adjoints_side_by_side(nest):
+    bundle = Bundle.of(nest, samples_of(nest), "here")
+    apart = tree_map(lambda x: x.clone().requires_grad_(), nest)
+    sum((x.sin() * x).sum() for x in tree_leaves(apart)).backward()
+    whole = bundle.pack(nest).requires_grad_()
+    sum((x.sin() * x).sum() for x in tree_leaves(bundle.unpack(whole))).backward()
+    gradients = tree_map(lambda x: torch.zeros_like(x) if x.grad is None else x.grad, apart)
+    if bundle.size:
+        assert torch.equal(whole.grad, bundle.pack(gradients))
+
+
+@given(nests((torch.float64,)).filter(lambda nest: not isinstance(nest, torch.Tensor)))
+def test_derivatives_through_packing_are_those_of_differences(nest):
+    bundle = Bundle.of(nest, samples_of(nest), "here")
+    leaves, structure = tree_flatten(nest)
+    leaves = [x.requires_grad_() for x in leaves]
+
+    def through(*given):
+        packed = bundle.pack(torch.utils._pytree.tree_unflatten(list(given), structure))
+        return tuple(x.sin() for x in tree_leaves(bundle.unpack(packed)))
+
+    assert not bundle.size or torch.autograd.gradcheck(through, tuple(leaves))
+
+
+def test_integers_get_no_gradient_and_give_none():
+    bundle = Bundle.of((torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64)), 2, "here")
+    packed = torch.ones(2, 6, requires_grad=True)
+    x, number = bundle.unpack(packed)
+    assert not number.requires_grad
+    (x * number).sum().backward()
+    assert packed.grad.tolist() == [[1.0, 1, 1, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("number", [EXACT, -EXACT, EXACT - 1])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_to_two_to_the_24_are_exact(number, dtype):
+    given = torch.tensor([[number], [1]], dtype=dtype)
+    bundle = Bundle.of(given, 2, "here")
+    assert torch.equal(bundle.unpack(bundle.pack(given)), given)
+
+
+@pytest.mark.parametrize("number", [EXACT + 1, -EXACT - 1, 1 << 40])
+def test_integers_beyond_are_refused(number):
+    given = torch.tensor([[number], [1]])
+    said = refusal(Bundle.of(given, 2, "here").pack, given)
+    assert str(abs(number)) in said
+    assert "beyond 2^24" in said
+    assert "number them from 0" in said
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ((torch.ones(2), 3), "a int, '3': only tensors"),
+        ((torch.ones(2), None), "a NoneType"),
+        ((torch.ones(2), "word"), "a str, 'word'"),
+        ((torch.ones(2), torch.ones(3)), "shape (3,) for 2 samples"),
+        ((torch.ones(2), torch.tensor(1.0)), "shape () for 2 samples"),
+    ],
+    ids=str,
+)
+def test_what_has_no_row_a_sample_is_refused_with_the_place(value, part):
+    said = refusal(Bundle.of, value, 2, "what goes into layer3")
+    assert said.startswith("what goes into layer3 ")
+    assert part in said
+    assert said.endswith("or cut elsewhere")
+
+
+FORMATS = ["float32", "bfloat16", "float16", "int8"]
+
+
+def test_a_narrower_format_changes_integers_but_not_truth_values():
+    rows = torch.ones(2, 1)
+    kept = {
+        name: [kind for kind in FORMATS if Bundle.of((rows, other), 2, "here").survives(kind)]
+        for name, other in {"long": rows.long(), "bool": rows.bool(), "float": rows}.items()
+    }
+    assert kept == {"long": FORMATS[:1], "bool": FORMATS[:3], "float": FORMATS}
+
+
+def test_images_come_out_as_channels_last():
+    bundle = Bundle.of((torch.ones(2, 3, 4, 4), torch.ones(2, 1)), 2, "here")
+    image, _ = bundle.unpack(torch.ones(2, bundle.size))
+    assert image.is_contiguous(memory_format=torch.channels_last)
+
+
+class Told(nn.Module):
+    def forward(self, *given, **named):
+        return given, named
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [((1, 2), ((1, 2), {})), ([1], ((1,), {})), ({"a": 1}, ((), {"a": 1})), (5, ((5,), {}))],
+)
+def test_a_network_is_called_by_position_or_by_name(value, expected):
+    assert call(Told(), value) == expected

@@ -1,0 +1,171 @@
+"""What users give that cannot work, a training that is given it, and the same on MPI ranks."""
+
+import os
+import sys
+from multiprocessing import parent_process
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hybrid import Trainer, split
+from hybrid.settings.config import TrainSettings
+from solvers import Backprop
+
+SAMPLES, FEATURES, CLASSES, BATCH = 64, 6, 3, 16
+X = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(SAMPLES) % CLASSES
+LINES = {"train": (X, Y), "test": (X[:BATCH], Y[:BATCH])}
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)
+    )
+
+
+def fit(
+    out=None, model=None, blocks=2, cuts=None, sample=X[:4], solver=None, settings=(), **changed
+):
+    """One epoch of four mini-batches on two threads, with what is not as usual."""
+    cut = split(model or layers(), None if cuts else blocks, cuts=cuts, sample=sample)
+    train = TrainSettings(**{"epochs": 1, "batch_size": BATCH, "threads": 1, **dict(settings)})
+    data = {**LINES, **{k: changed.pop(k) for k in ("train", "test") if k in changed}}
+    made = Trainer(cut, solver or Backprop(), out=out, train=train, quiet=True, **changed)
+    return made.fit(data["train"], data["test"])
+
+
+def after(calls, good, bad):
+    """What does as `good` so many times, and then as `bad`."""
+    count = 0
+
+    def either(*given):
+        nonlocal count
+        count += 1
+        return (good if count <= calls else bad)(*given)
+
+    return either
+
+
+def failing(*given):
+    raise KeyError("out of\nluck")
+
+
+class Items(Dataset):
+    """Sample i is item(i)."""
+
+    def __init__(self, item=lambda i: (X[i], Y[i]), count=SAMPLES):
+        self.item, self.count = item, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.item(i)
+
+
+class Shrinking(Items):
+    """Has ten samples as soon as training begins."""
+
+    def __getitem__(self, i):
+        self.count = SAMPLES if i < 2 else 10
+        return [(X[k], Y[k]) for k in range(self.count)][i]
+
+
+class Deadly(Items):
+    """Whoever reads sample 30 in a process of its own, ends."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def __getitem__(self, i):
+        if i == 30 and parent_process() is not None:
+            os._exit(3)
+        return X[i], Y[i]
+
+
+class Careless(nn.Module):
+    """A forward pass in training that fails at the fourth mini-batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x):
+        self.count += self.training
+        return failing(x) if self.count > 3 + 1 else x  # one is to find what draws
+
+
+class Choosing(nn.Module):
+    """A forward pass that depends on values."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.b(self.a(x) if x.sum() > 0 else x)
+
+
+class Sharing(nn.Module):
+    """One layer at the beginning and at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.c(torch.relu(self.a(torch.relu(self.b(torch.relu(self.a(x)))))))
+
+
+class Numbered(nn.Module):
+    """Vectors and a number a sample, which are added up behind the first layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.e, self.b = nn.Linear(6, 6), nn.Embedding(3, 6), nn.Linear(6, 3)
+
+    def forward(self, x, number):
+        return self.b(torch.relu(self.a(x)) + self.e(number % 3))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.a, self.b = nn.Embedding(3, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, number):
+        return self.b(torch.relu(self.a(self.e(number))).mean(1))
+
+
+class Twofold(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.a(x))
+        return self.b(hidden), hidden
+
+
+def on_ranks(kind, out):
+    """A training under mpirun, of which one thing fails on the last rank."""
+    from hybrid.ranks import launch
+
+    last = launch.communicator().rank == launch.communicator().size - 1
+    entropy = nn.functional.cross_entropy
+    lost = Items(lambda i: failing() if last and i >= 10 else (X[i], Y[i]))
+    given = {
+        "item": {"train": lost},
+        "loss": {"loss": after(6, entropy, failing) if last else entropy},
+        "shrinking": {"train": Shrinking()},
+    }
+    fit(out, **given[kind])
+
+
+if __name__ == "__main__":
+    from hybrid.cli.failure import run_command
+
+    sys.exit(run_command(lambda: on_ranks(sys.argv[1], Path(sys.argv[2]))))

@@ -1,0 +1,80 @@
+"""Data sets whose transforms draw, that count what is read, or give what Hugging Face's give."""
+
+import random
+import threading
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hybrid import Trainer, split
+from hybrid.ranks import launch
+from hybrid.settings.config import TrainSettings
+from solvers import AugmentedLagrangian, Backprop
+
+SAMPLES, BATCH = 48, 8
+
+
+class Drawing(Dataset):
+    """(6 numbers, a class), its transform drawing from random, numpy and torch."""
+
+    def __init__(self, count=SAMPLES):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        x = torch.linspace(-1, 1, 6) * (i + 1) / self.count
+        noise = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return x + torch.tensor(noise).repeat(2), i % 3
+
+
+class Counted(Drawing):
+    """Notes which samples are read, and by which thread."""
+
+    def __init__(self, count=SAMPLES):
+        super().__init__(count)
+        self.read = []
+
+    def __getitem__(self, i):
+        self.read.append((threading.current_thread().name, i))
+        return super().__getitem__(i)
+
+
+class Rows:
+    """Dicts of lists and numbers by number, as Hugging Face's data sets give them."""
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, i):
+        return {"ids": [i % 5, 1, 2], "weight": 0.5, "label": i % 3}
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def trained(train, solver=None, blocks=1, test=None, settings=(), **more):
+    """The weights after two epochs of six mini-batches."""
+    model = more.pop("model", None) or layers()
+    cut = split(model, blocks, sample=more.pop("sample", torch.zeros(4, 6)))
+    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **dict(settings)}
+    made = Trainer(cut, solver or Backprop(), train=TrainSettings(**wanted), quiet=True, **more)
+    made.fit(train, test or train)
+    return dict(model.state_dict())
+
+
+def read_on_rank(comm, window):
+    """On a rank of a communicator: the samples it reads to train, with windows or serially."""
+    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
+    data, known = Counted(), Drawing(BATCH)
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(comm.size - 1)), nn.Linear(6, 3))
+    more = {"solver": AugmentedLagrangian(), "window": window} if window else {}
+    with mock.patch.object(launch, "ranks", return_value=here):
+        trained(data, blocks=comm.size, test=known, model=model, **more)
+    return sorted({i for _, i in data.read})
