@@ -63,7 +63,8 @@ def wait_for_ranks(run: Path, number: int, restarts: int = 0) -> list[str]:
         if len(lines) == number:
             return lines
         time.sleep(0.1)
-    raise AssertionError(f"not {number} ranks have started: {lines}")
+    logs = "\n".join(file.read_text() for file in run.parent.glob("*.out"))
+    raise AssertionError(f"not {number} ranks have started: {lines}\n{logs}")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

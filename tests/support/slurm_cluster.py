@@ -1,7 +1,7 @@
 """A real Slurm of four nodes on this machine: Debian's daemons on loopback ports.
 
-Everything lives in one folder and on ports of its own, so clusters do not know of each other; the
-daemons die with the process that started them.
+Everything lives in one folder and in a network of its own, so clusters know neither of each other
+nor of what happens to the machine's network; the daemons die with the process that started them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "setpriv")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "setpriv", "ip", "unshare", "nsenter")
 GPUS = ("/dev/null", "/dev/zero")
 """What Slurm takes for the GPUs of a node: it hands out their numbers."""
 CONFIGURATION = """\
@@ -53,6 +53,16 @@ GresTypes=gpu
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
+NETWORK = """\
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip address add 10.98.0.1/24 dev eth0
+ip link set eth0 up
+ip link set eth1 up
+echo up
+exec sleep infinity
+"""
+"""One card: where there is none, getaddrinfo knows not even 127.0.0.1."""
 
 
 class Slurm:
@@ -63,6 +73,7 @@ class Slurm:
         self.configuration = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = os.environ | {"SLURM_CONF": str(self.configuration)}
+        self._network: subprocess.Popen[str] | None = None
         for name in ("state", *(f"tmp.{name}" for name in self.names)):  # PMIx wants its own
             (folder / name).mkdir(parents=True)
         folder.chmod(0o755)  # munged trusts no folder that others may write to
@@ -79,6 +90,14 @@ class Slurm:
 
     def start(self) -> None:
         """Start the daemons; RuntimeError, with what they said, unless every node is idle soon."""
+        self._network = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sh", "-ec", NETWORK],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._network.stdout is not None
+        if self._network.stdout.readline() != "up\n":
+            raise RuntimeError("no network namespace can be made here")
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
@@ -102,6 +121,9 @@ class Slurm:
             time.sleep(0.05)
         for daemon in self.daemons.values():
             daemon.wait(10)
+        if self._network is not None:
+            self._network.kill()
+            self._network.wait(10)
 
     def processes(self) -> list[int]:
         """The ids of everything started by or for this cluster, known by its SLURM_CONF."""
@@ -149,7 +171,7 @@ class Slurm:
     def __call__(self, *command: object, fails: bool = False, seconds: float = 60) -> str:
         """Standard output of a command of Slurm's; `fails`: whatever its exit status."""
         done = subprocess.run(
-            [str(word) for word in command],
+            self._inside(*command),
             env=self.environment,
             capture_output=True,
             text=True,
@@ -188,14 +210,23 @@ class Slurm:
                 shortened.add(found["Restarts"])
             return found["JobState"] in states
 
-        self._until(f"job {number} is {' or '.join(states)}", there, seconds)
+        try:
+            self._until(f"job {number} is {' or '.join(states)}", there, seconds)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{self._log(number)}") from None
         return self.job(number)
+
+    def _inside(self, *command: object) -> list[str]:
+        """The words that run a command in the cluster's network."""
+        assert self._network is not None
+        enter = ("nsenter", f"--net=/proc/{self._network.pid}/ns/net")
+        return [str(word) for word in (*enter, *command)]
 
     def _daemon(self, *command: str, called: str = "") -> None:
         name = called or command[0]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *command],
+                self._inside("setpriv", "--pdeathsig", "TERM", *command),
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -210,6 +241,10 @@ class Slurm:
                 said = (self.folder / "slurmctld.log").read_text()[-3000:]
                 raise RuntimeError(f"after {seconds} s not yet: {what}\n{said}")
             time.sleep(0.1)
+
+    def _log(self, number: str) -> str:
+        file = Path(self.job(number).get("StdOut", ""))
+        return file.read_text(errors="replace")[-3000:] if file.is_file() else ""
 
 
 def why_not() -> str:
@@ -226,16 +261,18 @@ def why_not() -> str:
                 timeout=150,
                 check=False,
             )
-    left = _missing()
-    return f"there is no {', '.join(left)}, and apt-get could not install it" if left else ""
+    if left := _missing():
+        return f"there is no {', '.join(left)}, and apt-get could not install it"
+    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True, check=False)
+    return f"no network namespaces here: {done.stderr.strip()}" if done.returncode else ""
 
 
-PACKAGES = "slurm-wlm munge libpmix-dev"
+PACKAGES = "slurm-wlm munge libpmix-dev iproute2"
 """The last for srun --mpi=pmix: Slurm's plug-in loads the libpmix.so of the development files."""
 
 
 def _missing() -> list[str]:
-    return [program for program in DAEMONS if shutil.which(program) is None]
+    return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 def _free_ports(number: int) -> list[int]:

@@ -134,6 +134,17 @@ def test_a_launcher_that_ends_well_before_the_training_does_is_requeued(
 
 
 @needs_bash
+@pytest.mark.parametrize(("fails", "starts", "status"), [(1, 2, 0), (9, 3, 213)])
+def test_ranks_that_mpirun_cannot_place_are_started_again_twice(
+    cluster, request_here, fails, starts, status
+) -> None:
+    nowhere = f"if len(open({{log!r}}).readlines()) <= {fails}: sys.exit(213)\n"
+    cluster.program("mpirun", nowhere + RANKS)
+    assert cluster.run(request_here, "0")[0] == status
+    assert [name for name, *_ in cluster.calls()] == ["mpirun"] * starts
+
+
+@needs_bash
 def test_a_setup_that_fails_ends_the_job_before_it_trains(cluster, request_here) -> None:
     assert cluster.run(replace(request_here, setup="false"))[0] == 1
     assert not cluster.log.exists()
