@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from solvers.base import Setup, program_of
+from solvers.kernels import Stepped, follow
 from solvers.penalty import Penalty, PenaltyProgram
 from solvers.windows import Record, Rows
 
@@ -20,9 +21,15 @@ class AugmentedLagrangian(Penalty):
     Local loss of block k < K-1, per sample:
         beta ||S lam_{k+1} - S x_k||^2 + <kappa_{k+1}, S lam_{k+1} - S x_k>
     so that  p_out = S^T (-2 beta (S lam_{k+1} - S x_k) - kappa_{k+1}).  Between sweeps
-        lam_k   <- lam_k - eta (p_in + S^T (2 beta (S lam_k - S x_{k-1}) + kappa_k))
-        kappa_k <- kappa_k + kappa_step 2 beta (S lam_k - S x_{k-1})
-    with the new lam_k in the second line; everything else is as in `Penalty`.
+        lam_k   <- lam_k - lam_step/(2b) (p_in + S^T (2b (S lam_k - S x_{k-1}) + kappa_k))
+        kappa_k <- kappa_k + kappa_step lam_step 2b (S lam_k - S x_{k-1})
+    with the new lam_k in the second line and b = lam_beta; everything else is as in `Penalty`.
+
+    kappa's step is tied to lam's. At full steps kappa_k = -p_in after every exchange; with lam_step
+    s < 1 and an untied step kappa would add up residuals that lam has only followed for a part s.
+    The distance of lam from x is (p_in - old p_in) / 2b: a large b keeps the block's input close to
+    what arrives, and in the limit ("limit") lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then
+    delayed gradients with replay, one block of lag a sweep, coupled by beta.
 
     kappa starts at zero (the classical choice) or at minus the recorded adjoint: kappa_k = -p_k
     makes the first sub-problem gradient of every block the exact one. Under a filter it is
@@ -34,7 +41,9 @@ class AugmentedLagrangian(Penalty):
     multiplier_start: Literal["zero", "adjoint"] = "adjoint"
     """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
     kappa_step: float = 1.0
-    """Step of the multipliers between sweeps, in units of 2 beta."""
+    """Step of the multipliers between sweeps, in units of lam_step 2 lam_beta."""
+    lam_move: Literal["step", "limit"] = "step"
+    """What an exchange does to lam and kappa: a step, or its limit for a large lam_beta."""
     lam_start: Literal["feasible", "stepped"] = "feasible"
     """Where lam starts: the recorded activations, or one lam step from them."""
 
@@ -47,14 +56,17 @@ class AugmentedLagrangian(Penalty):
         super().check(setup)
         if not setup.correct_every:
             self.refuse_inert("no correction gives the adjoint to start from", "multiplier_start")
-        if not setup.exchanges:
-            self.refuse_inert(
-                "multipliers stay as they are in a single sweep or a gap", "kappa_step"
-            )
+        if not self.moves(setup):
+            why = "multipliers stay as they are in a single sweep or a gap"
+            self.refuse_inert(why, "kappa_step", "lam_move")
+        elif self.lam_move == "limit":
+            self.refuse_inert("lam is x after every exchange (lam_move)", "balance_ratio")
+            if self.lam_start == "feasible" or not setup.correct_every:
+                self.refuse_inert("lam_move is 'limit'", "lam_step", "lam_beta")
 
-    def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
-        before, after = super().buffers(exchanges)
-        return before + (["kappa_in"] if exchanges else []), [*after, "kappa_out"]
+    def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
+        before, after = super().buffers(setup)
+        return before + (["kappa_in"] if self.moves(setup) else []), [*after, "kappa_out"]
 
 
 @program_of(AugmentedLagrangian)
@@ -65,7 +77,7 @@ class AugmentedLagrangianProgram(PenaltyProgram):
 
     def _begin(self, record: Record) -> None:
         super()._begin(record)
-        if record.lam is not None and self.setup.exchanges:
+        if record.lam is not None and self.solver.moves(self.setup):
             kappa = self._start_multiplier(record.lam, record.p_in)
             self._store.put("kappa_in", record.rows, kappa)
         if record.out is not None:
@@ -82,4 +94,28 @@ class AugmentedLagrangianProgram(PenaltyProgram):
 
     @property
     def _ascent(self) -> float:
-        return self.solver.kappa_step
+        return self.solver.kappa_step * self.solver.lam_step
+
+    @property
+    def _limit(self) -> bool:
+        return self.solver.lam_move == "limit"
+
+    def _stepped(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
+        if not self._limit:
+            return super()._stepped(rows, lam, x, p_in)
+        kappa, solver = self._store.raw("kappa_in", rows), self.solver
+        beta, flat = self._before.moving, not self._whole
+        return follow(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
+
+    def _message(self, new: Stepped) -> Tensor:
+        if not self._limit:
+            return super()._message(new)
+        assert new.kappa is not None
+        return new.kappa
+
+    def _receive(self, rows: Rows, message: Tensor) -> None:
+        if not self._limit:
+            super()._receive(rows, message)
+            return
+        self._store.put("target", rows, self._store.raw("sent", rows))
+        self._store.put("kappa_out", rows, message)

@@ -184,6 +184,8 @@ class Solver(ABC):
     """Whether its steps are on the exact gradient, so that a correction can add nothing."""
     alternates: ClassVar[bool] = False
     """Whether it sweeps over windows, by turns with a serial correction."""
+    sweeps: ClassVar[int] = 1
+    """Sweeps over a window where none are asked for."""
     fills: ClassVar[bool] = False
     """Whether its sub-problems can fill the gaps of the exact pass."""
     factorises: ClassVar[bool] = False
@@ -286,6 +288,13 @@ def check_numbers(
             raise ValueError(f"{name} is {value}; it must be 0 or positive")
         if name in at_least_one and not value >= 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
+
+
+def check_ratio(settings: object, *names: str) -> None:
+    """ValueError unless each is over 1, or 0."""
+    for name in names:
+        if getattr(settings, name) != 0 and not getattr(settings, name) > 1:
+            raise ValueError(f"{name} is {getattr(settings, name)}; it must be over 1, or 0 (off)")
 
 
 def check_momentum(momentum: float | None) -> None:

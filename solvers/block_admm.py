@@ -10,10 +10,11 @@ from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
 from solvers.base import Setup, check_numbers, program_of
-from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
+from solvers.kernels import Held, Stepped, ascend, couple, descend, settle, upsample
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Free, leading, passing_by, projection
 from solvers.state import State
+from solvers.variables.coefficients import Coefficients
 from solvers.variables.factors import FactorCut
 from solvers.variables.store import channels_last
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
@@ -31,29 +32,42 @@ class BlockADMM(AugmentedLagrangian):
               then Z_k <- P_k(Z_k), the projection onto C_k
         U_k <- U_k + kappa_step (Z_k - x_{k-1})
 
-    jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with one
-                  step each it is the augmented Lagrangian with beta = rho/2
-    gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
-                  works k mini-batches behind the first, so the blocks are at work all the same
+    **Online**, in windows whose Z are not kept, Z starts from one forward pass and U = 0 (after a
+    correction U = -p/rho). A sweep is, for each mini-batch, Z and then w:
 
-    Batch setting: window "all" without corrections keeps Z and U of every sample. Online: a shorter
-    window starts from one forward pass and U = 0 (after a correction U = -p/rho); nothing is kept.
+        gauss-seidel  Z_{K-1} first, then Z_{K-2} with the new Z_{K-1}, ...: the loss reaches every
+                      block in one visit; block k works K-1-k mini-batches behind the last
+        jacobi        z_steps hops: every Z_k steps from the same old values, then Z and x are
+                      exchanged; the loss climbs one block a hop
+        then          w_k, all blocks at once, from the new Z_k towards the new Z_{k+1}
 
-    Residual balancing multiplies rho_k by 2 after a window where the primal residual's norm is more
-    than `balance_ratio` times the dual's, and halves it in the opposite case (Boyd et al., 2011,
-    section 3.4.1); kappa stays, so U is rescaled with it. A dual that outgrows `dual_limit` times
-    its start and its Z is reset to zero, with a notice.
+    and, before another sweep, x_{k-1} anew and the step of U_k. **Batch**, the window "all" without
+    corrections, keeps Z and U of every sample, and a visit is
+
+        jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with
+                      one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
+        gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
+                      works k mini-batches behind the first, so the blocks are at work all the same
+
+    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that outgrows
+    `dual_limit` times its start and its Z is reset to zero, with a notice.
     """
 
     name: ClassVar[str] = "block-admm"
     fills: ClassVar[bool] = False
     factorises: ClassVar[bool] = True
 
+    sweeps: ClassVar[int] = 2
+
     beta: float = field(init=False, repr=False, default=0.0)
+    lam_beta: float | None = field(init=False, repr=False, default=None)
+    lam_move: Literal["step", "limit"] = field(init=False, repr=False, default="step")
     rho: float = 1e-3
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
-    order: Literal["jacobi", "gauss-seidel"] = "jacobi"
+    order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
     """All blocks from the same old values, or one after the other with the newest."""
+    kappa_step: float = 1.0
+    """Step of the scaled dual U."""
     theta_steps: int = 1
     """Optimiser steps of the weights a visit of a mini-batch."""
     z_steps: int = 1
@@ -64,8 +78,6 @@ class BlockADMM(AugmentedLagrangian):
     """What Z is held to: none, non-negative, box:LOW:HIGH, quantised:BITS:LOW:HIGH or sign."""
     factor_rho: float = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorisation."""
-    balance_ratio: float = 0.0
-    """Ratio of primal to dual residual, either way, at which rho changes, usually 10; 0: fixed."""
     dual_limit: float = 10.0
     """Growth of a dual at which it starts again from zero, with a notice; 0: never."""
 
@@ -74,9 +86,7 @@ class BlockADMM(AugmentedLagrangian):
         object.__setattr__(self, "beta", self.rho / 2)
         super().__post_init__()
         check_numbers(self, at_least_one=("theta_steps", "z_steps"))
-        for name in ("balance_ratio", "dual_limit"):
-            if getattr(self, name) != 0 and not getattr(self, name) > 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be over 1, or 0 (off)")
+        check_numbers(self, not_negative=("dual_limit",))
         if self.optimiser != "sgd" and self.momentum is not None:
             raise ValueError(
                 f"momentum is {self.momentum} but the optimiser is {self.optimiser!r}: momentum "
@@ -87,10 +97,12 @@ class BlockADMM(AugmentedLagrangian):
     def check(self, setup: Setup) -> None:
         super().check(setup)
         if not setup.exchanges:
-            why = "Z and its dual stay where they start in a single sweep"
-            self.refuse_inert(why, "z_steps", "order", "balance_ratio", "dual_limit")
-        if not setup.factorised or not setup.exchanges:
-            self.refuse_inert("no factorisation's Z moves", "factor_rho")
+            why = "there is no other sweep to use the dual of the first"
+            self.refuse_inert(why, "kappa_step")
+        if not setup.carried:
+            self.refuse_inert("the duals of a window end with it", "dual_limit")
+        if not setup.factorised:
+            self.refuse_inert("there is no factorisation", "factor_rho")
         if setup.factorised and self.filter > 1:
             raise ValueError(
                 f"solver.filter is {self.filter}, but a factorisation has every pixel: leave it out"
@@ -98,6 +110,13 @@ class BlockADMM(AugmentedLagrangian):
         if setup.factorised and len(setup.factorised) == setup.blocks - 1:
             why = "every cut has a factorisation, whose Z has a closed form"
             self.refuse_inert(why, "z_steps", "lam_step", "constraint")
+
+    def moves(self, setup: Setup) -> bool:
+        return setup.window > 0
+
+    def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
+        before, after = super().buffers(setup)
+        return before + ([] if setup.carried else ["x"]), after
 
     @property
     def own_momentum(self) -> bool:
@@ -130,24 +149,85 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             self._factors = FactorCut(self._layer, self._store)
         if isinstance(block.cut_after, Factorisation):
             self._constraint_out = Free()
-        self._rho_in = self._rho_out = solver.rho
         self._start_norm: float | None = None
 
     def _begin(self, record: Record) -> None:
         super()._begin(record)
         if record.lam is not None:
             self._start_norm = None
+            if not self.setup.carried:
+                self._store.put("x", record.rows, self._pool(record.lam))
             if self._factors is not None:
                 self._factors.record(record.rows, self._own(record.rows))
 
     def train(self, window: Window) -> PhaseStats:
-        """Sweep the window, then balance rho and watch the duals, if they moved."""
+        """Sweep the window, then watch the duals, if they moved."""
         if self._start_norm is None:
             self._start_norm = self._dual_norm()
         stats = super().train(window)
-        if self.setup.exchanges:
-            self._adapt(stats)
+        if self.setup.carried and self.solver.dual_limit:
+            self._limit_duals(stats)
         return stats
+
+    def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
+        """Solve every sub-problem once: Z, then w, and with an exchange U."""
+        if self.setup.carried:
+            return super().sweep(window, number, exchange)
+        stats = PhaseStats()
+        self._sweep = number
+        for rows, batch in window.sweep(number):
+            if self.solver.order == "jacobi":
+                for _ in range(self.solver.z_steps):
+                    self._hop(batch, rows, stats)
+            else:
+                self._descend(batch, rows, stats)
+            self.gradient(batch, rows, False, stats)
+            self._weight_steps(batch, rows)
+        if exchange:
+            self._dual_steps(window, number)
+        return stats
+
+    def _hop(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
+        """Step Z_k once from what all blocks had before, and exchange Z and x."""
+        block, links = self.block, self.links
+        if block.first:
+            self._hand_up(rows, self._output(batch, rows))
+        else:
+            x, p_in = self._adjoint(batch, rows, self._input(rows))
+            if not block.last:
+                self._hand_up(rows, x)
+            self._store.put("x", rows, links.from_previous())
+            self._hand_down(rows, self._z_step(batch, rows, 1, p_in), stats)
+        if not block.last:
+            self._store.put("target", rows, links.from_next())
+
+    def _descend(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
+        """Step Z_k after Z_{k+1}, from the last cut down."""
+        if not self.block.last:
+            self._store.put("target", rows, self.links.from_next())
+        if not self.block.first:
+            self._hand_down(rows, self._z_step(batch, rows, self.solver.z_steps), stats)
+
+    def _z_step(self, batch: Batch, rows: Rows, steps: int, p_in: Tensor | None = None) -> Stepped:
+        """Z_k after some steps towards the x at hand; U_k stays."""
+        x = self._store.raw("x", rows)
+        return self._z_update(batch, rows, x, p_in, steps)._replace(kappa=None)
+
+    def _dual_steps(self, window: Window, number: int) -> None:
+        """x_k of the new weights goes up, and U follows on both sides of a cut."""
+        block, store = self.block, self._store
+        for rows, batch in window.sweep(number):
+            if not block.last:
+                self._hand_up(rows, self._output(batch, rows))
+                self._ascend("kappa_out", rows, store.raw("target", rows), "sent", self._after)
+            if not block.first:
+                store.put("x", rows, self.links.from_previous())
+                shared = self._shared(self._own(rows))
+                self._ascend("kappa_in", rows, shared, "x", self._before)
+
+    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: str, cut: Coefficients) -> None:
+        kappa, rate = self._store.raw(name, rows), self._ascent * 2 * cut.moving
+        self._store.put(name, rows, ascend(kappa, lam, self._store.raw(x, rows), rate))
 
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
@@ -167,7 +247,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             self._hand_up(rows, x)
         z = None
         if exchange and not self.block.first:
-            z = self._z_update(batch, rows, p_in)
+            z = self._z_update(batch, rows, self.links.from_previous(), p_in)
         self._weight_steps(batch, rows)
         if z is not None:
             self._hand_down(rows, z, stats)
@@ -175,13 +255,12 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
     def _gauss_seidel(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         block = self.block
         if exchange and not block.first:
-            self._hand_down(rows, self._z_update(batch, rows, None), stats)
+            x = self.links.from_previous()
+            self._hand_down(rows, self._z_update(batch, rows, x), stats)
         self.gradient(batch, rows, False, stats)
         self._weight_steps(batch, rows)
         if exchange and not block.last:
-            with torch.no_grad(), passing_by(self._layer):
-                lam = batch.images() if block.first else self._input(rows)
-                self._hand_up(rows, block.forward(lam, (2, batch.step, self._sweep)))
+            self._hand_up(rows, self._output(batch, rows))
 
     def _weight_steps(self, batch: Batch, rows: Rows) -> None:
         """The gradient at hand is the first step's."""
@@ -190,39 +269,52 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
                 self.gradient(batch, rows, False, PhaseStats(), number)
             self._step(batch)
 
-    def _z_update(self, batch: Batch, rows: Rows, p_in: Tensor | None) -> Stepped:
+    def _z_update(
+        self,
+        batch: Batch,
+        rows: Rows,
+        x: Tensor,
+        p_in: Tensor | None = None,
+        steps: int | None = None,
+    ) -> Stepped:
         """Z_k and kappa_k after a visit; `p_in` is the adjoint at the old Z_k, if it is known."""
-        old, x = self._raw_own(rows), self.links.from_previous()
-        kappa = self._multiplier("kappa_in", rows)
+        old, kappa, cut = self._raw_own(rows), self._multiplier("kappa_in", rows), self._before
+        steps = self.solver.z_steps if steps is None else steps
         if self._factors is not None:
             new = self._factored_step(batch, rows, x.to(self._own(rows).dtype), p_in)
-        elif self.solver.z_steps == 1:
+        elif steps == 1:
             if p_in is None:
-                p_in = self._input_adjoint(batch, rows, self._own(rows))
+                p_in = self._adjoint(batch, rows, self._own(rows))[1]
             return self._stepped(rows, old, x, p_in)
         else:
             new = self._own(rows)
-            for number in range(self.solver.z_steps):
+            for number in range(steps):
                 if number or p_in is None:
-                    p_in = self._input_adjoint(batch, rows, new)
-                new = descend(new, x, kappa, p_in, self._beta_in, self._eta_in, self.solver.filter)
+                    p_in = self._adjoint(batch, rows, new)[1]
+                new = descend(new, x, kappa, p_in, cut.moving, self._eta, self.solver.filter)
             new = self._held_in(new)
-        rate = self._ascent * 2 * self._beta_in
-        return settle(new, old, x, kappa, self._beta_in, rate, self.solver.filter)
+        rate = self._ascent * 2 * cut.moving
+        return settle(new, old, x, kappa, cut.moving, rate, self.solver.filter)
 
     def _factored_step(self, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None) -> Tensor:
         assert self._factors is not None
         if p_in is None:
-            p_in = self._input_adjoint(batch, rows, self._input(rows))
-        kappa = self._store.get("kappa_in", rows)
-        anchor = x - kappa / self._rho_in
-        return self._factors.step(rows, anchor, p_in, self._rho_in, self.solver.factor_rho)
+            p_in = self._adjoint(batch, rows, self._input(rows))[1]
+        kappa, rho = self._store.get("kappa_in", rows), 2 * self._before.moving
+        return self._factors.step(rows, x - kappa / rho, p_in, rho, self.solver.factor_rho)
 
     def _input(self, rows: Rows) -> Tensor:
         return self._own(rows) if self._factors is None else self._factors.input(rows)
 
-    def _input_adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> Tensor:
-        """p_in at Z_k = z; the weights' gradients stay as they are."""
+    def _output(self, batch: Batch, rows: Rows) -> Tensor:
+        """x_k."""
+        with torch.no_grad(), passing_by(self._layer):
+            lam = batch.images() if self.block.first else self._input(rows)
+            x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
+            return x
+
+    def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(x_k, p_in) at Z_k = z; the weights' gradients stay as they are."""
         block = self.block
         z = z.detach().requires_grad_()
         with passing_by(self._layer):
@@ -230,52 +322,37 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         scale = block.loss_scale
         if block.last:
             (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
-            return p.to(z.dtype) * (len(batch) / scale)
+            return x.detach(), p.to(z.dtype) * (len(batch) / scale)
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-        coupling = couple(x.detach(), target, kappa, self._beta_out, self.solver.filter, 1 / scale)
+        beta, factor = self._after.coupling, self.solver.filter
+        coupling = couple(x.detach(), target, kappa, beta, factor, 1 / scale)
         (p,) = torch.autograd.grad(x, z, coupling.p_out)
-        return p.to(z.dtype) / scale
+        return x.detach(), p.to(z.dtype) / scale
 
-    def _adapt(self, stats: PhaseStats) -> None:
-        """Change rho, reset duals: decided alike on both sides of a cut."""
+    def _limit_duals(self, stats: PhaseStats) -> None:
+        """Reset duals that have grown too large: decided alike on both sides of a cut."""
         block, limit, mine = self.block, self.solver.dual_limit, None
         if not block.first:
-            size = max(self._start_norm or 0.0, self._store.norm("lam"))
-            mine = (stats.residual_norms(), self._dual_norm(), size)
-        everyone = self.links.all_gather(mine)
-        for k, measured in enumerate(everyone):
+            mine = self._dual_norm(), max(self._start_norm or 0.0, self._store.norm("lam"))
+        for k, measured in enumerate(self.links.all_gather(mine)):
             if measured is None:
                 continue
-            norms, norm, size = measured
-            here, below = k == block.index, k == block.index + 1
-            if limit and not norm <= limit * size:
+            norm, size = measured
+            if not norm <= limit * size:
                 stats.notices.append(
                     f"block-admm: the dual at cut {k} has grown to {norm:.3g}, its Z is "
                     f"{size:.3g} (limit: {limit:g} times); it starts again from zero"
                 )
-                if here or below:
-                    self._store.clear("kappa_in" if here else "kappa_out")
-            factor = self._rho_factor(*norms) if norms is not None else 1.0
-            self._rho_in *= factor if here else 1.0
-            self._rho_out *= factor if below else 1.0
-
-    def _rho_factor(self, primal: float, dual: float) -> float:
-        ratio = self.solver.balance_ratio
-        if not ratio:
-            return 1.0
-        if primal > ratio * dual:
-            return 2.0
-        return 0.5 if dual > ratio * primal else 1.0
+                if k in (block.index, block.index + 1):
+                    self._store.clear("kappa_in" if k == block.index else "kappa_out")
 
     def _dual_norm(self) -> float:
         """||U_k|| over the window."""
-        known = not self.block.first and self.setup.exchanges
-        return self._store.norm("kappa_in") / self._rho_in if known else 0.0
+        rho = 2 * self._before.moving
+        return 0.0 if self.block.first else self._store.norm("kappa_in") / rho
 
     def state(self) -> State:
         state, carried = super().state(), self.setup.carried
-        if self.solver.balance_ratio:
-            state.cut["rho"] = torch.tensor(self._rho_in, dtype=torch.float64)
         if carried and self._start_norm is not None:
             state.cut["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
         if self._factors is not None:
@@ -284,11 +361,9 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         return state
 
     def load_state(self, state: State) -> None:
-        before, after = state.cut, state.after
+        before = state.cut
         if self._factors is not None and before:
             self._factors.load_state(before["factors.cross"], before["factors.gram"])
-        self._rho_in = float(before.get("rho", self._rho_in))
-        self._rho_out = float(after.get("rho", self._rho_out))
         if "start" in before:
             self._start_norm = float(before["start"])
         super().load_state(state)
@@ -300,12 +375,8 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
             self._store.get("factor_dual", everything) + self._factors.input(everything)
 
     @property
-    def _beta_in(self) -> float:
-        return self._rho_in / 2
-
-    @property
-    def _beta_out(self) -> float:
-        return self._rho_out / 2
+    def _ascent(self) -> float:
+        return self.solver.kappa_step
 
     @property
     def _held(self) -> Held | None:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from solvers.base import (
     Setup,
-    Shape,
     Solver,
     SubProblems,
     check_choices,
     check_momentum,
     check_numbers,
+    check_ratio,
     program_of,
     values_of,
 )
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
-from solvers.kernels import Held, Stepped, ascend, pool, step, upsample
-from solvers.state import State, Tensors
-from solvers.variables.store import FORMATS, Store, channels_last
+from solvers.kernels import Held, Stepped, ascend, step
+from solvers.variables.coefficients import Coefficients
+from solvers.variables.kept import Kept
+from solvers.variables.store import FORMATS
 from solvers.variables.subproblem import approach, classify
-from solvers.windows import Batch, Classified, PhaseStats, Record, Rows, Window
+from solvers.windows import Batch, Classified, PhaseStats, Rows, Window
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,15 @@ class Penalty(Solver):
         p_out = -2 beta S^T (S lam_{k+1} - S x_k)   (k < K-1),   d phi / d x   (k = K-1)
         w_k   <- optimiser step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
     and, if another sweep follows, with p_in = (d x_k / d lam_k)^T p_out:
-        lam_k <- lam_k - eta (p_in + 2 beta S^T (S lam_k - S x_{k-1})),    eta = lam_step / (2 beta)
+        lam_k <- lam_k - eta (p_in + 2 b S^T (S lam_k - S x_{k-1})),    eta = lam_step / (2 b)
+
+    where b is beta, or a lam_beta of its own: a large beta undoes the step that the weights have
+    just made, a large b keeps lam close to x. Damped, with lam_step < 1, every hop of the error
+    from a cut to the one before is damped by lam_step. With beta_unit "energy" both are divided by
+    the mean ||S lam_k||^2 of what was recorded last, to a power of two, so that they mean the same
+    at every cut. Residual balancing multiplies both by 2 at a cut after a window where the primal
+    residual's norm is more than balance_ratio times the dual's, and halves them in the opposite
+    case.
 
     lam starts at the activations an exact pass recorded ("feasible"), or one lam step from them
     ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a message.
@@ -54,8 +62,12 @@ class Penalty(Solver):
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
-    lam_step: float = 0.1
-    """Step of lam between sweeps, in units of 1 / (2 beta)."""
+    beta_unit: Literal["square", "energy"] = "square"
+    """What beta is a coefficient of: squared norms, or their share of the activations' energy."""
+    lam_beta: float | None = None
+    """Penalty coefficient of the steps of lam (and of kappa) alone; unset: beta."""
+    lam_step: float = 1.0
+    """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
     lam_start: Literal["feasible", "stepped"] = "stepped"
     """Where lam starts: the recorded activations, or one lam step from them."""
     local_lr: float = 0.6
@@ -70,6 +82,8 @@ class Penalty(Solver):
     """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of what is stored and exchanged."""
+    balance_ratio: float = 0.0
+    """Ratio of primal to dual residual, either way, at which beta changes, usually 10; 0: fixed."""
     return_ratio: float = 3.0
     """Growth of a cut's relative residual between probes at which training returns to serial."""
 
@@ -79,6 +93,9 @@ class Penalty(Solver):
             positive=("beta", "local_lr", "return_ratio"),
             not_negative=("lam_step", "clip_norm"),
         )
+        if self.lam_beta is not None:
+            check_numbers(self, positive=("lam_beta",))
+        check_ratio(self, "balance_ratio")
         if self.filter < 1:
             raise ValueError(f"filter is {self.filter}; it must be at least 1 (1: no filter)")
         check_momentum(self.momentum)
@@ -90,20 +107,27 @@ class Penalty(Solver):
             self.refuse_inert(why, "momentum")
         if not setup.correct_every:
             self.refuse_inert("no correction gives the adjoint for a first step", "lam_start")
-        if not setup.exchanges and (self.lam_start == "feasible" or not setup.correct_every):
-            self.refuse_inert("lam stays where it starts in a single sweep or a gap", "lam_step")
+        if not self.moves(setup):
+            why = "lam stays where it starts in a single sweep or a gap"
+            self.refuse_inert(why, "balance_ratio")
+            if self.lam_start == "feasible" or not setup.correct_every:
+                self.refuse_inert(why, "lam_step", "lam_beta")
         if setup.correct_every != 1 and setup.sweeps < 4:
             why = "it compares whole rounds, or a fourth sweep's residual with the third's"
             self.refuse_inert(why, "return_ratio")
         if self.filter == 1:
             self.refuse_inert("solver.filter is 1", "filter_mode")
 
-    def buffers(self, exchanges: bool) -> tuple[list[str], list[str]]:
+    def moves(self, setup: Setup) -> bool:
+        """Whether auxiliary variables move, not only weights."""
+        return setup.exchanges
+
+    def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""
-        return ["lam"], ["target"] + (["sent"] if exchanges else [])
+        return ["lam"], ["target"] + (["sent"] if self.moves(setup) else [])
 
     def memory(self, setup: Setup, index: int) -> int:
-        before, after = self.buffers(setup.exchanges)
+        before, after = self.buffers(setup)
         lam, out = values_of(setup.shape_before(index)), values_of(setup.shape_after(index))
         values = len(after) * (out // self.filter**2)
         for name in before:
@@ -111,98 +135,42 @@ class Penalty(Solver):
             values += lam // (1 if whole else self.filter**2)
         return setup.samples * values * FORMATS[self.storage].itemsize
 
+    def coefficients(self) -> Coefficients:
+        """Of a cut, before anything is known of it."""
+        return Coefficients(self.beta, self.beta if self.lam_beta is None else self.lam_beta)
+
     def layout(self) -> list[object]:
         return [self.filter, self.filter_mode]
 
 
 @program_of(Penalty)
-class PenaltyProgram(SubProblems):
+class PenaltyProgram(Kept, SubProblems):
     """One rank's auxiliary variables, and its steps on its local loss."""
 
     solver: Penalty
 
     def begin(self) -> None:
+        super().begin()
         solver, block = self.solver, self.block
         self.local_lr, self.clip_norm = solver.local_lr, solver.clip_norm
-        self._store = Store(self.setup.samples, solver.storage)
-        self._whole = solver.filter_mode == "coupling"
-        self._carried = (False, False)
         self._sweep = 0
         if solver.momentum is not None:
             block.own_optimiser(solver.momentum)
 
-    def record(self, record: Record) -> None:
-        """Start the auxiliary variables of the record's rows.
-
-        Without adjoints, which a forward pass alone does not give, they are the activations; and
-        those that a checkpoint gave stay.
-        """
-        before, after = self._carried
-        lam = None if before and record.p_in is None else record.lam
-        out = None if after and record.p_out is None else record.out
-        self._begin(replace(record, lam=lam, out=out))
-
-    def carried_input(self, rows: Rows) -> Tensor | None:
-        return self._input(rows) if self._carried[0] else None
-
-    def _begin(self, record: Record) -> None:
-        rows = record.rows
-        if record.lam is not None:
-            lam = self._held_in(self._start(record.lam, record.p_in))
-            self._store.put("lam", rows, lam if self._whole else self._pool(lam))
-        if record.out is not None:
-            target = self._held_out(self._start(record.out, record.p_out))
-            self._store.put("target", rows, self._pool(target))
-
-    def records(self) -> Tensors:
-        return self._store.state()
-
-    def load_records(self, records: Tensors) -> None:
-        for name, value in channels_last(records).items():
-            self._store.put(name, slice(0, self._store.samples), value)
-
-    def state(self) -> State:
-        return State(cut=self._store.state(["lam", "kappa_in"]) if self.setup.carried else {})
-
-    def load_state(self, state: State) -> None:
-        everything = slice(0, self._store.samples)
-        index, setup = self.block.index, self.setup
-        before = self._fitting(channels_last(state.cut), setup.shape_before(index))
-        after = self._fitting(channels_last(state.after), setup.shape_after(index))
-        for name in ("lam", "kappa_in"):
-            if name in before:
-                self._store.put(name, everything, before[name])
-        self._carried = ("lam" in before, "lam" in after)
-        if "lam" in after:
-            lam = after["lam"]
-            self._store.put("target", everything, self._shared(lam) if self._whole else lam)
-            if "kappa_in" in after:
-                self._store.put("kappa_out", everything, after["kappa_in"])
-
-    def _fitting(self, kept: Tensors, shape: Shape | None) -> Tensors:
-        """What a cut has kept; RuntimeError unless it is nothing, or all of its shape."""
-        wanted = [n for n in ("lam", "kappa_in") if n in self.solver.buffers(exchanges=True)[0]]
-        found: Tensors = {name: kept[name] for name in wanted if name in kept}
-        if found and sorted(found) != sorted(wanted):
-            raise RuntimeError(f"{' and '.join(found)} without the rest of {', '.join(wanted)}")
-        for name, tensor in found.items():
-            channels, *pixels = shape or (0,)
-            side = 1 if name == "lam" and self._whole else self.solver.filter
-            expected = (self._store.samples, channels, *(size // side for size in pixels))
-            if tensor.shape != expected or not tensor.is_floating_point():
-                raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")
-        return found
-
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; with several sweeps, stop early when a cut's residual grows.
 
-        Losses, answers and residuals are the last sweep's.
+        Losses, answers and residuals are the last sweep's. Where lam has moved, balance beta.
         """
         total = PhaseStats()
         before: list[float] = []
         links, carried = self.links, self.setup.carried
         self._carried = (False, False)
         with total.timed(links.now), frozen_statistics(self.block.module):
+            if self.solver.moves(self.setup) and self.solver.beta_unit == "energy":
+                # its owner's: where messages are rounded, the two sides have not measured the same
+                energies = [*links.all_gather(self._before.energy), 1.0]
+                self._after.energy = energies[self.block.index + 1]
             for number in range(window.sweeps):
                 exchange = carried or number < window.sweeps - 1
                 stats = self.sweep(window, number, exchange)
@@ -219,7 +187,17 @@ class PenaltyProgram(SubProblems):
                     # the first sweep meets feasible lam: its residual is no measure for the next
                     before = residuals if number else []
             links.flush()
+        if self.solver.moves(self.setup) and self.solver.balance_ratio:
+            self._balance(total)
         return total
+
+    def _balance(self, stats: PhaseStats) -> None:
+        """Change beta at a cut, alike on both its sides."""
+        index = self.block.index
+        for k, norms in enumerate(self.links.all_gather(stats.residual_norms())):
+            if norms is not None and k in (index, index + 1):
+                cut = self._before if k == index else self._after
+                cut.balance(*norms, self.solver.balance_ratio)
 
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem of the window once; exchange lam (and kappa) if asked to."""
@@ -272,7 +250,7 @@ class PenaltyProgram(SubProblems):
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
             factor = self.solver.filter
-            run = self._computed(approach, key, block, with_input, self._beta_out, factor)
+            run = self._computed(approach, key, block, with_input, self._after.coupling, factor)
             x, p_in, loss, squares = run(lam, target, kappa)
             stats.losses.append(loss)
             stats.squares.append(squares)
@@ -301,9 +279,9 @@ class PenaltyProgram(SubProblems):
             x,
             self._multiplier("kappa_in", rows),
             p_in,
-            self._beta_in,
-            self._eta_in,
-            self._ascent * 2 * self._beta_in,
+            self._before.moving,
+            self._eta,
+            self._ascent * 2 * self._before.moving,
             self.solver.filter,
             flat=not self._whole,
             held=self._held,
@@ -312,30 +290,26 @@ class PenaltyProgram(SubProblems):
     def _hand_down(self, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
         """Keep the stepped lam_k and kappa_k, hand S lam_k back."""
         self._store.put("lam", rows, new.lam if self._whole else new.shared)
-        self.links.to_previous(new.shared)
+        self.links.to_previous(self._message(new))
         if new.kappa is not None:
             self._store.put("kappa_in", rows, new.kappa)
         stats.exchanged.append(new.squares)
+
+    def _message(self, new: Stepped) -> Tensor:
+        """What the other side of a cut needs of a step."""
+        return new.shared
 
     def _receive(self, rows: Rows, lam: Tensor) -> None:
         """Take the stepped S lam_{k+1} from its owner."""
         self._store.put("target", rows, lam)
         kappa = self._multiplier("kappa_out", rows)
         if kappa is not None:
-            x, rate = self._store.raw("sent", rows), self._ascent * 2 * self._beta_out
+            x, rate = self._store.raw("sent", rows), self._ascent * 2 * self._after.moving
             self._store.put("kappa_out", rows, ascend(kappa, lam, x, rate))
 
     def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
         """kappa as it is stored, where the method has it."""
         return None
-
-    def _held_in(self, lam: Tensor) -> Tensor:
-        """lam within what the cut before this block holds it to."""
-        return lam
-
-    def _held_out(self, lam: Tensor) -> Tensor:
-        """lam within what the cut after this block holds it to."""
-        return lam
 
     @property
     def _held(self) -> Held | None:
@@ -348,42 +322,6 @@ class PenaltyProgram(SubProblems):
         return 0.0
 
     @property
-    def _beta_in(self) -> float:
-        """Penalty at the cut before this block."""
-        return self.solver.beta
-
-    @property
-    def _beta_out(self) -> float:
-        """Penalty at the cut after this block."""
-        return self.solver.beta
-
-    @property
-    def _eta_in(self) -> float:
-        return self.solver.lam_step / (2 * self._beta_in)
-
-    def _start(self, x: Tensor, p: Tensor | None) -> Tensor:
-        if p is None or self.solver.lam_start == "feasible":
-            return x
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return x.to(wide) - self.solver.lam_step / (2 * self.solver.beta) * p.to(wide)
-
-    def _input(self, rows: Rows) -> Tensor:
-        """What this block computes from."""
-        return self._own(rows)
-
-    def _own(self, rows: Rows) -> Tensor:
-        """lam_k, which this rank owns."""
-        lam = self._store.get("lam", rows)
-        return lam if self._whole else upsample(lam, self.solver.filter)
-
-    def _raw_own(self, rows: Rows) -> Tensor:
-        """lam_k in the store's number format."""
-        lam = self._store.raw("lam", rows)
-        return lam if self._whole else upsample(lam, self.solver.filter)
-
-    def _pool(self, x: Tensor) -> Tensor:
-        return pool(x, self.solver.filter)
-
-    def _shared(self, lam: Tensor) -> Tensor:
-        """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
-        return self._store.message(self._pool(self._store.rounded(lam)))
+    def _eta(self) -> float:
+        eta: float = self.solver.lam_step / (2 * self._before.moving)
+        return eta

@@ -22,6 +22,7 @@ from torch import Tensor
 from hybrid import EarlyStopping, data
 from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
+from hybrid.rounds.report import DivergedError
 from hybrid.runs import build
 from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.settings.config import Config
@@ -69,22 +70,31 @@ def _modes():
     yield Mode("backprop", "a schedule of torch's", by_class)
     yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
     yield Mode("backprop", "virtual", {"links.kind": "virtual"})
+    close = {"solver.beta": 0.1}
+    """lam stays close to activations that are as small as these."""
     for solver in FILLING:
         # a third epoch, for what the second one's residual leads to
-        gaps = {"train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
+        gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
         yield Mode(solver, "gaps", gaps)
         yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
         window = {"rounds.fill": True, "rounds.window": 2}
         yield Mode(solver, "gaps and a window", {**gaps, **window})
         yield Mode(solver, "no gaps", {})
     for solver in (*STORING, "auxnet"):
-        window = {"rounds.window": 2}
+        window = {"rounds.window": 2, **(close if solver in FILLING else {})}
         yield Mode(solver, "one sweep", window)
         yield Mode(solver, "two sweeps", {**window, "rounds.sweeps": 2})
         yield Mode(solver, "every second", {**window, "rounds.correct_every": 2})
+        yield Mode(
+            solver, "two sweeps, rarely", {**window, "rounds.sweeps": 2, "rounds.correct_every": 2}
+        )
         yield Mode(solver, "uncorrected", {**window, "rounds.correct_every": 0})
-        whole = {"rounds.window": "all", "rounds.correct_every": 0}
+        whole = {**window, "rounds.window": "all", "rounds.correct_every": 0}
         yield Mode(solver, "all", whole)
+    limit = {**close, "rounds.window": 2, "rounds.sweeps": 2, "solver.lam_move": "limit"}
+    yield Mode("augmented-lagrangian", "two sweeps to the limit", limit)
+    hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
+    yield Mode("block-admm", "hops", hops)
     layer = {"model.factorise": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
     yield Mode("block-admm", "factorised", layer)
     for solver in ALONE:
@@ -131,7 +141,9 @@ OTHERS: dict[str, list[Any]] = {
     "solver.clip_norm": [1e-3],
     "solver.return_ratio": [1e-9],
     "solver.balance_ratio": [1.01],
-    "solver.dual_limit": [0.0],
+    "solver.dual_limit": [1e-6],
+    "solver.lam_beta": [0.02],
+    "solver.kappa_step": [0.5],
     "solver.constraint": ["box:0:0.5"],
     "solver.head": ["mlp:4"],
     "solver.depth": [3],
@@ -156,7 +168,6 @@ LISTED = {
     "links.gigabits_per_second": "the virtual clock",
     "links.latency_microseconds": "the virtual clock",
     "rounds.memory_gb": "a guard",
-    "solver.dual_limit": "a guard",
     "correction.recompute": "memory",
     "solver.recompute": "memory",
     "checkpoint.every": "what is kept",
@@ -197,6 +208,8 @@ def _outcome(setting, value, mode):
     base = trained(mode)
     try:
         result = train(_asked(mode, **{setting: value}), keeps=setting.startswith("checkpoint"))
+    except DivergedError:
+        return "acts"
     except ValueError as error:
         return _refused(f"{mode}: {setting} = {value!r}", str(error), [setting, *mode.settings])
     same = torch.equal(result.weights, base.weights)

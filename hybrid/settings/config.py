@@ -171,7 +171,7 @@ class RoundSettings(Section):
     window: int | Literal["all"] | None = None
     """Mini-batches a window, or all (stored per sample); unset: none if gaps are filled, else 4."""
     sweeps: int | None = Field(default=None, ge=1, le=10**6)
-    """Passes over a window's sub-problems in the parallel phase; unset: 1 if there is a window."""
+    """Passes over a window's sub-problems in the parallel phase; unset: as many as the solver wants."""
     correct_every: int | None = Field(default=None, ge=0, le=MANY)
     """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
     fill: bool | None = None

@@ -46,7 +46,7 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
         )
     decided: dict[str, Any] = {"correct_every": every, "fill": fill}
     if asked or not fill:
-        decided |= {"window": rounds.window or WINDOW, "sweeps": rounds.sweeps or 1}
+        decided |= {"window": rounds.window or WINDOW, "sweeps": rounds.sweeps or method.sweeps}
     return rounds.model_copy(update=decided)
 
 

@@ -5,7 +5,7 @@ from solvers.kernels.coupling import Coupling, couple
 from solvers.kernels.factors import multiply
 from solvers.kernels.filters import pool, pool_transpose, upsample
 from solvers.kernels.packing import pack, unpack
-from solvers.kernels.stepping import Held, Stepped, ascend, descend, settle, step
+from solvers.kernels.stepping import Held, Stepped, ascend, descend, follow, settle, step
 
 __all__ = [
     "Coupling",
@@ -16,6 +16,7 @@ __all__ = [
     "choose",
     "couple",
     "descend",
+    "follow",
     "multiply",
     "pack",
     "pool",

@@ -102,6 +102,33 @@ def settle(
     return Stepped(new, shared, kappa, torch.stack((dot(r, r), dot(change, change))))
 
 
+def follow(
+    lam: Tensor,
+    x: Tensor,
+    kappa: Tensor,
+    p_in: Tensor,
+    beta: float,
+    rate: float,
+    factor: int = 1,
+    flat: bool = False,
+) -> Stepped:
+    """The limit of `step` for a large beta: S lam' = x, and kappa goes to -factor^2 S p_in.
+
+    lam'   = lam + S^+ (x - S lam),     flat: S^+ x
+    kappa' = (1 - rate) kappa - rate factor^2 S p_in
+    """
+    wanted = wide(x)
+    new = upsample(wanted if flat else wanted - pool(wide(lam), factor), factor)
+    new = new if flat else wide(lam) + new
+    if factor == 1:
+        new = wanted  # without a rounding error
+    goal = -(factor**2) * pool(wide(p_in), factor)
+    moved = ((1 - rate) * wide(kappa) + rate * goal).to(kappa.dtype)
+    change = 2 * beta * (new - wide(lam))
+    squares = torch.stack((torch.zeros_like(dot(goal, goal)), dot(change, change)))
+    return Stepped(new.to(lam.dtype), x.to(lam.dtype), moved, squares)
+
+
 def ascend(kappa: Tensor, lam: Tensor, x: Tensor, ascent: float) -> Tensor:
     """kappa + ascent (lam - x), all of one shape, in kappa's number format."""
     if (launch := launcher(kappa, lam, x)) is not None:

@@ -154,7 +154,7 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas():
     (batch,) = problem.batches
     N, rows = len(batch), slice(0, len(batch))
     blocks = [deepcopy(problem.blocks.module(k)).train() for k in range(2)]
-    solver = admm(local_lr=0.5)
+    solver = admm(local_lr=0.5, order="jacobi")
 
     def program(block, links):
         mine = recorded(problem, solver, block, links, carried=True)

@@ -197,7 +197,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
     (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
     (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
-    (BlockADMM, {"dual_limit": 1.0, "momentum": 0.5, "order": "seidel", "optimiser": "adagrad"}),
+    (BlockADMM, {"dual_limit": -1.0, "momentum": 0.5, "order": "seidel", "optimiser": "adagrad"}),
     (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
     (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
     (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1}),

@@ -43,6 +43,7 @@ class ScaledADMM:
         """Z from one pass through the composed network, U = 0 or -p/rho; a list a mini-batch."""
         self.Z: list[list[Tensor]] = []
         self.U: list[list[Tensor]] = []
+        self.X: list[list[Tensor]] = []
         for batch in self.batches:
             x = batch.images()
             activations = []
@@ -57,6 +58,7 @@ class ScaledADMM:
                 U = [-p_k / rho for p_k, rho in zip(p, self.rho, strict=True)]
             held = [P(a.detach()) for P, a in zip(self.sets, activations, strict=True)]
             self.Z.append([activations[0].detach(), *held[1:]])
+            self.X.append([a.detach() for a in activations])
             self.U.append(U)
 
     def sweep(self, order: str) -> list[tuple[float, float]]:
@@ -67,6 +69,31 @@ class ScaledADMM:
             for k, (primal, dual) in enumerate(visit(i)):
                 squares[k] += torch.stack((primal.square().sum(), dual.square().sum()))
         return [(float(r), float(s)) for r, s in squares.sqrt()]
+
+    def online(self, order: str, sweeps: int) -> None:
+        """Sweeps of a window whose Z are not kept: Z, then w, and between two sweeps U."""
+        for sweep in range(sweeps):
+            if sweep:
+                for i, Z in enumerate(self.Z):
+                    for k in range(1, self.K):
+                        self.X[i][k] = self.blocks[k - 1](Z[k - 1]).detach()
+                        self.U[i][k] = self.U[i][k] + self.kappa_step * (Z[k] - self.X[i][k])
+            for i in range(len(self.batches)):
+                if order == "jacobi":
+                    for _ in range(self.z_steps):
+                        self._hop(i)
+                else:
+                    for k in reversed(range(1, self.K)):
+                        self.Z[i][k] = self._stepped(i, k, self.X[i][k])
+                for k in range(self.K):
+                    self._train(i, k)
+
+    def _hop(self, i: int) -> None:
+        for k in range(1, self.K):
+            self.X[i][k] = self.blocks[k - 1](self.Z[i][k - 1]).detach()
+        whole, self.z_steps = self.z_steps, 1
+        self.Z[i][1:] = [self._stepped(i, k, self.X[i][k]) for k in range(1, self.K)]
+        self.z_steps = whole
 
     def _jacobi(self, i: int) -> list[tuple[Tensor, Tensor]]:
         Z = self.Z[i]

@@ -95,7 +95,7 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
             [2, 2] if line["phase"] == "parallel" else []
         )
         assert not told or told["primal"][-1] > 0
-    trainer(PLAIN, tmp_path / "online", **ALONE).fit(*few)
+    trainer(AugmentedLagrangian(), tmp_path / "online", **ALONE).fit(*few)
     assert all("primal" not in line for line in lines(tmp_path / "online"))
 
 

@@ -1,0 +1,51 @@
+"""The coefficients beta of one cut, as they are in force."""
+
+from dataclasses import dataclass
+from math import inf, log2
+
+from torch import Tensor
+
+from solvers.kernels.coupling import dot, wide
+
+
+@dataclass
+class Coefficients:
+    """What beta is at one cut, the same on both its sides.
+
+    beta couples weights, lam_beta is that of the steps of lam and kappa. Both count a share of the
+    activations' `energy`, and residual balancing multiplies them by `factor`.
+    """
+
+    beta: float
+    lam_beta: float
+    energy: float = 1.0
+    factor: float = 1.0
+
+    @property
+    def coupling(self) -> float:
+        """beta of the weights' sub-problems."""
+        return self.beta * self.factor / self.energy
+
+    @property
+    def moving(self) -> float:
+        """beta of the steps of lam and kappa."""
+        return self.lam_beta * self.factor / self.energy
+
+    def measure(self, x: Tensor) -> None:
+        """Take the mean energy ||x||^2 of a sample of x (N, ...), to a power of two.
+
+        Of zeros it is 1. Rounded, there are few betas, each of which may be part of a graph.
+        """
+        x = wide(x)
+        energy = float(dot(x, x)) / len(x)
+        self.energy = 2.0 ** round(log2(energy)) if 0 < energy < inf else 1.0
+
+    def balance(self, primal: float, dual: float, ratio: float) -> None:
+        """Double both where the primal residual is `ratio` times the dual's, or halve them.
+
+        Boyd et al., Foundations and Trends in Machine Learning 2011, section 3.4.1.
+        """
+        if primal > ratio * dual:
+            self.factor *= 2.0
+        elif dual > ratio * primal:
+            self.factor /= 2.0

@@ -1,0 +1,152 @@
+"""How lam, kappa and beta move between sweeps, in float64, against their formulas."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import buffers, make_problem, problems, recorded
+
+from solvers import AugmentedLagrangian, Penalty, PhaseStats
+from solvers.kernels import pool
+from solvers.variables.coefficients import Coefficients
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+BETA = st.floats(1e-3, 10)
+
+
+def exchanged(problem, solver, sweeps=2, exchanges=1):
+    """[rank] -> what it keeps after exchanges of frozen weights, and x and p_in from then."""
+    frozen = problem.frozen()
+    rows = slice(0, frozen.samples)
+
+    def program(block, links):
+        mine = recorded(frozen, solver, block, links, sweeps)
+        found = [buffers(block, mine, frozen.samples)]
+        for number in range(exchanges):
+            x, p_in = mine.gradient(frozen.batches[0], rows, True, PhaseStats())
+            found[-1] |= {"x": x.clone()} | ({} if p_in is None else {"p_in": p_in.clone()})
+            mine.sweep(frozen.window(), number, exchange=True)
+            found.append(buffers(block, mine, frozen.samples))
+        return found
+
+    return frozen.on_every_block(program)
+
+
+@given(problems(), BETA, BETA, st.floats(0.1, 1.0), st.floats(0.1, 1.0))
+def test_lam_and_kappa_step_by_a_beta_of_their_own_and_kappa_in_proportion_to_lam(
+    problem, beta, lam_beta, lam_step, kappa_step
+):
+    solver = AugmentedLagrangian(
+        beta=beta, lam_beta=lam_beta, lam_step=lam_step, kappa_step=kappa_step
+    )
+    for below, above in pairwise(exchanged(problem, solver)):
+        (old, new), x = above, below[0]["x"]
+        pull = old["p_in"] + 2 * lam_beta * (old["lam"] - x) + old["kappa_in"]
+        lam = old["lam"] - lam_step / (2 * lam_beta) * pull
+        kappa = old["kappa_in"] + kappa_step * lam_step * 2 * lam_beta * (lam - x)
+        torch.testing.assert_close(new["lam"], lam, **CLOSE)
+        torch.testing.assert_close(new["kappa_in"], kappa, **CLOSE)
+        assert torch.equal(below[1]["kappa_out"], new["kappa_in"])
+
+
+@given(problems(), BETA, st.floats(1e-2, 100))
+def test_at_full_steps_kappa_is_the_newest_adjoint_whatever_lam_beta(problem, beta, lam_beta):
+    solver = AugmentedLagrangian(beta=beta, lam_beta=lam_beta, multiplier_start="zero")
+    for _, above in pairwise(exchanged(problem, solver)):
+        torch.testing.assert_close(above[1]["kappa_in"], -above[0]["p_in"], rtol=1e-6, atol=1e-9)
+
+
+@given(problems(), BETA, st.floats(0.1, 1.0))
+def test_the_limit_is_what_full_steps_come_to_and_takes_the_outputs_themselves(
+    problem, beta, kappa_step
+):
+    limit = AugmentedLagrangian(beta=beta, kappa_step=kappa_step, lam_move="limit")
+    near = AugmentedLagrangian(beta=beta, lam_beta=1e7, kappa_step=kappa_step)
+    moved, stepped = (exchanged(problem, s, exchanges=2) for s in (limit, near))
+    for below, above in pairwise(moved):
+        for old, new in pairwise(above):
+            wanted = (1 - kappa_step) * old["kappa_in"] - kappa_step * old["p_in"]
+            torch.testing.assert_close(new["kappa_in"], wanted, **CLOSE)
+        assert torch.equal(above[1]["lam"], below[0]["x"])
+        assert torch.equal(below[1]["target"], below[0]["x"])
+        assert torch.equal(below[1]["kappa_out"], above[1]["kappa_in"])
+    for exact, other in zip(moved, stepped, strict=True):
+        for name in exact[1].keys() & {"lam", "kappa_in", "target", "kappa_out"}:
+            # the adjoint of the step is that of the weights' beta, which feels lam move
+            torch.testing.assert_close(other[1][name], exact[1][name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["coupling", "input"])
+def test_under_a_filter_the_limit_takes_what_arrives_and_the_mean_adjoint(mode):
+    problem = make_problem(seed=2, units=3, cuts=[1, 3], batch=4)
+    solver = AugmentedLagrangian(beta=0.1, lam_move="limit", filter=2, filter_mode=mode)
+    for below, above in pairwise(exchanged(problem, solver)):
+        x, lam = pool(below[0]["x"], 2), above[1]["lam"]
+        torch.testing.assert_close(pool(lam, 2) if mode == "coupling" else lam, x, **CLOSE)
+        torch.testing.assert_close(below[1]["target"], x, **CLOSE)
+        torch.testing.assert_close(above[1]["kappa_in"], -4 * pool(above[0]["p_in"], 2), **CLOSE)
+        assert torch.equal(below[1]["kappa_out"], above[1]["kappa_in"])
+
+
+@given(st.floats(0.05, 1.0), st.floats(0.1, 1.0), st.floats(-5, 5), st.floats(-5, 5))
+def test_kappa_does_not_wind_up(lam_step, kappa_step, r, kappa):
+    """x and p_in = 0 held, 2 beta = 1: what is left shrinks, though lam is damped."""
+    start = abs(r) + abs(kappa) + 1e-3
+    for _ in range(int(60 / (lam_step * kappa_step))):
+        r = r - lam_step * (r + kappa)
+        kappa = kappa + kappa_step * lam_step * r
+        assert abs(kappa) <= 2 * start
+    assert abs(r) + abs(kappa) < 1e-3 * start
+
+
+@pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])
+def test_beta_counts_the_share_of_energy_at_every_cut_alike_on_both_sides(kind):
+    problem = make_problem(seed=3, units=3, cuts=[1, 2], batch=4)
+
+    def program(block, links):
+        mine = recorded(problem, kind(beta=0.5, beta_unit="energy"), block, links, sweeps=2)
+        lam, target = (mine._store._buffers.get(name) for name in ("lam", "target"))
+        mine.train(problem.window(2))
+        return mine._before, mine._after, lam, target
+
+    ranks = problem.on_every_block(program)
+    for below, above in pairwise(ranks):
+        assert below[1] == above[0]
+        assert above[0].coupling == above[0].moving == 0.5 / above[0].energy
+    if kind is AugmentedLagrangian:  # its lam starts at the activations
+        for _, cut, lam, _ in ((r[0], r[0], r[2], r[3]) for r in ranks[1:]):
+            mean = float(lam.square().sum()) / len(lam)
+            assert 2**-0.5 <= cut.energy / mean <= 2**0.5
+
+
+def test_an_energy_of_nothing_or_of_no_number_is_one():
+    cut = Coefficients(1.0, 2.0)
+    for x in (torch.zeros(2, 3), torch.full((2, 3), float("inf"))):
+        cut.measure(x)
+        assert (cut.energy, cut.moving) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])
+def test_balancing_moves_beta_by_twos_alike_on_both_sides(kind):
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    given_: dict[str, Any] = {"beta": 0.2, "lam_step": 0.3, "local_lr": 0.05}
+    solver = kind(balance_ratio=1.2, return_ratio=1e9, **given_)
+
+    def program(block, links):
+        mine = recorded(problem, solver, block, links, sweeps=2)
+        found = []
+        for _ in range(6):
+            stats = mine.train(problem.window(2))
+            found.append((stats.residual_norms(), mine._before.factor, mine._after.factor))
+        return found
+
+    ranks = problem.on_every_block(program)
+    for below, above in pairwise(ranks):
+        expected = 1.0
+        for (_, _, after), ((primal, dual), before, _) in zip(below, above, strict=True):
+            expected *= 2.0 if primal > 1.2 * dual else 0.5 if dual > 1.2 * primal else 1.0
+            assert before == after == expected
+    assert ranks[-1][-1][1] != 1.0
