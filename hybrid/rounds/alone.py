@@ -7,7 +7,7 @@ from hybrid.rounds.base import Rounds, Windows
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
 from solvers.passes.exact import ExactPass
-from solvers.windows import PhaseStats
+from solvers.windows import PhaseStats, Window
 
 
 class Alone(Rounds):
@@ -31,7 +31,7 @@ class Alone(Rounds):
         self.program: Program = program
 
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
@@ -45,7 +45,7 @@ class Alone(Rounds):
                 with self.trace.span(phase):
                     own.add(self.program.train(trained))
             self.tick(len(trained.batches))
-        if ends_epoch:
+        if closing is not None:
             with own.timed(self.links.now):
                 self.drain()
         if not own.samples:

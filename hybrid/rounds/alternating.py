@@ -22,8 +22,9 @@ class Alternating(Rounds):
     Only every `correct_every`-th round has a serial phase; in the others, and in all of them if it
     is 0, a forward pass alone makes the records. If the windows' records are `carried`, they live
     on from one correction to the next, and those rounds are parallel phases only. A program that
-    records nothing needs no forward pass; where there are no corrections either, one at the end
-    of an epoch moves BatchNorm's running statistics, which belong to the composed network.
+    records nothing needs no forward pass; where there are no corrections either, one over the
+    last mini-batches of an epoch moves BatchNorm's running statistics, which belong to the
+    composed network.
 
     When the residual of a cut has grown by more than the solver's `return_ratio` since the last
     call, the parallel phase does harm: one call stays serial.
@@ -63,7 +64,7 @@ class Alternating(Rounds):
         """Whether carried records have been made."""
 
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         fill = None if self.resting else self.fill
         program = None if self.resting else self.program
@@ -82,9 +83,9 @@ class Alternating(Rounds):
                     part.squares = []
                 parallel.add(part)
             self.tick(len(trained.batches))
-        if ends_epoch and self.statistics and self.recorder is None and not self.correct_every:
-            for trained, _ in windows:
-                serial.seconds += self._propagate(trained, None).seconds
+        unmoved = self.statistics and self.recorder is None and not self.correct_every
+        if closing is not None and unmoved:
+            serial.seconds += self._propagate(closing, None).seconds
         if fill is not None:
             parallel.add(fill.stats)
             fill.stats = PhaseStats()

@@ -44,14 +44,15 @@ class Rounds(ABC):
         """Calls that stayed serial because of the residual."""
 
     def run(
-        self, windows: Windows, first_step: int, epoch: int, ends_epoch: bool = False
+        self, windows: Windows, first_step: int, epoch: int, closing: Window | None = None
     ) -> list[PhaseReport]:
         """Run one round for each (trained, swept) pair of windows; report their phases.
 
+        `closing`, where they end an epoch, is its last mini-batches once more.
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
-        self.train(windows, serial, parallel, ends_epoch)
+        self.train(windows, serial, parallel, closing)
         mine = [share(stats) for stats in (serial, parallel)]
         gathered = self.links.all_gather((mine, self.news()))
         everyone = [shares for shares, _ in gathered]
@@ -67,7 +68,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, ends_epoch: bool
+        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 

@@ -16,6 +16,9 @@ from hybrid.rounds.schedule import Rate
 from hybrid.samplers.base import Sampler
 from solvers.windows import Batch, Window
 
+CLOSING = 32
+"""Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
+
 
 @dataclass(frozen=True)
 class EpochSource:
@@ -105,6 +108,17 @@ class Windows:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
             yield trained, swept
+
+    def closing(self, epoch: int) -> Window:
+        """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
+        size, batches = self.batch_size, self.sampler.batches(self.batch_size)
+        source = EpochSource(self.data, self.seed, epoch, True, self.device, self.mix)
+        made = []
+        for i in range(max(0, batches - CLOSING), batches):
+            step = epoch * batches + i
+            ids = self.sampler.choose(epoch, i * size, size)
+            made.append(Batch(ids, self.schedule(step), source, step))
+        return Window(made)
 
     def groups(
         self, epoch: int, from_step: int, every: int

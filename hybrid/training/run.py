@@ -331,7 +331,8 @@ class Run:
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
         ends = self.step + steps == (self.epoch + 1) * self.setup.steps_per_epoch
-        reports = self.rounds.run(pairs, self.step, self.epoch, ends)
+        closing = self.windows.closing(self.epoch) if ends else None
+        reports = self.rounds.run(pairs, self.step, self.epoch, closing)
         self._hear(self.rounds.heard)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent

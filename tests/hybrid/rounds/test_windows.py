@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hybrid import data
 from hybrid.rounds.schedule import Schedule
-from hybrid.rounds.windows import Windows
+from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.samplers import Uniform
 from hybrid.settings.config import ScheduleSettings
 
@@ -45,6 +45,18 @@ def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, s
         for made in (one, other)
     ]
     assert rates[0] == rates[1]
+
+
+@given(st.integers(1, 60), st.integers(1, 9))
+def test_an_epoch_closes_with_its_last_mini_batches(batches, length):
+    made = windows(5 * batches, 5, length)
+    whole = [batch for trained, _ in made.of_epoch(2, 2 * batches) for batch in trained.batches]
+    closing = made.closing(2).batches
+    assert len(closing) == min(batches, CLOSING)
+    for batch, expected in zip(closing, whole[-len(closing) :], strict=True):
+        assert torch.equal(batch.ids, expected.ids)
+        assert (batch.step, batch.source) == (expected.step, expected.source)
+        assert batch.learning_rate == expected.learning_rate
 
 
 def test_windows_of_a_few_batches_are_trained_and_swept_alike():

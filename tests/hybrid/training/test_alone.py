@@ -217,6 +217,15 @@ def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(few, 
     assert spans(tmp_path / "run") == {"forward": 2, "parallel": 2 * BATCHES}
 
 
+def test_running_statistics_alone_do_not_depend_on_how_often_a_run_reports(few):
+    found = [
+        fitted(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
+        for every in (1, 3, WINDOW * BATCHES)
+    ]
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
 def test_only_phases_that_trained_are_reported(few, tmp_path):
     settings = {"epochs": 1, "report_every": 1}
     trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)
