@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from solvers.base import Program, Shape, Solver, check_momentum, check_numbers, program_of
+from solvers.base import (
+    Program,
+    Shape,
+    Solver,
+    check_choices,
+    check_momentum,
+    check_numbers,
+    program_of,
+)
 from solvers.blocks.norms import frozen_statistics
 from solvers.kernels import couple
 from solvers.layers.auxiliary import HASHED, auxiliary_network
@@ -18,22 +26,32 @@ from solvers.windows import Batch, PhaseStats, Window
 
 @dataclass(frozen=True)
 class AuxNet(Solver):
-    r"""Penalty splitting with lam_k = a_k(x; v_k), a small network a cut, x the augmented image.
+    r"""The splitting with lam_k = a_k(x; v_k), a small network a cut, x the augmented image.
 
-    Block k trains on  beta ||lam_{k+1} - x_k||^2  (k < K-1) or phi (k = K-1), from its own lam_k:
+    Local loss of block k < K-1, per sample, from its own lam_k (block K-1: phi):
 
-        p_out = -2 beta (lam_{k+1} - x_k)   (k < K-1),   d phi / d x   (k = K-1)
+        beta ||lam_{k+1} - x_k||^2 + <kappa_{k+1}, lam_{k+1} - x_k>
+
+        p_out = -2 beta (lam_{k+1} - x_k) - kappa_{k+1}   (k < K-1),   d phi / d x   (k = K-1)
         w_k   <- optimiser step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
         lam*  =  x_{k-1} - eta p_in,        eta = lam_step / (2 beta)
         v_k   <- Adam step on (1/N) sum over samples of 1/2 ||a_k(x; v_k) - lam*||^2
 
-    lam* minimises beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>; lam_step is small, as p_in is
-    no guide where a_k is far from x_{k-1}. No forward pass waits for another: all ranks start from
-    the image at once. A mini-batch sends lam_k to the block before and x_k to the block behind.
-    Nothing is stored per sample, so every sweep may see newly augmented images.
+    multiplier    none      kappa = 0: the penalty; a mini-batch sends lam_k down and x_k up
+                  adjoint   kappa_k = -p_in(k), at lam_k: what a full exchange of the augmented
+                            Lagrangian leaves; p_in goes down, too, and backward passes wait for it
+
+    lam* minimises beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k sees the image, not the
+    label, so of p_in it learns E[p_in | x], what it finds out about the class by itself: without a
+    multiplier that is all the blocks before the cut hear of the loss, and the reason why a full
+    step (lam_step 1) does not carry lam away although a small beta makes it 1000 p_in.
+
+    No forward pass waits for another: all ranks start from the image at once. Nothing is stored
+    per sample, so every sweep may see newly augmented images.
 
     With T_d for the data, T_f and T_b for the whole network's forward and backward pass, t_psi for
-    the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is
+    the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is, without a
+    multiplier,
 
         rho(K) = (T_d + T_f + T_b) / (T_d + (T_f + T_b)/K + t_psi + t_f + t_b)
     """
@@ -44,8 +62,10 @@ class AuxNet(Solver):
 
     beta: float = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
-    lam_step: float = 0.1
+    lam_step: float = 1.0
     """Step of the wanted lam*, in units of 1 / (2 beta)."""
+    multiplier: Literal["none", "adjoint"] = "none"
+    """What a block trains towards: lam alone, or lam with kappa = -p_in, which it waits for."""
     local_lr: float = 0.1
     """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
     momentum: float | None = 0.9
@@ -65,6 +85,7 @@ class AuxNet(Solver):
             at_least_one=("width", "depth"),
         )
         check_momentum(self.momentum)
+        check_choices(self)
 
 
 @program_of(AuxNet)
@@ -77,6 +98,7 @@ class AuxNetProgram(Program):
         solver, block = self.solver, self.block
         if solver.momentum is not None:
             block.own_optimiser(solver.momentum)
+        self._adjoints = solver.multiplier == "adjoint"
         self._network: nn.Sequential | None = None
         self._sweep = 0
 
@@ -110,12 +132,15 @@ class AuxNetProgram(Program):
         else:
             links.to_next(x.detach())
             lam_above, samples = links.from_next(), len(batch) / block.loss_scale
-            coupling = couple(x.detach(), lam_above, None, self.solver.beta, samples=samples)
+            kappa = -links.from_next() if self._adjoints else None
+            coupling = couple(x.detach(), lam_above, kappa, self.solver.beta, samples=samples)
             if x.requires_grad:
                 x.backward(coupling.p_out)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         p_in = block.sample_adjoint(lam)
+        if p_in is not None and self._adjoints:
+            links.to_previous(p_in)
         block.step("local", batch.learning_rate * self.solver.local_lr)
         if generated is not None:
             assert p_in is not None

@@ -46,7 +46,7 @@ RECIPES = {
     "block-admm, adam": "rounds.window=4 rounds.sweeps=2 solver.optimiser=adam"
     " solver.local_lr=0.01",
     "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
-    "auxnet": "rounds.window=4",
+    "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",
     "ddg, m=1": "optimiser.lr=0.02 solver.micro_batches=1",
     "ddg, corrected": "optimiser.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"

@@ -45,16 +45,19 @@ class Simulation:
         generated = [images, *(a(images) for a in self.a[1:])]
         lam = [g.detach().requires_grad_(k > 0) for k, g in enumerate(generated)]
         x = [f(z) for f, z in zip(self.f, lam, strict=True)]
-        local = [
-            beta * (lam[k + 1].detach() - x[k]).square().sum() / N
-            if k < K - 1
-            else torch.nn.functional.cross_entropy(x[k], labels)
-            for k in range(K)
-        ]
-        for k in range(K):
+        p_in = None
+        for k in reversed(range(K)):
+            if k == K - 1:
+                local = torch.nn.functional.cross_entropy(x[k], labels)
+            else:
+                r = lam[k + 1].detach() - x[k]
+                local = beta * r.square().sum() / N
+                if self.solver.multiplier == "adjoint":
+                    local = local + (-p_in * r).sum() / N
             weights = list(self.f[k].parameters())
             inputs = [] if k == 0 else [lam[k]]
-            gradients = torch.autograd.grad(local[k], weights + inputs)
+            gradients = torch.autograd.grad(local, weights + inputs)
+            p_in = N * gradients[-1]
             with torch.no_grad():
                 for w, g in zip(weights, gradients, strict=False):
                     w -= self.solver.local_lr * rate * g
@@ -73,12 +76,13 @@ class Simulation:
 
 
 @pytest.mark.parametrize("K", CUTS)
-@pytest.mark.parametrize("sweeps", [1, 2])
-def test_its_iterates_are_those_of_its_equations(K, sweeps):
+@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
+@pytest.mark.parametrize(("sweeps", "lam_step"), [(1, 1.0), (2, 0.3)])
+def test_its_iterates_are_those_of_its_equations(K, multiplier, sweeps, lam_step):
     problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
-    solver = AuxNet(
-        momentum=None, beta=0.05, lam_step=0.3, local_lr=0.5, width=4, depth=2, aux_lr=0.02
-    )
+    own = {"momentum": None, "beta": 0.05, "local_lr": 0.5}
+    network = {"width": 4, "depth": 2, "aux_lr": 0.02}
+    solver = AuxNet(lam_step=lam_step, multiplier=multiplier, **own, **network)
     simulation = Simulation(problem, solver)
     ranks = trained(problem, solver, sweeps, momentum=0.0)
     for _ in range(sweeps):
@@ -119,13 +123,45 @@ def test_what_is_kept_does_not_grow_with_the_window():
     assert AuxNet().memory(problem.setup(sweeps=2), 1) == 0
 
 
-def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up():
+@pytest.mark.parametrize(("multiplier", "down"), [("none", 1), ("adjoint", 2)])
+def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up(multiplier, down):
     problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
     before = problem.tensors()
-    ranks = trained(problem, AuxNet())
+    ranks = trained(problem, AuxNet(multiplier=multiplier))
     one = problem.samples * 3 * 6 * 6 * 8
-    assert [mine.links.traffic.total_bytes for mine, _ in ranks] == [one, 2 * one, one]
+    sent = [mine.links.traffic.total_bytes for mine, _ in ranks]
+    assert sent == [one, (1 + down) * one, down * one]
     assert_weights_moved(problem, before)
+
+
+@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
+def test_no_forward_pass_waits_for_another(multiplier):
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=1)
+
+    def program(block, links):
+        done = []
+        mine = AuxNet(multiplier=multiplier).start(block, links, problem.setup())
+        noted(block, "forward", done)
+        for name in ("from_previous", "from_next"):
+            noted(links, name, done)
+        mine.train(problem.window())
+        return done
+
+    for done in problem.on_every_block(program):
+        assert done[0] == "forward"
+        assert done.count("forward") == 1
+        assert len(done) > 1
+
+
+def noted(owner, name, done):
+    """Note in `done` every call of a method."""
+    method = getattr(owner, name)
+
+    def called(*given):
+        done.append(name)
+        return method(*given)
+
+    setattr(owner, name, called)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

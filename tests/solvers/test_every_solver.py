@@ -48,6 +48,7 @@ SWEEPING: dict[str, Solver] = {
     "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
     "fed": BlockADMM(**FILTERED, filter_mode="input"),
     "auxnet": AuxNet(aux_lr=0.01),
+    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
 }
 IN_PARTS: dict[str, Solver] = {
     "ddg in parts": DDG(micro_batches=3, messages="int8"),
@@ -200,7 +201,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (BlockADMM, {"dual_limit": -1.0, "momentum": 0.5, "order": "seidel", "optimiser": "adagrad"}),
     (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
     (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
-    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1}),
+    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
     (Petra, {"micro_batches": -1, "messages": "int4"}),
