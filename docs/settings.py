@@ -30,7 +30,8 @@ ALONE = ["rounds.correct_every", "rounds.window"]
 BESIDE = {
     "augmented-lagrangian": ["rounds.window", "rounds.sweeps", "rounds.correct_every"],
     "bubble-filling": [
-        *("rounds.fill", "rounds.fill_step", "rounds.gaps", "rounds.window", "rounds.sweeps"),
+        *("rounds.fill", "rounds.fill_step", "rounds.fill_samples", "rounds.gaps"),
+        *("rounds.window", "rounds.sweeps"),
         *("correction.micro_batches", "solver.local_lr", "solver.beta"),
     ],
     "ddg": ALONE,

@@ -39,8 +39,8 @@ class Batch:
     learning_rate: float
     source: Source
     step: int = 0
-    within: tuple[Tensor, int] | None = None
-    """Of a part: the sample numbers of its mini-batch, and its first sample's place there."""
+    within: tuple[Tensor, Rows] | None = None
+    """Of a part: the sample numbers of its mini-batch, and its samples' places there."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -53,15 +53,15 @@ class Batch:
         """Targets (N, ...)."""
         return self._asked(self.source.labels)
 
-    def part(self, start: int, stop: int) -> Batch:
-        """Its samples start .. stop-1."""
-        return replace(self, ids=self.ids[start:stop], within=(self.ids, start))
+    def part(self, places: Rows) -> Batch:
+        """Its samples in those places."""
+        return replace(self, ids=self.ids[places], within=(self.ids, places))
 
     def _asked(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
         if self.within is None or not self.source.mixes:
             return give(self.ids, self.step)
-        ids, start = self.within
-        return give(ids, self.step)[start : start + len(self)]
+        ids, places = self.within
+        return give(ids, self.step)[places]
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         correct_every=resolved.rounds.correct_every,
         fill=resolved.rounds.fill,
         fill_step=resolved.rounds.fill_step,
+        fill_samples=resolved.rounds.fill_samples,
         gaps=resolved.rounds.gaps,
         memory_gb=resolved.rounds.memory_gb,
         sampler=sampler_class(resolved.data.sampler),

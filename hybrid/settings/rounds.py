@@ -73,4 +73,4 @@ def _alone(name: str, rounds: RoundSettings) -> RoundSettings:
     return rounds.model_copy(update={"correct_every": every, "window": rounds.window or WINDOW})
 
 
-_FILLING = ("fill_step", "gaps")
+_FILLING = ("fill_step", "fill_samples", "gaps")

@@ -41,7 +41,7 @@ from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import leading
 from solvers.passes.bubble import BubbleFill, slots
 from solvers.passes.exact import ExactPass, PassSettings
-from solvers.passes.pipeline import FillStep, Gaps
+from solvers.passes.pipeline import FillSamples, FillStep, Gaps
 from solvers.sync.base import Sync
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -57,6 +57,7 @@ class Method:
     gaps: tuple[Gaps, ...] = ()
     """Local work of each block in a pass; empty: none."""
     fill_step: FillStep = "added"
+    fill_samples: FillSamples = "first"
     observe: bool = False
     """Whether windows are recorded in a pass of their own."""
     statistics: bool = False
@@ -82,7 +83,7 @@ class Method:
             filling = solver.start(block, links, self._records(block.index))
             assert isinstance(filling, SubProblems)
             gaps = self.gaps[block.index]
-            fill = BubbleFill(filling, gaps, setup.batch_size, self.fill_step)
+            fill = BubbleFill(filling, gaps, setup.batch_size, self.fill_step, self.fill_samples)
         return Alternating(
             links,
             exact,

@@ -34,7 +34,7 @@ from solvers.base import Recording, Setup, Shape
 from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
-from solvers.passes.pipeline import FillStep, Gaps, fit
+from solvers.passes.pipeline import FillSamples, FillStep, Gaps, fit
 
 T = TypeVar("T")
 
@@ -56,16 +56,17 @@ class Trainer(Options):
     correct_every: int | None = None
     fill: bool | None = None
     fill_step: FillStep = "added"
+    fill_samples: FillSamples = "first"
     gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
-    """These seven are the settings of [rounds], with the same defaults."""
+    """These eight are the settings of [rounds], with the same defaults."""
 
     rounds: RoundSettings = field(init=False)
 
     def __post_init__(self) -> None:
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        own = ("window", "sweeps", "correct_every", "fill", "fill_step", "memory_gb")
-        asked = {name: getattr(self, name) for name in own}
+        own = "window sweeps correct_every fill fill_step fill_samples memory_gb"
+        asked = {name: getattr(self, name) for name in own.split()}
         try:
             rounds = RoundSettings(**asked, gaps=[(a, b) for a, b in self.gaps])
         except ValidationError as error:
@@ -233,6 +234,7 @@ class Trainer(Options):
             setup,
             tuple(gaps),
             rounds.fill_step,
+            rounds.fill_samples,
             observe=whole and (augmented or carried),
             statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
         )
@@ -359,7 +361,13 @@ class Trainer(Options):
                 )
 
     def _check_gaps(self, gaps: list[Gaps], setup: Setup) -> None:
-        if not setup.fills or len(gaps) == 1 or any(map(sum, gaps)):
+        if not setup.fills or len(gaps) == 1:
+            return
+        size = setup.batch_size
+        if not any(n % size for gap in gaps for n in gap):
+            why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
+            self.rounds.refuse("rounds", why, "fill_samples")
+        if any(map(sum, gaps)):
             return
         why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
         self.rounds.refuse("rounds", why, "fill_step")

@@ -14,12 +14,14 @@ from solvers.base import SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.blocks.norms import frozen_statistics
-from solvers.passes.pipeline import FillStep, Gaps, Op, records_needed
+from solvers.passes.pipeline import FillSamples, FillStep, Gaps, Op, records_needed
 from solvers.state import State, entries
-from solvers.windows import Batch, PhaseStats
+from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
 """Before the names of what is recorded, in a checkpoint."""
+_ORDER = "order"
+"""Among them: of each mini-batch's samples, (slots, N)."""
 
 
 class BubbleFill:
@@ -34,19 +36,36 @@ class BubbleFill:
         added   w_k <- optimiser step with g + c l
         own     w_k <- optimiser step with g, then one with l and learning rate c lr
 
+    Of a mini-batch that is not taken whole, which samples:
+
+        first     in the order of the mini-batch
+        largest   by falling ||p|| of a sample, p the recorded adjoint at the cut after the block,
+                  of the last block at the cut before it; ties in the order of the mini-batch
+
+    so that with n_k < N samples of one mini-batch c l is local_lr (1/N) sum over its terms, and
+    "largest" leaves out those of small adjoints. No message: p is on the rank.
+
     Graphs of the pass are alive in the middle gap, so no weight changes before the pass has ended.
     Who works how much is fixed before training: the result does not depend on timing. The records
     end with an epoch.
     """
 
     def __init__(
-        self, program: SubProblems, gaps: Gaps, samples: int, step: FillStep = "added"
+        self,
+        program: SubProblems,
+        gaps: Gaps,
+        samples: int,
+        step: FillStep = "added",
+        choose: FillSamples = "first",
     ) -> None:
-        if step not in get_args(FillStep):
-            raise ValueError(
-                f"fill_step is {step!r}; choose one of {', '.join(get_args(FillStep))}"
-            )
+        for name, value, known in (
+            ("fill_step", step, get_args(FillStep)),
+            ("fill_samples", choose, get_args(FillSamples)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(known)}")
         self.program, self.gaps, self.samples, self.kind = program, gaps, samples, step
+        self.choose = choose
         self.block: Block = program.block
         self.slots = slots(gaps, samples)
         self.stats = PhaseStats()
@@ -58,6 +77,8 @@ class BubbleFill:
         """Forget the records, as at the start of an epoch."""
         self._history: deque[tuple[int, Batch]] = deque(maxlen=self.slots - 1)
         self._slot = 0
+        self._norms: list[Tensor] = []
+        self._order = torch.arange(self.samples).repeat(self.slots, 1)
         self._sums: dict[Parameter, Tensor] = {}
         self._samples = 0
 
@@ -66,6 +87,8 @@ class BubbleFill:
         kept = self.program.state()
         if self._history:
             records = {**self.program.records(), "slot": torch.tensor(self._slot)}
+            if self.choose == "largest":
+                records[_ORDER] = self._order
             kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
         return kept
 
@@ -76,6 +99,9 @@ class BubbleFill:
         if not records:
             return
         self._slot = int(records.pop("slot"))
+        order = records.pop(_ORDER, None)
+        if order is not None:
+            self._order.copy_(order)
         self.program.load_records(records)
         self._history.clear()
         for age, batch in enumerate(self.latest[: self.slots - 1]):
@@ -86,6 +112,15 @@ class BubbleFill:
         """First row of the mini-batch that is being recorded."""
         return self._slot * self.samples
 
+    def record(self, record: Record) -> None:
+        """Record a part of the mini-batch; the parts come in the mini-batch's order."""
+        self.program.record(record)
+        p = record.p_in if self.block.last else record.p_out
+        if self.choose == "largest" and p is not None:
+            wide = torch.promote_types(p.dtype, torch.float32)
+            rows = p.reshape(len(p), -1)
+            self._norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=wide))
+
     def work(self, op: Op) -> None:
         """Add up the local gradients of the middle's or the turn's share of the samples."""
         middle, turn = self.gaps
@@ -94,9 +129,8 @@ class BubbleFill:
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                part = batch.part(first, last)
-                row = slot * self.samples
-                self._add(part, slice(row + first, row + last), first)
+                places, rows = self._chosen(slot, first, last)
+                self._add(batch.part(places), rows, first)
 
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
         """Step on the exact gradient at hand and on the local one; the record becomes history."""
@@ -114,10 +148,22 @@ class BubbleFill:
             for p in self.block.module.parameters():
                 p.grad = local.get(p)
             self.block.step("local", batch.learning_rate * share)
+        if self._norms:
+            norms, self._norms = torch.cat(self._norms), []
+            self._order[self._slot] = norms.argsort(descending=True, stable=True)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 
-    def _add(self, batch: Batch, rows: slice, visit: int) -> None:
+    def _chosen(self, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        """Number first .. last-1 of a mini-batch's samples by choice: places in it, rows stored."""
+        row = slot * self.samples
+        if self.choose == "first":
+            return slice(first, last), slice(row + first, row + last)
+        # in the mini-batch's order, so that a whole one is what "first" takes
+        places = self._order[slot, first:last].sort().values
+        return places, row + places
+
+    def _add(self, batch: Batch, rows: Rows, visit: int) -> None:
         exact = [(p, p.grad) for p in self.block.module.parameters()]
         self.block.module.zero_grad(set_to_none=True)
         with frozen_statistics(self.block.module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -123,9 +123,11 @@ class ExactPass(Program):
         fill: BubbleFill | None = None,
     ) -> None:
         """Leave the exact gradient of the batch-mean loss in the parameters."""
-        recorders = [(recorder, rows.start)] if recorder is not None else []
+        recorders: list[tuple[Callable[[Record], None], int]] = []
+        if recorder is not None:
+            recorders.append((recorder.record, rows.start))
         if fill is not None:
-            recorders.append((fill.program, fill.next_row))
+            recorders.append((fill.record, fill.next_row))
         run = _Pass(self, batch, recorders)
         m, gaps = len(run.parts), None if fill is None else fill.gaps
         for op in order(self.block.index, self.block.count, m, gaps):
@@ -151,7 +153,10 @@ class _Pass:
     """One mini-batch on its way through one block."""
 
     def __init__(
-        self, program: ExactPass, batch: Batch, recorders: list[tuple[Recorder, int]]
+        self,
+        program: ExactPass,
+        batch: Batch,
+        recorders: list[tuple[Callable[[Record], None], int]],
     ) -> None:
         settings, block = program.solver, program.block
         self.block, self.links, self.recorders = block, program.links, recorders
@@ -194,8 +199,8 @@ class _Pass:
         if not self.block.first:
             p_in = self.block.input_adjoint(lam)
             self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
-        for recorder, start in self.recorders:
-            recorder.record(
+        for record, start in self.recorders:
+            record(
                 Record(
                     slice(start + part.start, start + part.stop),
                     lam=None if self.block.first else lam.detach(),

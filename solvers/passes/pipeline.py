@@ -18,6 +18,9 @@ core, most at cuts with large activations.
 FillStep = Literal["added", "own"]
 """A filled gap's gradient: added to the exact one, or stepped on its own."""
 
+FillSamples = Literal["first", "largest"]
+"""Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
+
 
 class Op(Enum):
     """A piece of one block's work in the pass of one mini-batch."""
