@@ -97,6 +97,16 @@ def _modes():
     yield Mode("augmented-lagrangian", "two sweeps to the limit", limit)
     hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
     yield Mode("block-admm", "hops", hops)
+    for solver in STORING:
+        # five mini-batches: two probes an epoch, and in the last one two sweeps a window
+        pace = {
+            **(close if solver in FILLING else {}),
+            "rounds.window": "auto",
+            "rounds.window_limit": 2,
+            "rounds.sweeps": 2,
+        }
+        pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
+        yield Mode(solver, "auto", pace)
     layer = {"model.factorise": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
     yield Mode("block-admm", "factorised", layer)
     for solver in ALONE:
@@ -120,13 +130,16 @@ OTHERS: dict[str, list[Any]] = {
     "data.sampler": ["backwards"],
     "data.limit": [16],
     "data.cutout": [2],
-    "rounds.window": [1, "all"],
+    "rounds.window": [1, "all", "auto"],
+    "rounds.window_limit": [1],
+    "rounds.residual_limit": [1e-6, 1e3],
     "rounds.sweeps": [3],
     "rounds.correct_every": [0, 3],
     "rounds.gaps": [[], [(4, 0), (0, 4)]],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
     "train.ema": [0.5],
+    "train.report_every": [4],
     "train.loss": ["mse"],
     "train.label_smoothing": [0.1],
     "optimiser.name": ["sgd", "adamw", "NAdam"],
@@ -249,6 +262,8 @@ def _listed(setting, value, mode, result, base):
         return "records that are kept without corrections are of plain images"
     if f"{mode}" == "auxnet, uncorrected" and setting == "rounds.window" and value != "all":
         return "one sweep, and nothing recorded"
+    if mode.name == "auto" and setting == "train.report_every":
+        return ""  # how often the residual is looked at, too
     return LISTED.get(setting, "")
 
 

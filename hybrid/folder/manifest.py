@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -36,6 +36,15 @@ class Files(_Part):
     states: dict[str, Entry]
 
 
+class Pace(_Part):
+    """`Controller.state` of `hybrid.rounds`."""
+
+    level: Count
+    peak: Annotated[float, Field(ge=0)]
+    votes: Annotated[int, Field(ge=-1, le=1)]
+    held: Count
+
+
 class Rounds(_Part):
     """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
 
@@ -45,6 +54,7 @@ class Rounds(_Part):
     resting: bool = False
     length: Count = 0
     recorded: bool = False
+    controller: Pace | None = None
 
 
 class Shared(_Part):
@@ -72,7 +82,7 @@ class Progress(_Part):
     step: Count
     epoch: Count
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
-    window: Annotated[int, Field(ge=1, lt=2**53)]
+    window: Annotated[int, Field(ge=1, lt=2**53)] | Literal["auto"]
     cuts: list[str]
     carried_as: list[Any]
     gaps: list[list[Count]]

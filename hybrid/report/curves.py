@@ -34,6 +34,7 @@ def curves(lines: Sequence[Line]) -> dict[str, bytes]:
             "relative residual",
         ),
         "Primal and dual residual norms at each cut": (_norms, "norm"),
+        "Rounds that follow residual and learning rate": (_rounds, "mini-batches, sweeps, rounds"),
     }
     made: dict[str, bytes] = {}
     for title, (draw, quantity) in panels.items():
@@ -83,6 +84,16 @@ def _norms(axes: Axes, lines: Sequence[Line]) -> None:
     dual = _cuts(axes, lines, lambda line: line.dual, "--", named=not primal)
     for style, name in [("-", "primal")] * primal + [("--", "dual")] * dual:
         axes.plot([], [], color=_GREY, linestyle=style, label=name)
+
+
+def _rounds(axes: Axes, lines: Sequence[Line]) -> None:
+    own = [line for line in lines if line.phase == "parallel" and line.window]
+    for style, name in [("-", "window"), ("--", "sweeps"), (":", "correct_every")]:
+        steps, values = [x.step for x in own], [getattr(x, name) for x in own]
+        if any(values):
+            axes.set_yscale("log", base=2)
+            label, colour = name.replace("_", " "), _PHASES["parallel"]
+            axes.plot(steps, values, style, color=colour, label=label, drawstyle="steps-pre")
 
 
 def _cuts(

@@ -30,6 +30,9 @@ class Line(BaseModel):
     residual: PerCut = []
     primal: PerCut = []
     dual: PerCut = []
+    window: int = Field(default=0, ge=0, lt=2**53)
+    sweeps: int = Field(default=0, ge=0, lt=2**53)
+    correct_every: int = Field(default=0, ge=0, lt=2**53)
 
 
 class Summary(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hybrid.links import RankLinks
 from hybrid.rounds.base import Rounds, Windows
+from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
 from solvers.base import Program, Recorder, Recording
@@ -27,7 +28,9 @@ class Alternating(Rounds):
     composed network.
 
     When the residual of a cut has grown by more than the solver's `return_ratio` since the last
-    call, the parallel phase does harm: one call stays serial.
+    call, the parallel phase does harm: one call stays serial. Where there is a `controller`, every
+    call whose windows are as long as it asked for is a probe to it, and the residuals of windows
+    of another length are not compared.
     """
 
     alone = False
@@ -44,9 +47,11 @@ class Alternating(Rounds):
         carried: bool = False,
         statistics: bool = False,
         trace: Trace | None = None,
+        controller: Controller | None = None,
     ) -> None:
-        super().__init__(links, exact, correct_every, trace)
-        self.program, self.fill = program, fill
+        every = correct_every if controller is None else controller.now.correct_every
+        super().__init__(links, exact, every, trace)
+        self.program, self.fill, self.controller = program, fill, controller
         self.observe = observe
         """Record in a pass of its own: the swept images differ from the trained ones."""
         self.carried = carried
@@ -114,17 +119,28 @@ class Alternating(Rounds):
 
     def watch(self, reports: list[PhaseReport], windows: Windows) -> None:
         length = max(len(swept.batches) for _, swept in windows)
+        swept = reports[-1] if reports[-1].phase == "parallel" else None
+        if self.controller is not None:
+            self.length = self.controller.now.window
+            if swept is not None:
+                swept.rounds = self.controller.now
         if length < self.length:
             # the weights drift less over a shorter window: its residual compares with no other
             self.resting = False
             return
         self.length = length
-        residual = reports[-1].residual if reports[-1].phase == "parallel" else []
+        residual = swept.residual if swept is not None else []
         grown = any(
             now > self.return_ratio * before > 0
             for now, before in zip(residual, self.probe, strict=False)
         )
         self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
+        if self.controller is not None and swept is not None:
+            rate = windows[-1][0].batches[-1].learning_rate
+            before = self.controller.now
+            self.resting |= self.controller.probe(max(residual, default=0.0), rate)
+            residual = residual if self.controller.now == before else []
+            self.correct_every = self.controller.now.correct_every
         if self.resting:
             self.end_epoch()
         self.returns += self.resting
@@ -133,6 +149,8 @@ class Alternating(Rounds):
     def state(self) -> State:
         state = super().state()
         state.shared |= {k: getattr(self, k) for k in ("probe", "resting", "length", "recorded")}
+        if self.controller is not None:
+            state.shared["controller"] = self.controller.state()
         return state
 
     def load_state(self, state: State) -> None:
@@ -144,3 +162,6 @@ class Alternating(Rounds):
         # residuals of other cuts mean nothing here
         self.probe = shared["probe"] if state.same_split else []
         self.recorded = shared["recorded"] and state.complete
+        if self.controller is not None and "controller" in shared:
+            self.controller.load_state(shared["controller"])
+            self.correct_every = self.controller.now.correct_every

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hybrid.links import RankLinks
+from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, share
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
@@ -32,6 +33,8 @@ class Rounds(ABC):
         self.trace = trace or Trace(links.rank, links.now)
         self.program: Program | None = None
         self.fill: BubbleFill | None = None
+        self.controller: Controller | None = None
+        """What changes the rounds as they go; None: nothing does."""
         self.news: Callable[[], Any] = str
         """What this rank has to tell the others when they report."""
         self.tick: Callable[[int], None] = lambda batches: None

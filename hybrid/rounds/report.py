@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from hybrid.errors import AgreedError
+from hybrid.rounds.controller import Rung
 from solvers.windows import PhaseStats
 
 PHASES = ("serial", "parallel")
@@ -38,11 +39,15 @@ class PhaseReport:
     dual: list[float] = field(default_factory=list)
     """||rho (lam - old lam)||, rho = 2 beta, likewise."""
     notices: list[str] = field(default_factory=list)
+    rounds: Rung | None = None
+    """How they went, where a controller says so."""
 
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
-        optional = ("primal", "dual", "notices")
-        return {k: v for k, v in asdict(self).items() if v or k not in optional}
+        optional = ("primal", "dual", "notices", "rounds")
+        told = {k: v for k, v in asdict(self).items() if v or k not in optional}
+        rounds: dict[str, Any] = told.pop("rounds", {})
+        return told | rounds
 
 
 def share(stats: PhaseStats) -> dict[str, Any]:

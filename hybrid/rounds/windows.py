@@ -12,6 +12,7 @@ from torch import Tensor
 from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
+from hybrid.rounds.controller import Controller
 from hybrid.rounds.schedule import Rate
 from hybrid.samplers.base import Sampler
 from solvers.windows import Batch, Window
@@ -83,31 +84,48 @@ class Windows:
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
     mix: Mix | None = None
+    controller: Controller | None = None
+    """Who sets `length` and `sweeps` anew for every window; None: they stay."""
 
-    def of_epoch(self, epoch: int, first_step: int) -> Iterator[tuple[Window, Window]]:
-        """(trained, swept) for every round; the same window unless recorded apart."""
+    def of_epoch(
+        self, epoch: int, first_step: int, start: int = 0
+    ) -> Iterator[tuple[Window, Window]]:
+        """(trained, swept) for every round; the same window unless recorded apart.
+
+        `first_step` is the epoch's first, `start` the mini-batch of it to begin with.
+        """
         size, batches = self.batch_size, self.sampler.batches(self.batch_size)
         apart = self.whole and (self.carried or self.data.augmented)
 
-        def window(start: int, augment: bool, order: int) -> Window:
+        def window(numbers: range, sweeps: int, augment: bool, order: int) -> Window:
             source = EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)
             made = []
-            for i in range(start, min(start + self.length, batches)):
+            for i in numbers:
                 ids, step = self.sampler.choose(order, i * size, size), first_step + i
                 made.append(Batch(ids, self.schedule(step), source, step))
-            return Window(made, self.sweeps)
+            return Window(made, sweeps)
 
         order = [self.sampler.choose(epoch, i * size, size) for i in range(batches)]
         self.data.expect(order, self.seed, epoch)
-        for start in range(0, batches, self.length):
-            trained = window(start, True, epoch)
+        while start < batches:
+            length, sweeps = self._pace
+            numbers = range(start, min(start + length, batches))
+            trained = window(numbers, sweeps, True, epoch)
             swept = trained
             if apart:
-                swept = window(start, False, 0 if self.carried else epoch)
+                swept = window(numbers, sweeps, False, 0 if self.carried else epoch)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
             yield trained, swept
+            start = numbers.stop
+
+    @property
+    def _pace(self) -> tuple[int, int]:
+        """Mini-batches and sweeps of the next window."""
+        if self.controller is None:
+            return self.length, self.sweeps
+        return self.controller.now.window, self.controller.now.sweeps
 
     def closing(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
@@ -125,12 +143,10 @@ class Windows:
     ) -> Iterator[list[tuple[Window, Window]]]:
         """The epoch's windows from a step on, in groups of at least `every` mini-batches."""
         steps = self.sampler.batches(self.batch_size)
-        done, end = epoch * steps, (epoch + 1) * steps
+        first, done, end = epoch * steps, from_step, (epoch + 1) * steps
         group: list[tuple[Window, Window]] = []
-        for pair in self.of_epoch(epoch, done):
+        for pair in self.of_epoch(epoch, first, from_step - first):
             done += len(pair[0].batches)
-            if done <= from_step:
-                continue
             group.append(pair)
             if sum(len(trained.batches) for trained, _ in group) >= every or done == end:
                 yield group

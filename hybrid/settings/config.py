@@ -88,7 +88,7 @@ class TrainSettings(Section):
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Share an average of the weights keeps at a step; it is tested and exported. 0: none."""
     report_every: int = Field(default=16, ge=1, le=MANY)
-    """Mini-batches between reports, at which a run can stop; K times as many if one drains."""
+    """Mini-batches between reports (stops, window auto's probes); K times as many if one drains."""
     evaluate_every: int = Field(default=1, ge=1, le=MANY)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     early_stop: int = Field(default=0, ge=0, le=10**6)
@@ -168,10 +168,14 @@ class ScheduleSettings(Section):
 class RoundSettings(Section):
     """[rounds] the alternation of serial correction and parallel phase."""
 
-    window: int | Literal["all"] | None = None
-    """Mini-batches a window, or all (stored per sample); unset: none if gaps are filled, else 4."""
+    window: int | Literal["all", "auto"] | None = None
+    """Mini-batches a window, all (per sample), or auto; unset: none if gaps are filled, else 4."""
+    window_limit: int = Field(default=64, ge=1, le=MANY)
+    """The most mini-batches that window auto takes, a power of two."""
+    residual_limit: float = Field(default=0.1, gt=0, le=LARGE)
+    """Relative residual of a cut over which window auto goes a step back."""
     sweeps: int | None = Field(default=None, ge=1, le=10**6)
-    """Passes over a window's sub-problems in the parallel phase; unset: as many as the solver wants."""
+    """Passes over a window's sub-problems, of auto the most; unset: as many as the solver wants."""
     correct_every: int | None = Field(default=None, ge=0, le=MANY)
     """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
     fill: bool | None = None
@@ -187,9 +191,10 @@ class RoundSettings(Section):
 
     @field_validator("window", mode="before")
     @classmethod
-    def _at_least_one_or_all(cls, window: object) -> object:
-        if window not in ("all", None) and not (isinstance(window, int) and window >= 1):
-            raise ValueError("it must be an integer of at least 1, or all")
+    def _a_number_or_a_word(cls, window: object) -> object:
+        named = window in ("all", "auto", None)
+        if not named and not (isinstance(window, int) and window >= 1):
+            raise ValueError("it must be an integer of at least 1, all or auto")
         return window
 
 

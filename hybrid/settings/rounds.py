@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hybrid.settings.config import RoundSettings
+from solvers.base import Recording
 
 if TYPE_CHECKING:
     from solvers import Solver
@@ -23,10 +24,27 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
 
     The same rule for the command, the library and the files they write.
     """
+    auto = rounds.window == "auto"
+    if not auto:
+        why = f"rounds.window is {'unset' if rounds.window is None else repr(rounds.window)}"
+        rounds.refuse("rounds", f"{why}, not auto", *_AUTO)
     if method.exact:
         why = f"{method.name!r} has serial steps alone"
         rounds.refuse("rounds", why, "window", "sweeps", "correct_every", "fill", *_FILLING)
         return rounds
+    if auto and not (method.alternates and issubclass(method.program, Recording)):
+        raise ValueError(
+            f"rounds.window is 'auto', which follows how records age, but {method.name!r} keeps "
+            "none: give a number of mini-batches, or leave it out"
+        )
+    for name in ("window_limit", "sweeps", "correct_every") if auto else ():
+        value = getattr(rounds, name) or 1
+        if value & (value - 1):
+            below = 1 << (value.bit_length() - 1)
+            raise ValueError(
+                f"rounds.{name} is {value}, but rounds.window is 'auto', which goes by powers of "
+                f"two: give {below} or {2 * below}"
+            )
     if not method.alternates:
         return _alone(method.name, rounds)
     every = 1 if rounds.correct_every is None else rounds.correct_every
@@ -43,6 +61,11 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
         raise ValueError(
             f"rounds.fill works in the gaps of every round's serial phase, but "
             f"rounds.correct_every is {every}: set it to 1, or rounds.fill=false"
+        )
+    elif auto:
+        raise ValueError(
+            "rounds.fill works beside windows of one length, but rounds.window is 'auto': give a "
+            "number of mini-batches, or rounds.fill=false"
         )
     decided: dict[str, Any] = {"correct_every": every, "fill": fill}
     if asked or not fill:
@@ -74,3 +97,4 @@ def _alone(name: str, rounds: RoundSettings) -> RoundSettings:
 
 
 _FILLING = ("fill_step", "fill_samples", "gaps")
+_AUTO = ("window_limit", "residual_limit")

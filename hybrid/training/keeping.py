@@ -151,10 +151,10 @@ def check_same_run(setup: RunSetup, folder: Path, manifest: dict[str, Any]) -> N
             f"settings {setup.steps_per_epoch}: resume with its data and batch size"
         )
     stopped_at = manifest["step"] % setup.steps_per_epoch
-    if stopped_at and manifest["window"] != setup.window:
+    if stopped_at and manifest["window"] != setup.spacing:
         raise ValueError(
             f"{path} stopped after step {stopped_at} of an epoch with a window of "
-            f"{manifest['window']}, not {setup.window}: resume with its --window"
+            f"{manifest['window']}, not {setup.spacing}: resume with its --window"
         )
 
 

@@ -143,7 +143,7 @@ class Run:
         every = setup.steps_per_epoch
         self.peak = optimisers.peak(self.block.optimisers["exact"])
         schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
-        self.windows = setup.windows(self.train, schedule, self.sampler)
+        self.windows = setup.windows(self.train, schedule, self.sampler, self.rounds.controller)
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights; of another solver's only what is common."""
@@ -296,7 +296,7 @@ class Run:
                 "epoch": self.epoch,
                 "steps_per_epoch": setup.steps_per_epoch,
                 "seed": setup.train.seed,
-                "window": self.windows.length,
+                "window": setup.spacing,
                 "cuts": setup.blocks.cuts,
                 "carried_as": setup.carried_as,
                 "gaps": self._gaps(),

@@ -18,6 +18,7 @@ from hybrid.rounds import schedule as schedules
 from hybrid.rounds.alone import Alone
 from hybrid.rounds.alternating import Alternating
 from hybrid.rounds.base import Rounds
+from hybrid.rounds.controller import Controller, powers
 from hybrid.rounds.schedule import Rate
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
@@ -62,6 +63,8 @@ class Method:
     """Whether windows are recorded in a pass of their own."""
     statistics: bool = False
     """Whether the network has running statistics."""
+    controller: Callable[[], Controller] | None = None
+    """Makes what changes the rounds as they go; `setup` then has the largest they may take."""
 
     def memory(self, index: int) -> int:
         """Bytes of auxiliary variables on block `index`."""
@@ -94,6 +97,7 @@ class Method:
             carried=setup.carried,
             statistics=self.statistics,
             trace=trace,
+            controller=None if self.controller is None else self.controller(),
         )
 
     def _records(self, index: int) -> Setup:
@@ -196,6 +200,8 @@ class RunSetup(Options):
                 continue
             fits = int(length * self.memory_gb * 1e9 / needed)
             shorter = f"take a window of {fits}, or " if fits else ""
+            if fits and self.method.controller is not None:
+                shorter = f"set rounds.window_limit={powers(fits)[-1]}, or "
             raise ValueError(
                 f"a window of {length} mini-batches needs {needed / 1e9:.3g} GB of "
                 f"auxiliary variables on rank {rank}, the budget is {self.memory_gb:g} GB: "
@@ -203,7 +209,14 @@ class RunSetup(Options):
                 "rounds.memory_gb"
             )
 
-    def windows(self, data: Data, schedule: Rate, sampler: Sampler) -> Windows:
+    @property
+    def spacing(self) -> int | str:
+        """Mini-batches a window, or `auto`: where in an epoch rounds begin."""
+        return self.window if self.method.controller is None else "auto"
+
+    def windows(
+        self, data: Data, schedule: Rate, sampler: Sampler, controller: Controller | None = None
+    ) -> Windows:
         """The mini-batches of the epochs."""
         return Windows(
             data,
@@ -217,6 +230,7 @@ class RunSetup(Options):
             self.device,
             self.method.setup.carried,
             self.mix,
+            controller,
         )
 
     def block(self, rank: int) -> Block:

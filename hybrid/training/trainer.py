@@ -17,12 +17,13 @@ from hybrid.data import Data, Dataset, as_data
 from hybrid.links import RankLinks
 from hybrid.ranks import caches, launch
 from hybrid.ranks.stopping import leave_if_asked, listening
+from hybrid.rounds.controller import longest, wanted
 from hybrid.settings.config import (
     OptimiserSettings,
     RoundSettings,
     first_fault,
 )
-from hybrid.settings.rounds import WINDOW, settled, wanted_correction
+from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training.aims import Aims
 from hybrid.training.evaluation import measure, outputs
 from hybrid.training.run import Run
@@ -51,7 +52,9 @@ class Trainer(Options):
     solver: Solver = field(default_factory=lambda: registry.solver_class(registry.DEFAULT)())
     correction: PassSettings | None = None
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
-    window: int | Literal["all"] | None = None
+    window: int | Literal["all", "auto"] | None = None
+    window_limit: int = 64
+    residual_limit: float = 0.1
     sweeps: int | None = None
     correct_every: int | None = None
     fill: bool | None = None
@@ -59,14 +62,14 @@ class Trainer(Options):
     fill_samples: FillSamples = "first"
     gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
-    """These eight are the settings of [rounds], with the same defaults."""
+    """These ten are the settings of [rounds], with the same defaults."""
 
     rounds: RoundSettings = field(init=False)
 
     def __post_init__(self) -> None:
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        own = "window sweeps correct_every fill fill_step fill_samples memory_gb"
-        asked = {name: getattr(self, name) for name in own.split()}
+        own = [name for name in RoundSettings.model_fields if name != "gaps"]
+        asked = {name: getattr(self, name) for name in own}
         try:
             rounds = RoundSettings(**asked, gaps=[(a, b) for a, b in self.gaps])
         except ValidationError as error:
@@ -196,7 +199,7 @@ class Trainer(Options):
         steps = self.sampler(len(train), self.train.seed).batches(self.train.batch_size)
         rounds, alternates = self.rounds, self.solver.alternates
         whole = rounds.window == "all"
-        length = steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
+        length = longest(rounds, steps)
         carried = alternates and whole and rounds.correct_every != 1
         setup = Setup(
             tuple(shapes),
@@ -237,6 +240,7 @@ class Trainer(Options):
             rounds.fill_samples,
             observe=whole and (augmented or carried),
             statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
+            controller=wanted(rounds, steps),
         )
         self._check_filters(shapes)
         device = launch.device(self.train.device)

@@ -11,13 +11,16 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Store:
     """Named (n, ...) buffers in one number format, made at the first write and kept.
 
-    float64 tensors stay float64 under the format float32.
+    float64 tensors stay float64 under the format float32. A window shorter than the store is in its
+    first rows, from 0 on in recorded order; what is behind them is of no window.
     """
 
     def __init__(self, samples: int, number_format: str) -> None:
         self.samples = samples
         self.format = FORMATS[number_format]
         self._buffers: dict[str, Tensor] = {}
+        self._used: dict[str, int] = {}
+        """Rows of each buffer that are of the window."""
 
     def put(self, name: str, rows: Rows, value: Tensor) -> None:
         """Keep `value` (N, ...) as the samples `rows` of buffer `name`."""
@@ -25,6 +28,8 @@ class Store:
         if buffer is None:
             buffer = self._buffers[name] = self._allocate(value)
         buffer[rows] = value.to(buffer.dtype)
+        if isinstance(rows, slice):
+            self._used[name] = max(rows.stop, self._used[name] if rows.start else 0)
 
     def get(self, name: str, rows: Rows) -> Tensor:
         """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
@@ -40,8 +45,9 @@ class Store:
         self._buffers[name].zero_()
 
     def norm(self, name: str) -> float:
-        """Euclidean norm of the buffer `name`."""
-        return float(torch.linalg.vector_norm(self._buffers[name].float()))
+        """Euclidean norm of the window's rows of buffer `name`."""
+        values = self._buffers[name][: self._used[name]]
+        return float(torch.linalg.vector_norm(values.float()))
 
     def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
         """The buffers of those names that there are; without names all of them."""

@@ -135,8 +135,11 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     fewer = norms.model_copy(update={"residual": [0.2], "primal": [1.0], "dual": []})
     zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
     assert list(curves([serial, zeros])) == ["Loss of each phase, on training images"]
+    paced = norms.model_copy(update={"window": 4, "sweeps": 1})
     drawn = curves([serial, norms, fewer, tested])
     assert [title.split()[0] for title in drawn] == ["Loss", "Test", "Relative", "Primal"]
+    drawn |= curves([serial, paced, norms, tested])
+    assert [title.split()[0] for title in drawn][4:] == ["Rounds"]
     assert all(imread(BytesIO(png)).shape[:2] == (396, 672) for png in drawn.values())
 
 

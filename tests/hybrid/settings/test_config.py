@@ -70,9 +70,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("optimiser.momentum", 1.0, "less than 1"),
         ("schedule.warmup_epochs", float("inf"), "a finite number"),
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
-        ("rounds.window", 0, "an integer of at least 1, or all"),
-        ("rounds.window", "some", "an integer of at least 1, or all"),
-        ("rounds.window", 2.5, "an integer of at least 1, or all"),
+        ("rounds.window", 0, "an integer of at least 1, all or auto"),
+        ("rounds.window", "some", "an integer of at least 1, all or auto"),
+        ("rounds.window", 2.5, "an integer of at least 1, all or auto"),
+        ("rounds.window_limit", 0, "greater than or equal to 1"),
+        ("rounds.residual_limit", 0.0, "greater than 0"),
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.gaps", "most", "a valid list"),
         ("solver.beta", -1.0, "must be positive"),
@@ -154,7 +156,9 @@ trees = st.fixed_dictionaries(
         "optimiser": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
         "rounds": st.fixed_dictionaries({"memory_gb": positive})
-        | st.fixed_dictionaries({"window": st.integers(1) | st.just("all"), "fill": st.booleans()})
+        | st.fixed_dictionaries(
+            {"window": st.integers(1) | st.sampled_from(["all", "auto"]), "fill": st.booleans()}
+        )
         | st.fixed_dictionaries({"gaps": st.lists(st.tuples(st.integers(0), st.integers(0)))}),
         "links": st.fixed_dictionaries(
             {"kind": st.just("virtual"), "latency_microseconds": positive}

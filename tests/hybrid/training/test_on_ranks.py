@@ -68,6 +68,11 @@ def test_serial_training_under_mpirun_equals_a_hand_written_loop(ranks, world, t
 # further methods and rounds: tests/solvers/test_random_layers.py
 WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
     "all": (AugmentedLagrangian(), ("--window", "all"), {"window": "all"}),
+    "auto": (
+        AugmentedLagrangian(),
+        ("--window", "auto", *("--set", "rounds.window_limit=2", "--set", "train.report_every=2")),
+        {"window": "auto", "window_limit": 2, "train": {"report_every": 2}},
+    ),
     "gaps": (AugmentedLagrangian(), (), {}),
     "auxnet": (AuxNet(), ("--window", 4), {"window": 4}),
     "fdg": (FDG(), (), {}),

@@ -1,0 +1,129 @@
+"""Window, sweeps and corrections that follow the residual and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hybrid.settings.config import RoundSettings
+from hybrid.settings.rounds import WINDOW
+
+HOLD = 8
+"""Probes before a residual that was too large is tried again."""
+_ROOT = 0.5**0.5
+
+
+@dataclass(frozen=True)
+class Rung:
+    """How rounds go for a while."""
+
+    window: int
+    """Mini-batches."""
+    sweeps: int = 1
+    correct_every: int = 1
+
+
+class Controller:
+    r"""Moves on a ladder of rounds, from the cautious ones to those that trust the records longest.
+
+        window 1, 2, 4, ... `limit`,   then sweeps 2, 4, ... `sweeps` at the longest window,
+        then a correction every 2nd, 4th, ... `correct_every`-th round
+
+    A probe is the relative residual r = ||lam - x|| / ||x|| of the last parallel phase, the largest
+    over the cuts, and the learning rate. Records age with the steps since they were made and with
+    the size of these, so the rung to aim at has (beyond `limit`, as many doublings as)
+
+        window = WINDOW (largest rate so far) / rate,   to the nearest power of two
+
+    and a probe asks for
+
+        one rung down   if r > residual, or if the rung is above the aim
+        one rung up     if r <= residual / 2 and the rung is below the aim
+
+    Two probes in a row that ask for the same move by it, a factor of two. After a residual that was
+    too large, none of the next HOLD probes asks for more. On the lowest rung, two that ask for less
+    ask for a rest: the next rounds are serial alone, if `correct_every` lets any be serial.
+
+    It is a pure function of the probes, and by IEEE products and comparisons alone: ranks that give
+    it the same decide the same.
+    """
+
+    def __init__(
+        self, limit: int, sweeps: int = 1, correct_every: int = 1, residual: float = 0.1
+    ) -> None:
+        longest = powers(limit)[-1]
+        self.ladder = [
+            *(Rung(window, correct_every=min(correct_every, 1)) for window in powers(limit)),
+            *(Rung(longest, each, min(correct_every, 1)) for each in powers(sweeps)[1:]),
+            *(Rung(longest, powers(sweeps)[-1], each) for each in powers(correct_every)[1:]),
+        ]
+        self.residual = residual
+        self.start = self.level = len(powers(min(WINDOW, longest))) - 1
+        self.peak = 0.0
+        """Largest learning rate so far."""
+        self.votes = 0
+        """Probes in a row that asked for more, or, negative, for less."""
+        self.held = 0
+        """Probes still to come that cannot ask for more."""
+
+    @property
+    def now(self) -> Rung:
+        """Of the next rounds."""
+        return self.ladder[self.level]
+
+    def aim(self, rate: float) -> int:
+        """The rung for a learning rate, whatever the residual."""
+        doublings = 0
+        while doublings < len(self.ladder) and rate * 2**doublings <= self.peak * _ROOT:
+            doublings += 1
+        return min(self.start + doublings, len(self.ladder) - 1)
+
+    def probe(self, residual: float, rate: float) -> bool:
+        """Take a probe; whether the next rounds shall be serial alone."""
+        self.peak = max(self.peak, rate)
+        aim = self.aim(rate)
+        large = not residual <= self.residual
+        self.held = HOLD if large else max(0, self.held - 1)
+        if large or self.level > aim:
+            self.votes = min(self.votes, 0) - 1
+        elif self.level < aim and residual <= self.residual / 2 and not self.held:
+            self.votes = max(self.votes, 0) + 1
+        else:
+            self.votes = 0
+        if abs(self.votes) < 2:
+            return False
+        asked, self.votes = self.level + (1 if self.votes > 0 else -1), 0
+        self.level = max(0, asked)
+        return asked < 0 and self.now.correct_every > 0
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able, for a checkpoint."""
+        return {name: getattr(self, name) for name in ("level", "peak", "votes", "held")}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave, within this ladder."""
+        self.peak, self.votes, self.held = state["peak"], state["votes"], state["held"]
+        self.level = min(state["level"], len(self.ladder) - 1)
+
+
+def longest(rounds: RoundSettings, steps: int) -> int:
+    """Mini-batches of the longest window that (decided) rounds take in an epoch of `steps`."""
+    if rounds.window == "auto":
+        return powers(min(rounds.window_limit, steps))[-1]
+    return steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
+
+
+def wanted(rounds: RoundSettings, steps: int) -> Callable[[], Controller] | None:
+    """Makes the controller of (decided) rounds; None where the window is not auto."""
+    if rounds.window != "auto":
+        return None
+    every = 1 if rounds.correct_every is None else rounds.correct_every
+    limit = longest(rounds, steps)
+    return partial(Controller, limit, rounds.sweeps or 1, every, rounds.residual_limit)
+
+
+def powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`; 1 alone for less."""
+    return [2**n for n in range(max(1, most).bit_length())]
