@@ -28,8 +28,9 @@ class AugmentedLagrangian(Penalty):
     kappa's step is tied to lam's. At full steps kappa_k = -p_in after every exchange; with lam_step
     s < 1 and an untied step kappa would add up residuals that lam has only followed for a part s.
     The distance of lam from x is (p_in - old p_in) / 2b: a large b keeps the block's input close to
-    what arrives, and in the limit ("limit") lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then
-    delayed gradients with replay, one block of lag a sweep, coupled by beta.
+    what arrives, and in the limit lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed
+    gradients with replay, one block of lag a sweep, coupled by beta. That is the default: where lam
+    leaves x, several sweeps are worth less than one.
 
     kappa starts at zero (the classical choice) or at minus the recorded adjoint: kappa_k = -p_k
     makes the first sub-problem gradient of every block the exact one. Under a filter it is
@@ -42,7 +43,7 @@ class AugmentedLagrangian(Penalty):
     """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
     kappa_step: float = 1.0
     """Step of the multipliers between sweeps, in units of lam_step 2 lam_beta."""
-    lam_move: Literal["step", "limit"] = "step"
+    lam_move: Literal["step", "limit"] = "limit"
     """What an exchange does to lam and kappa: a step, or its limit for a large lam_beta."""
     lam_start: Literal["feasible", "stepped"] = "feasible"
     """Where lam starts: the recorded activations, or one lam step from them."""
@@ -60,9 +61,9 @@ class AugmentedLagrangian(Penalty):
             why = "multipliers stay as they are in a single sweep or a gap"
             self.refuse_inert(why, "kappa_step", "lam_move")
         elif self.lam_move == "limit":
-            self.refuse_inert("lam is x after every exchange (lam_move)", "balance_ratio")
+            self.refuse_inert("under lam_move=limit lam is x after an exchange", "balance_ratio")
             if self.lam_start == "feasible" or not setup.correct_every:
-                self.refuse_inert("lam_move is 'limit'", "lam_step", "lam_beta")
+                self.refuse_inert("lam_move is limit, not step", "lam_step", "lam_beta")
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         before, after = super().buffers(setup)

@@ -47,6 +47,12 @@ TINY: Values = {
 
 FILLING = ("penalty", "augmented-lagrangian")
 STORING = (*FILLING, "block-admm")
+CLOSE: dict[str, Values] = {
+    "penalty": {"solver.beta": 0.1},
+    "augmented-lagrangian": {"solver.beta": 0.1},
+    "block-admm": {"solver.rho": 0.2},
+}
+"""lam stays close to activations that are as small as these."""
 ALONE = ("ddg", "features-replay", "fdg", "petra", "local-updates")
 
 
@@ -70,11 +76,9 @@ def _modes():
     yield Mode("backprop", "a schedule of torch's", by_class)
     yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
     yield Mode("backprop", "virtual", {"links.kind": "virtual"})
-    close = {"solver.beta": 0.1}
-    """lam stays close to activations that are as small as these."""
     for solver in FILLING:
         # a third epoch, for what the second one's residual leads to
-        gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
+        gaps = {**CLOSE["penalty"], "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
         yield Mode(solver, "gaps", gaps)
         yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
         some = {"rounds.gaps": [(4, 0), (0, 12)], "rounds.fill_samples": "largest"}
@@ -83,7 +87,7 @@ def _modes():
         yield Mode(solver, "gaps and a window", {**gaps, **window})
         yield Mode(solver, "no gaps", {})
     for solver in (*STORING, "auxnet"):
-        window = {"rounds.window": 2, **(close if solver in FILLING else {})}
+        window = {"rounds.window": 2, **CLOSE.get(solver, {})}
         yield Mode(solver, "one sweep", window)
         yield Mode(solver, "two sweeps", {**window, "rounds.sweeps": 2})
         yield Mode(solver, "every second", {**window, "rounds.correct_every": 2})
@@ -93,14 +97,14 @@ def _modes():
         yield Mode(solver, "uncorrected", {**window, "rounds.correct_every": 0})
         whole = {**window, "rounds.window": "all", "rounds.correct_every": 0}
         yield Mode(solver, "all", whole)
-    limit = {**close, "rounds.window": 2, "rounds.sweeps": 2, "solver.lam_move": "limit"}
-    yield Mode("augmented-lagrangian", "two sweeps to the limit", limit)
+    limit = {**CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2, "solver.lam_move": "step"}
+    yield Mode("augmented-lagrangian", "two sweeps in steps", limit)
     hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
     yield Mode("block-admm", "hops", hops)
     for solver in STORING:
         # five mini-batches: two probes an epoch, and in the last one two sweeps a window
         pace = {
-            **(close if solver in FILLING else {}),
+            **CLOSE[solver],
             "rounds.window": "auto",
             "rounds.window_limit": 2,
             "rounds.sweeps": 2,

@@ -114,7 +114,7 @@ def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for
 ):
     same: dict[str, Any] = {"kappa_step": kappa_step, "multiplier_start": start, "local_lr": 0.3}
     other = deepcopy(problem)
-    expected = trained(other, AugmentedLagrangian(beta=beta, **same))
+    expected = trained(other, AugmentedLagrangian(beta=beta, lam_move="step", **same))
     found = trained(problem, BlockADMM(rho=2 * beta, order="jacobi", dual_limit=0, **same))
     for before, after in zip(expected, found, strict=True):
         for a, b in zip(before, after, strict=True):

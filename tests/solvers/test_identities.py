@@ -96,7 +96,9 @@ def test_a_stepped_start_gives_the_first_of_two_blocks_the_exact_gradient_at_onc
 def test_identity_3_the_penalty_method_settles_off_the_constraint_by_p_over_2_beta_and_no_other():
     problem = make_problem(seed=3, units=4, cuts=[2, 3], batch=4)
     biased = Penalty(beta=10.0, lam_step=0.2, lam_start="feasible")
-    free = AugmentedLagrangian(beta=10.0, lam_step=0.2, kappa_step=5.0, multiplier_start="zero")
+    free = AugmentedLagrangian(
+        lam_move="step", beta=10.0, lam_step=0.2, kappa_step=5.0, multiplier_start="zero"
+    )
     for before, after in pairwise(settled(problem, biased, sweeps=500)):
         residual = after["lam"] - before["x"]
         assert residual.norm() > 1e-4

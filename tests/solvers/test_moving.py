@@ -40,7 +40,7 @@ def test_lam_and_kappa_step_by_a_beta_of_their_own_and_kappa_in_proportion_to_la
     problem, beta, lam_beta, lam_step, kappa_step
 ):
     solver = AugmentedLagrangian(
-        beta=beta, lam_beta=lam_beta, lam_step=lam_step, kappa_step=kappa_step
+        beta=beta, lam_move="step", lam_beta=lam_beta, lam_step=lam_step, kappa_step=kappa_step
     )
     for below, above in pairwise(exchanged(problem, solver)):
         (old, new), x = above, below[0]["x"]
@@ -54,7 +54,9 @@ def test_lam_and_kappa_step_by_a_beta_of_their_own_and_kappa_in_proportion_to_la
 
 @given(problems(), BETA, st.floats(1e-2, 100))
 def test_at_full_steps_kappa_is_the_newest_adjoint_whatever_lam_beta(problem, beta, lam_beta):
-    solver = AugmentedLagrangian(beta=beta, lam_beta=lam_beta, multiplier_start="zero")
+    solver = AugmentedLagrangian(
+        beta=beta, lam_move="step", lam_beta=lam_beta, multiplier_start="zero"
+    )
     for _, above in pairwise(exchanged(problem, solver)):
         torch.testing.assert_close(above[1]["kappa_in"], -above[0]["p_in"], rtol=1e-6, atol=1e-9)
 
@@ -63,8 +65,8 @@ def test_at_full_steps_kappa_is_the_newest_adjoint_whatever_lam_beta(problem, be
 def test_the_limit_is_what_full_steps_come_to_and_takes_the_outputs_themselves(
     problem, beta, kappa_step
 ):
-    limit = AugmentedLagrangian(beta=beta, kappa_step=kappa_step, lam_move="limit")
-    near = AugmentedLagrangian(beta=beta, lam_beta=1e7, kappa_step=kappa_step)
+    limit = AugmentedLagrangian(beta=beta, kappa_step=kappa_step)
+    near = AugmentedLagrangian(beta=beta, lam_move="step", lam_beta=1e7, kappa_step=kappa_step)
     moved, stepped = (exchanged(problem, s, exchanges=2) for s in (limit, near))
     for below, above in pairwise(moved):
         for old, new in pairwise(above):
@@ -82,7 +84,7 @@ def test_the_limit_is_what_full_steps_come_to_and_takes_the_outputs_themselves(
 @pytest.mark.parametrize("mode", ["coupling", "input"])
 def test_under_a_filter_the_limit_takes_what_arrives_and_the_mean_adjoint(mode):
     problem = make_problem(seed=2, units=3, cuts=[1, 3], batch=4)
-    solver = AugmentedLagrangian(beta=0.1, lam_move="limit", filter=2, filter_mode=mode)
+    solver = AugmentedLagrangian(beta=0.1, filter=2, filter_mode=mode)
     for below, above in pairwise(exchanged(problem, solver)):
         x, lam = pool(below[0]["x"], 2), above[1]["lam"]
         torch.testing.assert_close(pool(lam, 2) if mode == "coupling" else lam, x, **CLOSE)
@@ -133,6 +135,7 @@ def test_an_energy_of_nothing_or_of_no_number_is_one():
 def test_balancing_moves_beta_by_twos_alike_on_both_sides(kind):
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
     given_: dict[str, Any] = {"beta": 0.2, "lam_step": 0.3, "local_lr": 0.05}
+    given_ |= {"lam_move": "step"} if kind is AugmentedLagrangian else {}
     solver = kind(balance_ratio=1.2, return_ratio=1e9, **given_)
 
     def program(block, links):

@@ -41,10 +41,11 @@ def test_a_single_sweep_sends_nothing_and_trains_every_block_but_for_statistics(
     st.sampled_from([1, 2]),
     st.sampled_from(["coupling", "input"]),
     st.sampled_from(["float32", "bfloat16", "float16"]),
+    st.sampled_from(["step", "limit"]),
 )
-def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, storage):
+def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, storage, move):
     solver = AugmentedLagrangian(
-        filter=factor, filter_mode=mode, storage=storage, beta=1.0, lam_step=0.1
+        lam_move=move, filter=factor, filter_mode=mode, storage=storage, beta=1.0, lam_step=0.1
     )
     problem = problem.single_precision()
 
@@ -114,7 +115,9 @@ def test_local_clipping_bounds_each_block_by_itself():
 
 def test_sweeping_stops_when_the_residual_grows_too_fast_and_says_so():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4, batches=2)
-    wild = AugmentedLagrangian(beta=1.0, lam_step=20.0, kappa_step=0.05, return_ratio=1.2)
+    wild = AugmentedLagrangian(
+        beta=1.0, lam_move="step", lam_step=20.0, kappa_step=0.05, return_ratio=1.2
+    )
     first, last = swept(problem, wild, 20)
     assert first.steps == last.steps < 40
     assert first.notices == last.notices

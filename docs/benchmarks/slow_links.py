@@ -1,0 +1,102 @@
+"""Where the hybrid pays: images/s on slow links, and what a local epoch must be worth to be first.
+
+    python docs/benchmarks/slow_links.py
+
+Units are timed once on this machine, one thread; the methods' real programs then run on stand-ins
+that let that time go by, on virtual links of 10 Mb/s, 100 Mb/s and 1 Gb/s, 100 us (`hybrid plan`
+does the same). Batch 128; ResNet-20, WRN-16-4, and ResNet-18 on images of 32 pixels, whose weights
+(45 MB) outweigh what crosses a cut. Data parallelism is the ring's lower bound of time, as in plan.
+
+A round of the hybrid trains a window of 16 mini-batches exactly, in one pipelined pass, and then
+sweeps over it without a message. With rate r of images trained exactly and R that of the fastest
+other method, it is first where a local epoch is worth more than R / r - 1 of an exact one, for
+each sweep. Accuracy is another table's: methods that train on late gradients count in full.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from hybrid.bench.recipes import BASE, Recipe
+from hybrid.cuts.partition import split
+from hybrid.links import Network
+from hybrid.plan.advice import data_parallel
+from hybrid.plan.planner import Planner
+from hybrid.runs import build
+from hybrid.settings.resolve import resolve
+from solvers import DDG, FDG, AugmentedLagrangian, Backprop
+from solvers.passes.exact import PassSettings
+from solvers.passes.wire import WireFormat
+
+MODELS = ("resnet20", "wrn-16-4", "resnet18")
+RATES = {"10 Mb/s": 1e7, "100 Mb/s": 1e8, "1 Gb/s": 1e9}
+FORMATS: tuple[WireFormat, ...] = ("float32", "bfloat16", "int8")
+
+
+def rows() -> list[Recipe]:
+    """Every method, in every format of its messages."""
+    made = []
+    for form in FORMATS:
+        serial = PassSettings(micro_batches=8, messages=form)
+        made.append(
+            Recipe(f"flushed pipeline, {form}", Backprop(micro_batches=8, messages=form), sweeps=0)
+        )
+        for kind in (DDG, FDG):
+            solver = kind(micro_batches=8, messages=form)
+            made.append(Recipe(f"{kind.name}, m=8, {form}", solver, sweeps=1))
+        for sweeps in (1, 4):
+            name = f"hybrid, {sweeps} sweep{'s' * (sweeps > 1)}, {form}"
+            made.append(Recipe(name, AugmentedLagrangian(), serial, sweeps=sweeps, window=16))
+    return made
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    print(
+        "| network, K, links | data parallel | flushed | no bubble | hybrid | sweep must be worth |"
+    )
+    print("|---|---|---|---|---|---|")
+    for model in MODELS:
+        asked = {"model": {"name": model}, "data": {"name": "synthetic"}, "train": {"threads": 1}}
+        settings = resolve(asked)
+        images, _ = build.images(settings.data)
+        torch.manual_seed(0)
+        planner = Planner(settings, build.model(settings, images), images, Network())
+        base = planner.predict(split(planner.model, 1), BASE).images_per_second
+        for K in (2, 4):
+            for title, bits in RATES.items():
+                planner.network = Network(bits / 8, 1e-4)
+                here = {"data parallel": data_parallel(planner, K)}
+                blocks = planner.blocks(K)
+                for recipe in rows():
+                    here[recipe.name] = planner.predict(blocks, recipe).images_per_second
+                here = {name: rate / base for name, rate in here.items()}
+                found[f"{model}, K={K}, {title}"] = here
+                print(line(f"{model}, K={K}, {title}", here), flush=True)
+    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def line(title: str, rates: dict[str, float]) -> str:
+    """Each method's best format; the share that a sweep must be worth, at its best."""
+
+    def best(*starts: str) -> tuple[float, str]:
+        return max((rate, name) for name, rate in rates.items() if name.startswith(starts))
+
+    others = best("data", "flushed", "ddg", "fdg")[0]
+    worth, name = min(
+        ((others / rate - 1) / int(name.split()[1]), name)
+        for name, rate in rates.items()
+        if name.startswith("hybrid")
+    )
+    cells = [rates["data parallel"], *best("flushed"), *best("ddg", "fdg"), rates[name], name]
+    said = [f"{cell:.2f}" if isinstance(cell, float) else f"({cell})" for cell in cells]
+    texts = [said[0], " ".join(said[1:3]), " ".join(said[3:5]), " ".join(said[5:7]), f"{worth:.2f}"]
+    return f"| {title} | " + " | ".join(texts) + " |"
+
+
+if __name__ == "__main__":
+    main()
