@@ -162,6 +162,7 @@ def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
     ("settings_", "setup", "said"),
     [
         ({"lam_step": 0.3}, Setup(window=4), "solver.lam_step is 0.3, but lam stays"),
+        ({"lam_move": "step"}, Setup(window=4), "solver.lam_move is 'step', but multipliers stay"),
         ({"kappa_step": 0.3}, Setup(window=4), "solver.kappa_step is 0.3, but multipliers stay"),
         ({"momentum": 0.3}, Setup(fills=True), "solver.momentum is 0.3, but gaps are filled"),
     ],
@@ -169,4 +170,10 @@ def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
 def test_a_setting_that_cannot_act_is_refused(settings_, setup, said):
     with pytest.raises(ValueError, match=f"^{said}.*, so it would change nothing: leave it out$"):
         AugmentedLagrangian(**settings_).check(setup)
-    AugmentedLagrangian(**settings_).check(Setup(window=4, sweeps=2))
+    AugmentedLagrangian(**{"lam_move": "step", **settings_}).check(Setup(window=4, sweeps=2))
+
+
+def test_the_limit_refuses_what_steps_would_need():
+    for name, value in {"lam_step": 0.3, "lam_beta": 0.1, "balance_ratio": 5.0}.items():
+        with pytest.raises(ValueError, match=rf"^solver\.{name} is .*lam_move.*leave it out$"):
+            AugmentedLagrangian(**{name: value}).check(Setup(window=4, sweeps=2))
