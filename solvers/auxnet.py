@@ -66,8 +66,8 @@ class AuxNet(Solver):
     """Step of the wanted lam*, in units of 1 / (2 beta)."""
     multiplier: Literal["none", "adjoint"] = "none"
     """What a block trains towards: lam alone, or lam with kappa = -p_in, which it waits for."""
-    local_lr: float = 0.1
-    """Learning rate of the blocks in the parallel phase, relative to the schedule's."""
+    local_lr: float | None = None
+    """Learning rate of the parallel phase, relative to the schedule's; unset: 0.1, or 1 alone."""
     momentum: float | None = 0.9
     """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimiser."""
     width: int = 16
@@ -78,9 +78,10 @@ class AuxNet(Solver):
     """Learning rate of v_k (Adam)."""
 
     def __post_init__(self) -> None:
+        rate = () if self.local_lr is None else ("local_lr",)
         check_numbers(
             self,
-            positive=("beta", "local_lr", "aux_lr"),
+            positive=("beta", "aux_lr", *rate),
             not_negative=("lam_step",),
             at_least_one=("width", "depth"),
         )
@@ -98,6 +99,8 @@ class AuxNetProgram(Program):
         solver, block = self.solver, self.block
         if solver.momentum is not None:
             block.own_optimiser(solver.momentum)
+        usual = 0.1 if self.setup.correct_every else 1.0
+        self._local_lr = usual if solver.local_lr is None else solver.local_lr
         self._adjoints = solver.multiplier == "adjoint"
         self._network: nn.Sequential | None = None
         self._sweep = 0
@@ -141,7 +144,7 @@ class AuxNetProgram(Program):
         p_in = block.sample_adjoint(lam)
         if p_in is not None and self._adjoints:
             links.to_previous(p_in)
-        block.step("local", batch.learning_rate * self.solver.local_lr)
+        block.step("local", batch.learning_rate * self._local_lr)
         if generated is not None:
             assert p_in is not None
             self._regress(links.from_previous(), generated, p_in, stats)

@@ -156,6 +156,7 @@ OTHERS: dict[str, list[Any]] = {
     "links.timeout": [60.0],
     "data.workers": [1],
     "data.worker_kind": ["forkserver"],
+    "solver.local_lr": [0.25],
     "solver.momentum": [0.25],
     "solver.clip_norm": [1e-3],
     "solver.return_ratio": [1e-9],

@@ -217,6 +217,15 @@ def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(few, 
     assert spans(tmp_path / "run") == {"forward": 2, "parallel": 2 * BATCHES}
 
 
+@pytest.mark.parametrize(("rounds", "rate"), [({}, 0.1), (ALONE, 1.0)], ids=["corrected", "alone"])
+def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
+    found = [
+        fitted(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
+        for asked in (None, rate)
+    ]
+    assert_same(*found)
+
+
 def test_running_statistics_alone_do_not_depend_on_how_often_a_run_reports(few):
     found = [
         fitted(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
