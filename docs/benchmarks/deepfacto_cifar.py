@@ -1,7 +1,7 @@
 """A factorisation layer on CIFAR-10, weakly supervised: animal or vehicle, then ten classes.
 
     python docs/benchmarks/deepfacto_cifar.py --data-dir D
-    python docs/benchmarks/deepfacto_cifar.py --data-dir D --seeds 0 1 --only rank-8 rank-64 alone
+    python docs/benchmarks/deepfacto_cifar.py --data-dir D --seeds 0 --only alone rank-8 rank-64
 
 ResNet-8 learns from the first 5,000 images which are animals, in two blocks with the layer at the
 cut before `layer3.0`. Then a linear map (logistic regression on standardised features) to the ten
@@ -64,7 +64,7 @@ def train(name: str, sets: tuple[Dataset, Dataset], seed: int) -> tuple[Chain, f
         blocks = split(chain, cuts=[cut])
         solver, rounds = BlockADMM(), {"window": 4, "sweeps": 1}
         if name == "alone":
-            solver = BlockADMM(rho=0.1, factor_rho=0.1, local_lr=1.0)
+            solver = BlockADMM(rho=0.1, factor_rho=0.1, kappa_step=1.0, local_lr=1.0)
             rounds = {"window": 4, "sweeps": 2, "correct_every": 0}
     settings = TrainSettings(threads=1, evaluate_every=1000, seed=seed)
     trainer = Trainer(blocks, solver, train=settings, quiet=True, **rounds)
