@@ -25,12 +25,12 @@ class AugmentedLagrangian(Penalty):
         kappa_k <- kappa_k + kappa_step lam_step 2b (S lam_k - S x_{k-1})
     with the new lam_k in the second line and b = lam_beta; everything else is as in `Penalty`.
 
-    kappa's step is tied to lam's. At full steps kappa_k = -p_in after every exchange; with lam_step
-    s < 1 and an untied step kappa would add up residuals that lam has only followed for a part s.
-    The distance of lam from x is (p_in - old p_in) / 2b: a large b keeps the block's input close to
-    what arrives, and in the limit lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed
-    gradients with replay, one block of lag a sweep, coupled by beta. That is the default: where lam
-    leaves x, several sweeps are worth less than one.
+    kappa's step is tied to lam's. At full steps (and filter 1) an exchange leaves kappa_k = -p_in;
+    with lam_step s < 1 and an untied step kappa would add up residuals that lam has only followed
+    for a part s. The distance of lam from x is (p_in - old p_in) / 2b: a large b keeps the block's
+    input close to what arrives, and in the limit lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then
+    delayed gradients with replay, one block of lag a sweep, coupled by beta. That is the default:
+    where lam leaves x, several sweeps are worth less than one.
 
     kappa starts at zero (the classical choice) or at minus the recorded adjoint: kappa_k = -p_k
     makes the first sub-problem gradient of every block the exact one. Under a filter it is

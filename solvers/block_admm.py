@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
-from solvers.base import Setup, check_numbers, program_of
-from solvers.kernels import Held, Stepped, ascend, couple, descend, settle, upsample
+from solvers.base import Setup, check_numbers, program_of, values_of
+from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Free, leading, passing_by, projection
 from solvers.state import State
-from solvers.variables.coefficients import Coefficients
 from solvers.variables.factors import FactorCut
-from solvers.variables.store import channels_last
+from solvers.variables.online import OnlineSweeps
+from solvers.variables.store import FORMATS, channels_last
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 
@@ -41,8 +41,8 @@ class BlockADMM(AugmentedLagrangian):
                       exchanged; the loss climbs one block a hop
         then          w_k, all blocks at once, from the new Z_k towards the new Z_{k+1}
 
-    and, before another sweep, x_{k-1} anew and the step of U_k. **Batch**, the window "all" without
-    corrections, keeps Z and U of every sample, and a visit is
+    and, before another sweep, x_{k-1} anew and the step of U_k. **Batch**, the window "all" unless
+    every round is corrected, keeps Z and U of every sample, and a visit is
 
         jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with
                       one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
@@ -66,6 +66,8 @@ class BlockADMM(AugmentedLagrangian):
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
     order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
     """All blocks from the same old values, or one after the other with the newest."""
+    lam_step: float = 2e-3
+    """Gradient step of Z, in units of 1 / rho."""
     kappa_step: float = 1.0
     """Step of the scaled dual U."""
     theta_steps: int = 1
@@ -109,7 +111,9 @@ class BlockADMM(AugmentedLagrangian):
             )
         if setup.factorised and len(setup.factorised) == setup.blocks - 1:
             why = "every cut has a factorisation, whose Z has a closed form"
-            self.refuse_inert(why, "z_steps", "lam_step", "constraint")
+            self.refuse_inert(why, "lam_step", "constraint")
+            if self.order == "gauss-seidel" or setup.carried:
+                self.refuse_inert(why, "z_steps")
 
     def moves(self, setup: Setup) -> bool:
         return setup.window > 0
@@ -118,13 +122,24 @@ class BlockADMM(AugmentedLagrangian):
         before, after = super().buffers(setup)
         return before + ([] if setup.carried else ["x"]), after
 
+    def memory(self, setup: Setup, index: int) -> int:
+        """And the codes and duals of a factorisation, but for the codes' ranks, as large as Z.
+
+        In the order "gauss-seidel" a window of Z may be on its way to a block that is behind.
+        """
+        bytes_, lam = super().memory(setup, index), values_of(setup.shape_before(index))
+        more = 2 * lam if index in setup.factorised else 0
+        if self.order == "gauss-seidel" and not setup.carried:
+            more += lam // self.filter**2
+        return bytes_ + setup.samples * more * FORMATS[self.storage].itemsize
+
     @property
     def own_momentum(self) -> bool:
         return self.optimiser != "shared"
 
 
 @program_of(BlockADMM)
-class BlockADMMProgram(AugmentedLagrangianProgram):
+class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
     """`AugmentedLagrangianProgram` in either order, with constraints and factorisations."""
 
     solver: BlockADMM
@@ -173,61 +188,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         """Solve every sub-problem once: Z, then w, and with an exchange U."""
         if self.setup.carried:
             return super().sweep(window, number, exchange)
-        stats = PhaseStats()
-        self._sweep = number
-        for rows, batch in window.sweep(number):
-            if self.solver.order == "jacobi":
-                for _ in range(self.solver.z_steps):
-                    self._hop(batch, rows, stats)
-            else:
-                self._descend(batch, rows, stats)
-            self.gradient(batch, rows, False, stats)
-            self._weight_steps(batch, rows)
-        if exchange:
-            self._dual_steps(window, number)
-        return stats
-
-    def _hop(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
-        """Step Z_k once from what all blocks had before, and exchange Z and x."""
-        block, links = self.block, self.links
-        if block.first:
-            self._hand_up(rows, self._output(batch, rows))
-        else:
-            x, p_in = self._adjoint(batch, rows, self._input(rows))
-            if not block.last:
-                self._hand_up(rows, x)
-            self._store.put("x", rows, links.from_previous())
-            self._hand_down(rows, self._z_step(batch, rows, 1, p_in), stats)
-        if not block.last:
-            self._store.put("target", rows, links.from_next())
-
-    def _descend(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
-        """Step Z_k after Z_{k+1}, from the last cut down."""
-        if not self.block.last:
-            self._store.put("target", rows, self.links.from_next())
-        if not self.block.first:
-            self._hand_down(rows, self._z_step(batch, rows, self.solver.z_steps), stats)
-
-    def _z_step(self, batch: Batch, rows: Rows, steps: int, p_in: Tensor | None = None) -> Stepped:
-        """Z_k after some steps towards the x at hand; U_k stays."""
-        x = self._store.raw("x", rows)
-        return self._z_update(batch, rows, x, p_in, steps)._replace(kappa=None)
-
-    def _dual_steps(self, window: Window, number: int) -> None:
-        """x_k of the new weights goes up, and U follows on both sides of a cut."""
-        block, store = self.block, self._store
-        for rows, batch in window.sweep(number):
-            if not block.last:
-                self._hand_up(rows, self._output(batch, rows))
-                self._ascend("kappa_out", rows, store.raw("target", rows), "sent", self._after)
-            if not block.first:
-                store.put("x", rows, self.links.from_previous())
-                shared = self._shared(self._own(rows))
-                self._ascend("kappa_in", rows, shared, "x", self._before)
-
-    def _ascend(self, name: str, rows: Rows, lam: Tensor, x: str, cut: Coefficients) -> None:
-        kappa, rate = self._store.raw(name, rows), self._ascent * 2 * cut.moving
-        self._store.put(name, rows, ascend(kappa, lam, self._store.raw(x, rows), rate))
+        return self.online_sweep(window, number, exchange)
 
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
@@ -322,12 +283,13 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
         scale = block.loss_scale
         if block.last:
             (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
-            return x.detach(), p.to(z.dtype) * (len(batch) / scale)
+            return x.detach(), block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
         beta, factor = self._after.coupling, self.solver.filter
-        coupling = couple(x.detach(), target, kappa, beta, factor, 1 / scale)
+        samples = len(batch) / scale  # scaled before it is rounded to x's format
+        coupling = couple(x.detach(), target, kappa, beta, factor, samples)
         (p,) = torch.autograd.grad(x, z, coupling.p_out)
-        return x.detach(), p.to(z.dtype) / scale
+        return x.detach(), block.stored_adjoint(p.to(z.dtype) * samples)
 
     def _limit_duals(self, stats: PhaseStats) -> None:
         """Reset duals that have grown too large: decided alike on both sides of a cut."""
@@ -362,7 +324,7 @@ class BlockADMMProgram(AugmentedLagrangianProgram):
 
     def load_state(self, state: State) -> None:
         before = state.cut
-        if self._factors is not None and before:
+        if self._factors is not None and "factors.cross" in before:
             self._factors.load_state(before["factors.cross"], before["factors.gram"])
         if "start" in before:
             self._start_norm = float(before["start"])

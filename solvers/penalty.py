@@ -43,11 +43,11 @@ class Penalty(Solver):
 
     where b is beta, or a lam_beta of its own: a large beta undoes the step that the weights have
     just made, a large b keeps lam close to x. Damped, with lam_step < 1, every hop of the error
-    from a cut to the one before is damped by lam_step. With beta_unit "energy" both are divided by
-    the mean ||S lam_k||^2 of what was recorded last, to a power of two, so that they mean the same
-    at every cut. Residual balancing multiplies both by 2 at a cut after a window where the primal
-    residual's norm is more than balance_ratio times the dual's, and halves them in the opposite
-    case.
+    from a cut to the one before is damped by lam_step; under a filter by 1 / filter^2, too, since
+    S S^T = I / filter^2. With beta_unit "energy" both are divided by the mean ||S lam_k||^2 of the
+    window's first record, to a power of two, so that they mean the same at every cut. Residual
+    balancing multiplies both by 2 at a cut after a window where the primal residual's norm is more
+    than balance_ratio times the dual's, and halves them in the opposite case.
 
     lam starts at the activations an exact pass recorded ("feasible"), or one lam step from them
     ("stepped"): lam_{k+1} = x_k - eta p_{k+1}, which both ranks of a cut know without a message.
@@ -113,7 +113,7 @@ class Penalty(Solver):
             if self.lam_start == "feasible" or not setup.correct_every:
                 self.refuse_inert(why, "lam_step", "lam_beta")
         if setup.correct_every != 1 and setup.sweeps < 4:
-            why = "it compares whole rounds, or a fourth sweep's residual with the third's"
+            why = "it compares whole rounds, or a third sweep's residual with the second's"
             self.refuse_inert(why, "return_ratio")
         if self.filter == 1:
             self.refuse_inert("solver.filter is 1", "filter_mode")

@@ -99,7 +99,12 @@ def _modes():
         yield Mode(solver, "all", whole)
     limit = {**CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2, "solver.lam_move": "step"}
     yield Mode("augmented-lagrangian", "two sweeps in steps", limit)
-    hops = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
+    hops = {
+        **CLOSE["block-admm"],
+        "rounds.window": 2,
+        "solver.order": "jacobi",
+        "solver.z_steps": 2,
+    }
     yield Mode("block-admm", "hops", hops)
     for solver in STORING:
         # five mini-batches: two probes an epoch, and in the last one two sweeps a window
@@ -112,6 +117,7 @@ def _modes():
         pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
         yield Mode(solver, "auto", pace)
     layer = {"model.factorise": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
+    layer |= CLOSE["block-admm"]
     yield Mode("block-admm", "factorised", layer)
     for solver in ALONE:
         model = {"model.name": "revnet8"} if solver == "petra" else {}

@@ -55,9 +55,11 @@ def run(name: str, seed: int, epochs: int) -> dict[str, Any]:
         return Trainer(blocks, Backprop(), **common).fit(*digits(), epochs=epochs)
     blocks = split(network(seed, Sign()), cuts=["2"])
     if name == "hybrid":
-        solver = BlockADMM(rho=0.1)
+        solver = BlockADMM(rho=0.1, lam_step=1.0)
         return Trainer(blocks, solver, window=4, sweeps=2, **common).fit(*digits(), epochs=epochs)
-    solver = BlockADMM(rho=RHO, lam_step=1.0, kappa_step=KAPPA, optimiser="adam", local_lr=1.0)
+    solver = BlockADMM(
+        rho=RHO, order="jacobi", lam_step=1.0, kappa_step=KAPPA, optimiser="adam", local_lr=1.0
+    )
     return Trainer(
         blocks,
         solver,

@@ -138,7 +138,7 @@ def recipes(
         for m in micro_batches if solver.fills else ():
             made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill=True))
         m = micro_batches[-1]
-        made.append(Recipe(f"{name}, m={m}, window 4", solver, passes[m], sweeps=1))
+        made.append(Recipe(f"{name}, m={m}, window 4", solver, passes[m], sweeps=solver.sweeps))
     return made
 
 

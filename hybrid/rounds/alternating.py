@@ -76,7 +76,7 @@ class Alternating(Rounds):
         length = max(len(swept.batches) for _, swept in windows)
         recorder = None if self.observe else self.recorder
         for trained, swept in windows:
-            corrected = self.corrects()
+            corrected = self.corrects() or self.resting  # in this order: the round counts
             if corrected:
                 with self.trace.span("serial"):
                     serial.add(self.exact.train(trained, recorder, fill))

@@ -28,7 +28,8 @@ class Rung:
 class Controller:
     r"""Moves on a ladder of rounds, from the cautious ones to those that trust the records longest.
 
-        window 1, 2, 4, ... `limit`,   then sweeps 2, 4, ... `sweeps` at the longest window,
+        window 1, 2, 4, ... `limit`,   then sweeps 2, 4, ... `sweeps` at the longest window
+                                       (from `least_sweeps` on, where a method wants as many),
         then a correction every 2nd, 4th, ... `correct_every`-th round
 
     A probe is the relative residual r = ||lam - x|| / ||x|| of the last parallel phase, the largest
@@ -51,13 +52,19 @@ class Controller:
     """
 
     def __init__(
-        self, limit: int, sweeps: int = 1, correct_every: int = 1, residual: float = 0.1
+        self,
+        limit: int,
+        sweeps: int = 1,
+        correct_every: int = 1,
+        residual: float = 0.1,
+        least_sweeps: int = 1,
     ) -> None:
-        longest = powers(limit)[-1]
+        longest, once = powers(limit)[-1], min(correct_every, 1)
+        swept = [n for n in powers(sweeps) if n >= least_sweeps] or [sweeps]
         self.ladder = [
-            *(Rung(window, correct_every=min(correct_every, 1)) for window in powers(limit)),
-            *(Rung(longest, each, min(correct_every, 1)) for each in powers(sweeps)[1:]),
-            *(Rung(longest, powers(sweeps)[-1], each) for each in powers(correct_every)[1:]),
+            *(Rung(window, swept[0], once) for window in powers(limit)),
+            *(Rung(longest, each, once) for each in swept[1:]),
+            *(Rung(longest, swept[-1], each) for each in powers(correct_every)[1:]),
         ]
         self.residual = residual
         self.start = self.level = len(powers(min(WINDOW, longest))) - 1
@@ -85,10 +92,11 @@ class Controller:
         self.peak = max(self.peak, rate)
         aim = self.aim(rate)
         large = not residual <= self.residual
+        barred = self.held > 0
         self.held = HOLD if large else max(0, self.held - 1)
         if large or self.level > aim:
             self.votes = min(self.votes, 0) - 1
-        elif self.level < aim and residual <= self.residual / 2 and not self.held:
+        elif self.level < aim and residual <= self.residual / 2 and not barred:
             self.votes = max(self.votes, 0) + 1
         else:
             self.votes = 0
@@ -115,13 +123,13 @@ def longest(rounds: RoundSettings, steps: int) -> int:
     return steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
 
 
-def wanted(rounds: RoundSettings, steps: int) -> Callable[[], Controller] | None:
-    """Makes the controller of (decided) rounds; None where the window is not auto."""
+def wanted(rounds: RoundSettings, steps: int, least: int) -> Callable[[], Controller] | None:
+    """Makes the controller of (decided) rounds of at least so many sweeps; None if not auto."""
     if rounds.window != "auto":
         return None
     every = 1 if rounds.correct_every is None else rounds.correct_every
     limit = longest(rounds, steps)
-    return partial(Controller, limit, rounds.sweeps or 1, every, rounds.residual_limit)
+    return partial(Controller, limit, rounds.sweeps or 1, every, rounds.residual_limit, least)
 
 
 def powers(most: int) -> list[int]:

@@ -198,9 +198,9 @@ class Trainer(Options):
         shapes = self.blocks.cut_shapes(sample)
         steps = self.sampler(len(train), self.train.seed).batches(self.train.batch_size)
         rounds, alternates = self.rounds, self.solver.alternates
-        whole = rounds.window == "all"
+        whole, every = rounds.window == "all", rounds.correct_every or 0
         length = longest(rounds, steps)
-        carried = alternates and whole and rounds.correct_every != 1
+        carried = alternates and whole and every != 1
         setup = Setup(
             tuple(shapes),
             self.train.batch_size,
@@ -209,7 +209,7 @@ class Trainer(Options):
             carried=carried,
             fills=bool(rounds.fill),
             own_fill=rounds.fill_step == "own",
-            correct_every=rounds.correct_every or 0,
+            correct_every=every if rounds.window != "auto" else min(every, 1),
             factorised=factorised_cuts(self.blocks),
             output=aims.output,
             several_outputs=aims.output is None,
@@ -240,7 +240,7 @@ class Trainer(Options):
             rounds.fill_samples,
             observe=whole and (augmented or carried),
             statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
-            controller=wanted(rounds, steps),
+            controller=wanted(rounds, steps, self.solver.sweeps),
         )
         self._check_filters(shapes)
         device = launch.device(self.train.device)

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from solvers.kernels.coupling import dot, wide
 
+MOST = 2.0**10
+"""How far balancing takes beta from what was asked for, either way."""
+
 
 @dataclass
 class Coefficients:
@@ -46,6 +49,6 @@ class Coefficients:
         Boyd et al., Foundations and Trends in Machine Learning 2011, section 3.4.1.
         """
         if primal > ratio * dual:
-            self.factor *= 2.0
+            self.factor = min(2 * self.factor, MOST)
         elif dual > ratio * primal:
-            self.factor /= 2.0
+            self.factor = max(self.factor / 2, 1 / MOST)

@@ -19,7 +19,8 @@ from solvers.windows import Record, Rows
 class Kept:
     """The part of a program that keeps lam_k, and what its sub-problem knows of lam_{k+1}.
 
-    Of the settings it reads beta_unit, lam_start, lam_step, filter, filter_mode and storage.
+    Of the settings it reads beta_unit, lam_start, lam_step, filter, filter_mode, storage and
+    balance_ratio.
     """
 
     solver: Any
@@ -58,8 +59,8 @@ class Kept:
             self._store.put("target", rows, self._pool(target))
 
     def _measure(self, record: Record) -> None:
-        """Take the activations' energy where beta is a coefficient of it."""
-        if self.solver.beta_unit == "energy":
+        """Take the activations' energy where beta is a coefficient of it, once a window."""
+        if self.solver.beta_unit == "energy" and record.rows.start == 0:
             for cut, x in ((self._before, record.lam), (self._after, record.out)):
                 if x is not None:
                     cut.measure(self._pool(x))

@@ -115,7 +115,9 @@ def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for
     same: dict[str, Any] = {"kappa_step": kappa_step, "multiplier_start": start, "local_lr": 0.3}
     other = deepcopy(problem)
     expected = trained(other, AugmentedLagrangian(beta=beta, lam_move="step", **same))
-    found = trained(problem, BlockADMM(rho=2 * beta, order="jacobi", dual_limit=0, **same))
+    found = trained(
+        problem, BlockADMM(rho=2 * beta, order="jacobi", lam_step=1.0, dual_limit=0, **same)
+    )
     for before, after in zip(expected, found, strict=True):
         for a, b in zip(before, after, strict=True):
             assert a.buffers.keys() == b.buffers.keys()
@@ -220,7 +222,7 @@ def test_between_two_blocks_a_full_step_of_z_under_a_large_rho_is_back_propagati
     exact = problem.plain_gradients(problem.batches[0])
 
     def program(block, links):
-        mine = BlockADMM(rho=1e7).start(block, links, problem.setup(sweeps=1))
+        mine = BlockADMM(rho=1e7, lam_step=1.0).start(block, links, problem.setup(sweeps=1))
         exact_pass(block, links).propagate(problem.window(), mine)
         mine.sweep(problem.window(), 0, exchange=False)
         mine.gradient(problem.batches[0], slice(0, problem.samples), False, PhaseStats())

@@ -62,8 +62,14 @@ def test_a_window_grows_after_two_probes_at_a_smaller_rate_and_shrinks_where_it_
 def test_a_large_residual_shrinks_the_window_and_is_not_tried_again_at_once():
     controller = Controller(64)
     assert windows(controller, [(0.2, 0.1)] * 2) == 2
-    assert windows(controller, [(0.0, 0.1)] * HOLD) == 2
-    assert windows(controller, [(0.0, 0.1)] * 2) == 4
+    assert windows(controller, [(0.0, 0.1)] * (HOLD + 1)) == 2
+    assert windows(controller, [(0.0, 0.1)]) == 4
+
+
+def test_a_method_that_wants_several_sweeps_has_them_on_every_rung():
+    assert {rung.sweeps for rung in Controller(8, 2, least_sweeps=2).ladder} == {2}
+    assert [rung.sweeps for rung in Controller(2, 8, least_sweeps=2).ladder] == [2, 2, 4, 8]
+    assert {rung.sweeps for rung in Controller(8, 1, least_sweeps=2).ladder} == {1}
 
 
 def test_between_half_the_limit_and_the_limit_nothing_changes():

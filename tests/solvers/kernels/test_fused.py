@@ -240,13 +240,16 @@ def test_what_is_packed_factored_or_coupled_asks_these_kernels_and_float64_asks_
 
 TRAINED: dict[str, tuple[Any, set[str]]] = {
     "penalty": (Penalty(), {"couple", "step", "finish"}),
-    "augmented-lagrangian": (AugmentedLagrangian(), {"couple", "step", "ascend", "finish"}),
+    "augmented-lagrangian": (
+        AugmentedLagrangian(lam_move="step"),
+        {"couple", "step", "ascend", "finish"},
+    ),
     "filtered": (
-        AugmentedLagrangian(filter=2),
+        AugmentedLagrangian(lam_move="step", filter=2),
         {"couple_pooled", "step_pooled", "ascend", "finish"},
     ),
     "input filtered, in 16 bits": (
-        AugmentedLagrangian(filter=2, filter_mode="input", storage="bfloat16"),
+        AugmentedLagrangian(lam_move="step", filter=2, filter_mode="input", storage="bfloat16"),
         {"couple_pooled", "step_pooled", "ascend", "finish"},
     ),
     "block-admm": (
