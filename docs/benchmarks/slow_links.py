@@ -1,6 +1,6 @@
 """Where the hybrid pays: images/s on slow links, and what a local epoch must be worth to be first.
 
-    python docs/benchmarks/slow_links.py
+    python docs/benchmarks/slow_links.py [--models resnet20]
 
 Units are timed once on this machine, one thread; the methods' real programs then run on stand-ins
 that let that time go by, on virtual links of 10 Mb/s, 100 Mb/s and 1 Gb/s, 100 us (`hybrid plan`
@@ -15,6 +15,7 @@ each sweep. Accuracy is another table's: methods that train on late gradients co
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -54,13 +55,17 @@ def rows() -> list[Recipe]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {}
+    file = Path(__file__).with_suffix(".json")
+    found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
     print(
         "| network, K, links | data parallel | flushed | no bubble | hybrid | sweep must be worth |"
     )
     print("|---|---|---|---|---|---|")
-    for model in MODELS:
+    for model in options.models:
         asked = {"model": {"name": model}, "data": {"name": "synthetic"}, "train": {"threads": 1}}
         settings = resolve(asked)
         images, _ = build.images(settings.data)
@@ -77,7 +82,7 @@ def main() -> None:
                 here = {name: rate / base for name, rate in here.items()}
                 found[f"{model}, K={K}, {title}"] = here
                 print(line(f"{model}, K={K}, {title}", here), flush=True)
-    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+                file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def line(title: str, rates: dict[str, float]) -> str:
