@@ -8,16 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from solvers.base import (
-    Program,
-    Shape,
-    Solver,
-    check_choices,
-    check_momentum,
-    check_numbers,
-    program_of,
-)
+from solvers.base import Program, Shape, Solver, program_of
 from solvers.blocks.norms import frozen_statistics
+from solvers.checks import check_choices, check_momentum, check_numbers
 from solvers.kernels import couple
 from solvers.layers.auxiliary import HASHED, auxiliary_network
 from solvers.state import State, entries
@@ -57,6 +50,7 @@ class AuxNet(Solver):
     """
 
     name: ClassVar[str] = "auxnet"
+    trains_beside: ClassVar[bool] = True
     alternates: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
 
@@ -130,36 +124,37 @@ class AuxNetProgram(Program):
         x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
             found = block.classify(x, batch.labels())
-            block.backward(found.loss)
+            block.backward(found.loss if batch.share == 1 else found.loss * batch.share)
             stats.classified(found)
         else:
             links.to_next(x.detach())
-            lam_above, samples = links.from_next(), len(batch) / block.loss_scale
+            lam_above, samples = links.from_next(), batch.size / block.loss_scale
             kappa = -links.from_next() if self._adjoints else None
             coupling = couple(x.detach(), lam_above, kappa, self.solver.beta, samples=samples)
             if x.requires_grad:
                 x.backward(coupling.p_out)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
-        p_in = block.sample_adjoint(lam)
+        p_in = block.sample_adjoint(lam, batch.size)
         if p_in is not None and self._adjoints:
             links.to_previous(p_in)
         block.step("local", batch.learning_rate * self._local_lr)
         if generated is not None:
             assert p_in is not None
-            self._regress(links.from_previous(), generated, p_in, stats)
+            squares = self._regress(links.from_previous(), generated, p_in, batch.size)
+            stats.exchanged.append(squares)
         stats.samples += len(batch)
         stats.steps += 1
 
-    def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, stats: PhaseStats) -> None:
-        """One step of v_k towards lam*."""
+    def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, size: int) -> Tensor:
+        """One step of v_k towards lam*; squares of residual and change."""
         residual = lam.detach() - x.to(lam.dtype)
         eta = self.solver.lam_step / (2 * self.solver.beta)
         pull = residual + eta * p_in  # lam - lam*
-        lam.backward(pull / len(pull))
+        lam.backward(pull / size)
         self.block.step("auxiliary", self.solver.aux_lr)
         squares = [torch.sum(residual.square()), torch.sum((2 * self.solver.beta * pull).square())]
-        stats.exchanged.append(torch.stack(squares))
+        return torch.stack(squares)
 
     def _generate(self, images: Tensor) -> Tensor:
         network = self._network

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from math import inf, prod
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from math import prod
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,9 +18,6 @@ Shape = tuple[int, ...]
 
 GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
-
-LARGEST, SMALLEST = 1e15, 1e-30
-"""Of any setting, but for 0: beyond, float32 overflows."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Program")
@@ -43,14 +40,18 @@ class Links(Protocol):
     def from_next(self) -> Tensor: ...
 
     def flush(self) -> None:
-        """Wait until every tensor sent so far has left."""
+        """Wait until every tensor sent to neighbours so far has left."""
 
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """Everyone's (small, picklable) value, in rank order, on every rank."""
+        """The (small, picklable) value of every block of this replica, in order."""
+        ...
+
+    def agree(self, value: T) -> list[T]:
+        """Likewise of the first replica's blocks, on every replica: what a decision is made on."""
         ...
 
 
@@ -61,6 +62,7 @@ class Setup:
     shapes: tuple[Shape, ...] = ()
     """One sample's at the cuts k = 1 .. K-1."""
     batch_size: int = 1
+    """Samples of a mini-batch; of one replica's share, where there are replicas."""
     window: int = 0
     """Mini-batches whose auxiliary variables live at once; 0: none do."""
     sweeps: int = 1
@@ -85,6 +87,10 @@ class Setup:
     """The cuts that several tensors cross."""
     bundled: bool = False
     """Whether several tensors go into a block at once."""
+    total: int = 0
+    """Samples of a mini-batch on all replicas; 0: there is one."""
+    replicas: int = 1
+    """R."""
 
     @property
     def blocks(self) -> int:
@@ -192,6 +198,8 @@ class Solver(ABC):
     """Whether it can train a factorisation at a cut."""
     captures: ClassVar[bool] = False
     """Whether its local steps can be CUDA graphs."""
+    trains_beside: ClassVar[bool] = False
+    """Whether weights that are not the network's are trained with it."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
 
@@ -259,48 +267,6 @@ def program_of(solver: type[Solver]) -> Callable[[type[P]], type[P]]:
         return program
 
     return made
-
-
-def check_choices(settings: object) -> None:
-    """ValueError for a Literal field with another value."""
-    for name, hint in get_type_hints(type(settings)).items():
-        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
-            value, choices = getattr(settings, name), ", ".join(map(str, get_args(hint)))
-            raise ValueError(f"{name} is {value!r}; choose one of {choices}")
-
-
-def check_numbers(
-    settings: object,
-    positive: tuple[str, ...] = (),
-    not_negative: tuple[str, ...] = (),
-    at_least_one: tuple[str, ...] = (),
-) -> None:
-    """ValueError for a field out of its range."""
-    for name in (*positive, *not_negative, *at_least_one):
-        value = getattr(settings, name)
-        if LARGEST < value < inf:
-            raise ValueError(f"{name} is {value}; it must be at most {LARGEST:g}")
-        if 0 < value < SMALLEST:
-            raise ValueError(f"{name} is {value}; it must be at least {SMALLEST:g}")
-        if name in positive and not value > 0:
-            raise ValueError(f"{name} is {value}; it must be positive")
-        if name in not_negative and not value >= 0:
-            raise ValueError(f"{name} is {value}; it must be 0 or positive")
-        if name in at_least_one and not value >= 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1")
-
-
-def check_ratio(settings: object, *names: str) -> None:
-    """ValueError unless each is over 1, or 0."""
-    for name in names:
-        if getattr(settings, name) != 0 and not getattr(settings, name) > 1:
-            raise ValueError(f"{name} is {getattr(settings, name)}; it must be over 1, or 0 (off)")
-
-
-def check_momentum(momentum: float | None) -> None:
-    """ValueError unless it is unset or lies in [0, 1)."""
-    if momentum is not None and not 0 <= momentum < 1:
-        raise ValueError(f"momentum is {momentum}; it must lie in [0, 1)")
 
 
 def values_of(shape: Shape | None) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from solvers.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
-from solvers.base import Setup, check_numbers, program_of, values_of
+from solvers.base import Setup, program_of, values_of
+from solvers.checks import check_numbers
 from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import Free, leading, passing_by, projection
@@ -296,7 +297,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         block, limit, mine = self.block, self.solver.dual_limit, None
         if not block.first:
             mine = self._dual_norm(), max(self._start_norm or 0.0, self._store.norm("lam"))
-        for k, measured in enumerate(self.links.all_gather(mine)):
+        for k, measured in enumerate(self.links.agree(mine)):
             if measured is None:
                 continue
             norm, size = measured

@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.base import Program, Setup, Solver, check_choices, check_numbers, program_of
+from solvers.base import Program, Setup, Solver, program_of
 from solvers.blocks import heads
 from solvers.blocks.heads import Head
 from solvers.blocks.norms import frozen_statistics
+from solvers.checks import check_choices, check_numbers
 from solvers.state import State
 from solvers.windows import Batch, PhaseStats, Window
 
@@ -38,6 +39,7 @@ class LocalUpdates(Solver):
     """
 
     name: ClassVar[str] = "local-updates"
+    trains_beside: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     style: Style = "greedy"
@@ -173,7 +175,8 @@ class LocalUpdatesProgram(Program):
         """Gradients of the block's own loss; where it comes again, x's graph stays."""
         block = self.block
         found = block.classify(x if self._head is None else self._head(block, x), batch.labels())
-        block.backward(found.loss, retain_graph=self._up)
+        loss = found.loss if batch.share == 1 else found.loss * batch.share
+        block.backward(loss, retain_graph=self._up)
         stats.classified(found)
 
     def _begin(self, batch: Batch) -> None:

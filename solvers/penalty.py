@@ -9,19 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from solvers.base import (
-    Setup,
-    Solver,
-    SubProblems,
-    check_choices,
-    check_momentum,
-    check_numbers,
-    check_ratio,
-    program_of,
-    values_of,
-)
+from solvers.base import Setup, Solver, SubProblems, program_of, values_of
 from solvers.blocks.draws import Key
 from solvers.blocks.norms import frozen_statistics
+from solvers.checks import check_choices, check_momentum, check_numbers, check_ratio
 from solvers.kernels import Held, Stepped, ascend, step
 from solvers.variables.coefficients import Coefficients
 from solvers.variables.kept import Kept
@@ -169,7 +160,7 @@ class PenaltyProgram(Kept, SubProblems):
         with total.timed(links.now), frozen_statistics(self.block.module):
             if self.solver.moves(self.setup) and self.solver.beta_unit == "energy":
                 # its owner's: where messages are rounded, the two sides have not measured the same
-                energies = [*links.all_gather(self._before.energy), 1.0]
+                energies = [*links.agree(self._before.energy), 1.0]
                 self._after.energy = energies[self.block.index + 1]
             for number in range(window.sweeps):
                 exchange = carried or number < window.sweeps - 1
@@ -179,7 +170,7 @@ class PenaltyProgram(Kept, SubProblems):
                 total.exchanged = stats.exchanged or total.exchanged
                 total.steps += stats.steps
                 if exchange:
-                    residuals = links.all_gather(stats.residual())
+                    residuals = links.agree(stats.residual())
                     limits = [self.solver.return_ratio * b for b in before]
                     if not all(r <= limit for r, limit in zip(residuals, limits, strict=False)):
                         total.notices += self._dropped(window.sweeps - number - 1)
@@ -194,7 +185,7 @@ class PenaltyProgram(Kept, SubProblems):
     def _balance(self, stats: PhaseStats) -> None:
         """Change beta at a cut, alike on both its sides."""
         index = self.block.index
-        for k, norms in enumerate(self.links.all_gather(stats.residual_norms())):
+        for k, norms in enumerate(self.links.agree(stats.residual_norms())):
             if norms is not None and k in (index, index + 1):
                 cut = self._before if k == index else self._after
                 cut.balance(*norms, self.solver.balance_ratio)
@@ -244,13 +235,14 @@ class PenaltyProgram(Kept, SubProblems):
         with_input = with_input and not block.first
         key = (1, batch.step, self._sweep, visit)
         if block.last:
-            run = self._computed(classify, key, block, with_input)
+            run = self._computed(classify, key, block, with_input, batch.size)
             x, p_in, loss, correct = run(lam, batch.labels())
             stats.classified(Classified(loss, correct))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
             factor = self.solver.filter
-            run = self._computed(approach, key, block, with_input, self._after.coupling, factor)
+            given = with_input, batch.size, self._after.coupling, factor
+            run = self._computed(approach, key, block, *given)
             x, p_in, loss, squares = run(lam, target, kappa)
             stats.losses.append(loss)
             stats.squares.append(squares)

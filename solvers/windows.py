@@ -41,9 +41,21 @@ class Batch:
     step: int = 0
     within: tuple[Tensor, Rows] | None = None
     """Of a part: the sample numbers of its mini-batch, and its samples' places there."""
+    total: int = 0
+    """Of one replica's share: samples of the mini-batch; 0: these are all of them."""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """N, samples of the mini-batch, over whose mean all replicas descend."""
+        return self.total or len(self)
+
+    @property
+    def share(self) -> float:
+        """This replica's part of that mean."""
+        return len(self) / self.size
 
     def images(self) -> Tensor:
         """Inputs (N, ...); made anew at every call, so nobody need keep them."""
@@ -54,8 +66,19 @@ class Batch:
         return self._asked(self.source.labels)
 
     def part(self, places: Rows) -> Batch:
-        """Its samples in those places."""
-        return replace(self, ids=self.ids[places], within=(self.ids, places))
+        """Its samples in those places, whose mean is their own."""
+        ids, mine = self.within or (self.ids, slice(None))
+        places = places if self.within is None else torch.arange(len(ids))[mine][places]
+        return replace(self, ids=ids[places], within=(ids, places), total=0)
+
+    def of_replica(self, replica: int, replicas: int) -> Batch:
+        """The share of one of `replicas`; shares differ by one sample at most."""
+        if replicas == 1:
+            return self
+        sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
+        start = sum(sizes[:replica])
+        mine = self.part(slice(start, start + sizes[replica]))
+        return replace(mine, total=len(self))
 
     def _asked(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
         if self.within is None or not self.source.mixes:
@@ -104,7 +127,7 @@ class Window:
         permutation = self.shuffle(number)
         for rows, batch in self.recorded():
             index = permutation[rows]
-            yield index, Batch(ids[index], batch.learning_rate, batch.source, batch.step)
+            yield index, replace(batch, ids=ids[index], within=None)
 
 
 class Classified(NamedTuple):

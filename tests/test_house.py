@@ -29,6 +29,7 @@ ROOMS = (
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
     *("solvers.windows", "solvers.state", "solvers.sync", "solvers.layers", "solvers.kernels"),
+    *("solvers.checks",),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

@@ -29,6 +29,7 @@ _KEYS = {
     "sweeps": "rounds.sweeps",
     "correct_every": "rounds.correct_every",
     "blocks": "split.blocks",
+    "replicas": "split.replicas",
     "seed": "train.seed",
     "precision": "train.precision",
     "loss": "train.loss",

@@ -37,6 +37,7 @@ def train(
     sweeps: Annotated[int | None, options.flag("sweeps")] = None,
     correct_every: Annotated[int | None, options.flag("correct_every")] = None,
     blocks: Annotated[int | None, options.flag("blocks")] = None,
+    replicas: Annotated[int | None, options.flag("replicas")] = None,
     seed: Annotated[int | None, options.flag("seed")] = None,
     loss: Annotated[str | None, options.flag("loss")] = None,
     precision: Annotated[str | None, options.flag("precision")] = None,
@@ -57,7 +58,7 @@ def train(
     ] = False,
     set_: options.AnyOther = None,
 ) -> None:
-    """Train a network: K blocks on K MPI ranks under mpirun, else on K threads."""
+    """Train a network: K blocks x R replicas on as many MPI ranks, or threads without mpirun."""
     from hybrid.runs import build
 
     comm = launch.communicator()

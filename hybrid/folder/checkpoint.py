@@ -21,7 +21,7 @@ from hybrid.models import Unit
 from solvers.blocks.kept import from_tensors, kept, to_tensors
 from solvers.state import entries
 
-FORMAT = 7
+FORMAT = 8
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 

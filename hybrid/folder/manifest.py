@@ -84,6 +84,8 @@ class Progress(_Part):
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
     window: Annotated[int, Field(ge=1, lt=2**53)] | Literal["auto"]
     cuts: list[str]
+    replicas: Annotated[int, Field(ge=1, lt=2**31)]
+    sync: str
     carried_as: list[Any]
     gaps: list[list[Count]]
     tested: dict[str, float]
@@ -104,8 +106,10 @@ class Progress(_Part):
             )
         blocks = len(self.cuts) + 1
         sizes = (len(self.residual) + 1, len(self.totals))
-        if sizes != (blocks,) * 2:
-            raise ValueError(f"{blocks} blocks have {sizes} residuals and totals")
+        if sizes != (blocks, blocks * self.replicas):
+            raise ValueError(
+                f"{blocks} blocks of {self.replicas} replicas have {sizes} residuals and totals"
+            )
         return self
 
 

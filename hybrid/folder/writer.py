@@ -79,6 +79,10 @@ class Writer:
         self._given_up = Event()
 
     @property
+    def _number(self) -> int:
+        return self.links.place.number
+
+    @property
     def _partial(self) -> Path:
         return self.root / f".{self._step:08d}.{self.token or 0}.partial"
 
@@ -98,8 +102,8 @@ class Writer:
             written = {n: checkpoint.write(folder, n, tensors) for n, tensors in mine.items()}
             others = {n: checkpoint.write(folder, n, tensors) for n, tensors in beside.items()}
             share = Share("written", written, others)
-            if self.links.rank:
-                write_atomically(folder / _share_name(self.links.rank), json.dumps(asdict(share)))
+            if self._number:
+                write_atomically(folder / _share_name(self._number), json.dumps(asdict(share)))
                 return share
             return self._commit(share)
 
@@ -129,7 +133,7 @@ class Writer:
         while True:
             if self._thread is not None:
                 self._thread.join(_POLL_SECONDS)
-            everyone = self.links.all_gather(self.share)
+            everyone = self.links.everyone(self.share)
             self.hear(everyone)
             if all(share.state == "idle" for share in everyone):
                 break
@@ -138,7 +142,7 @@ class Writer:
 
     def _others(self) -> list[Share]:
         """The shares of the other ranks, as soon as all of them have written."""
-        files = [self._partial / _share_name(rank) for rank in range(1, self.links.size)]
+        files = [self._partial / _share_name(rank) for rank in range(1, self.links.place.count)]
         while not self._told and not all(file.exists() for file in files):
             if self._given_up.wait(_POLL_SECONDS):
                 return []
@@ -192,8 +196,8 @@ class Writer:
         self._join()
         self._given_up.clear()
         self.share = Share()
-        self.links.all_gather(None)  # nobody writes any more
-        if self.links.rank == 0:
+        self.links.everyone(None)  # nobody writes any more
+        if self._number == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _start(self, work: Callable[[], Share]) -> None:
@@ -205,7 +209,7 @@ class Writer:
                 self.share = Share("failed", reason=(one_line if known else reason)(error))
 
         self.share = Share("writing")
-        self._thread = Thread(target=run, name=f"checkpoint-{self.links.rank}", daemon=True)
+        self._thread = Thread(target=run, name=f"checkpoint-{self._number}", daemon=True)
         self._thread.start()
 
     def _join(self) -> None:

@@ -1,11 +1,11 @@
-"""What threads and MPI links share: counters, agreement, failure."""
+"""What threads and MPI links share: a place in the grid, counters, agreement, failure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ from hybrid.errors import AgreedError, one_line
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
+Side = Literal["chain", "peers"]
+"""Ranks that a launcher numbers one after the other: those of a chain, or peers."""
 
 
 class PeerError(RuntimeError):
@@ -23,14 +25,16 @@ class PeerError(RuntimeError):
 class Traffic:
     """What went over one rank's links. Waiting is the time spent inside blocking calls."""
 
-    bytes_sent: dict[str, int] = field(default_factory=lambda: {"next": 0, "previous": 0})
+    bytes_sent: dict[str, int] = field(
+        default_factory=lambda: {"next": 0, "previous": 0, "peers": 0}
+    )
     waiting_seconds: dict[str, float] = field(
-        default_factory=lambda: {"next": 0.0, "previous": 0.0, "everyone": 0.0}
+        default_factory=lambda: {"next": 0.0, "previous": 0.0, "peers": 0.0, "everyone": 0.0}
     )
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent over both links."""
+        """Bytes sent to neighbours and peers."""
         return sum(self.bytes_sent.values())
 
     @property
@@ -39,12 +43,46 @@ class Traffic:
         return sum(self.waiting_seconds.values())
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the grid of K blocks x R replicas."""
+
+    block: int = 0
+    blocks: int = 1
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def number(self) -> int:
+        """r K + k, whatever the launcher calls this rank."""
+        return self.replica * self.blocks + self.block
+
+    @property
+    def count(self) -> int:
+        """Ranks of the grid."""
+        return self.blocks * self.replicas
+
+    @classmethod
+    def of(cls, number: int, blocks: int, replicas: int = 1) -> "Place":
+        """The place with that number."""
+        return cls(number % blocks, blocks, number // blocks, replicas)
+
+
+def place(number: int, count: int, replicas: int, side_by_side: Side) -> Place:
+    """Of rank `number` of `count`."""
+    blocks = count // replicas
+    if side_by_side == "chain":
+        return Place.of(number, blocks, replicas)
+    return Place(number // replicas, blocks, number % replicas, replicas)
+
+
 class RankLinks(ABC):
     """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.rank, self.size = place.block, place.blocks
+        self.peers = Peers(self)
         self.traffic = Traffic()
         self.watch: Callable[[str, float, float], None] | None = None
         """Told of every wait: a name, and two readings of `perf_counter`."""
@@ -61,41 +99,53 @@ class RankLinks(ABC):
 
     def to_next(self, tensor: Tensor) -> None:
         """Send to the next block."""
-        self._count("next", tensor)
-        self._send(self.rank + 1, tensor)
+        self.count("next", tensor)
+        self._send(self.place.number + 1, tensor)
 
     def to_previous(self, tensor: Tensor) -> None:
         """Send to the previous block."""
-        self._count("previous", tensor)
-        self._send(self.rank - 1, tensor)
+        self.count("previous", tensor)
+        self._send(self.place.number - 1, tensor)
 
     def from_previous(self) -> Tensor:
         """Wait for a tensor of the previous block."""
-        with self._waiting("previous"):
-            return self._receive(self.rank - 1)
+        with self.waiting("previous"):
+            return self._receive(self.place.number - 1)
 
     def from_next(self) -> Tensor:
         """Wait for a tensor of the next block."""
-        with self._waiting("next"):
-            return self._receive(self.rank + 1)
+        with self.waiting("next"):
+            return self._receive(self.place.number + 1)
 
     def all_gather(self, value: T) -> list[T]:
-        """Everyone's (small, picklable) value, in rank order, on every rank."""
-        with self._waiting("everyone"):
-            return self._all_gather(value)
+        """The (small, picklable) value of every block of this replica, in order."""
+        with self.waiting("everyone"):
+            return self._all_gather(value, False)
+
+    def everyone(self, value: T) -> list[T]:
+        """The (small, picklable) value of every rank of the grid, by its place's number."""
+        with self.waiting("everyone"):
+            return self._all_gather(value, True)
+
+    def agree(self, value: T) -> list[T]:
+        """The values of the first replica's blocks, the same on every rank of the grid."""
+        return self.everyone(value)[: self.size]
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until every tensor sent so far has left."""
+        """Wait until every tensor sent to neighbours so far has left."""
 
     @abstractmethod
-    def _send(self, peer: int, tensor: Tensor) -> None: ...
+    def _send(self, number: int, tensor: Tensor) -> None:
+        """To the rank at the place of that number, in order."""
 
     @abstractmethod
-    def _receive(self, peer: int) -> Tensor: ...
+    def _receive(self, number: int) -> Tensor:
+        """From the rank at the place of that number, in order."""
 
     @abstractmethod
-    def _all_gather(self, value: T) -> list[T]: ...
+    def _all_gather(self, value: T, grid: bool) -> list[T]:
+        """Of the whole grid, or of this replica."""
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
@@ -108,16 +158,18 @@ class RankLinks(ABC):
             yield
         except (ValueError, OSError) as error:
             reason = one_line(error)
-        reasons = self.all_gather(reason)
+        reasons = self.everyone(reason)
         first = next((r for r in reasons if r is not None), None)
         if first is not None:
             raise AgreedError(first)
 
-    def _count(self, side: str, tensor: Tensor) -> None:
+    def count(self, side: str, tensor: Tensor) -> None:
+        """Count a tensor as sent."""
         self.traffic.bytes_sent[side] += tensor.numel() * tensor.element_size()
 
     @contextmanager
-    def _waiting(self, side: str) -> Iterator[None]:
+    def waiting(self, side: str) -> Iterator[None]:
+        """Count the time of the body as waiting."""
         self.waits_since = start = self.now()
         try:
             yield
@@ -127,3 +179,54 @@ class RankLinks(ABC):
             self.traffic.waiting_seconds[side] += end - start
             if self.watch is not None:
                 self.watch(f"wait: {side}", start, end)
+
+
+class Peers:
+    """The ranks that own the same block, one a replica; implements `solvers.sync.base.Peers`.
+
+    All of them begin the same exchanges in the same order, and may end them in any.
+    """
+
+    def __init__(self, links: RankLinks) -> None:
+        place = links.place
+        self.replica, self.replicas = place.replica, place.replicas
+        self._links = links
+        self._numbers = [
+            Place(place.block, place.blocks, r, place.replicas).number for r in range(self.replicas)
+        ]
+        self._begun = 0
+        self._arrived = [0] * self.replicas
+        self._early: dict[tuple[int, int], Tensor] = {}
+
+    def start(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
+        exchange, self._begun = self._begun, self._begun + 1
+        for r, number in enumerate(self._numbers):
+            if r != self.replica:
+                self._links.count("peers", pieces[r])
+                self._links._send(number, pieces[r])
+
+        def arrived() -> list[Tensor]:
+            with self._links.waiting("peers"):
+                replicas = range(self.replicas)
+                return [
+                    pieces[r] if r == self.replica else self._take(r, exchange) for r in replicas
+                ]
+
+        return arrived
+
+    def drop(self) -> None:
+        """Receive all that is under way, and forget it; all of them call it at the same point."""
+        for r in range(self.replicas):
+            while r != self.replica and self._arrived[r] < self._begun:
+                self._links._receive(self._numbers[r])
+                self._arrived[r] += 1
+        self._early.clear()
+
+    def _take(self, replica: int, exchange: int) -> Tensor:
+        """What a replica has sent in an exchange; what comes before is put by."""
+        while self._arrived[replica] <= exchange:
+            tensor = self._links._receive(self._numbers[replica])
+            self._early[replica, self._arrived[replica]] = tensor
+            self._arrived[replica] += 1
+        return self._early.pop((replica, exchange))

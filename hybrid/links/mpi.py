@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, reason
-from hybrid.links.base import Program, RankLinks
+from hybrid.links.base import Place, Program, RankLinks, Side, place
 from hybrid.links.staging import Outgoing, staging
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _FIRST_DATA_TAG = 2
 
 
 class MpiLinks(RankLinks):
-    """One block a rank.
+    """One block a rank: rank r K + k of `comm` has block k of replica r.
 
     A tensor travels as the bytes of its memory, in its own stride order, so channels_last needs no
     copy. The first tensor of a format (dtype, shape, strides) announces it in a message of its
@@ -43,18 +43,25 @@ class MpiLinks(RankLinks):
     """
 
     def __init__(
-        self, comm: Any, device: torch.device | None = None, gpu_aware: bool = False
+        self,
+        comm: Any,
+        device: torch.device | None = None,
+        gpu_aware: bool = False,
+        replicas: int = 1,
     ) -> None:
         from mpi4py import MPI
 
-        super().__init__(comm.rank, comm.size)
+        super().__init__(Place.of(comm.rank, comm.size // replicas, replicas))
         self._mpi = MPI
         self._comm = comm
+        self._chain = comm if replicas == 1 else comm.Split(self.place.replica, self.rank)
         self._staging = staging(device or torch.device("cpu"), gpu_aware)
         self._staged: deque[tuple[int, Outgoing]] = deque()
         self._formats_sent: dict[int, dict[tuple[int, ...], int]] = {}
         self._formats_received: dict[int, list[tuple[int, ...]]] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
+        self._peers_pending: deque[tuple[Any, Any]] = deque()
+        """Apart: a peer may take a message much later, and nobody waits for that."""
 
     def flush(self) -> None:
         self._send_staged(wait=True)
@@ -64,40 +71,40 @@ class MpiLinks(RankLinks):
             request.Wait()
         self.waits_since = None
 
-    def _send(self, peer: int, tensor: Tensor) -> None:
+    def _send(self, number: int, tensor: Tensor) -> None:
         self._drop_completed()
         tensor = tensor.detach()
         if not _is_dense(tensor):
             tensor = tensor.contiguous()
-        self._staged.append((peer, self._staging.outgoing(tensor)))
+        self._staged.append((number, self._staging.outgoing(tensor)))
         self._send_staged(wait=False)
 
     def _send_staged(self, wait: bool) -> None:
         """Send what has been copied, in order; all of it if asked to wait."""
         while self._staged and (wait or self._staged[0][1].ready()):
-            peer, outgoing = self._staged.popleft()
+            number, outgoing = self._staged.popleft()
             outgoing.wait()
-            self._send_memory(peer, outgoing.memory)
+            self._send_memory(number, outgoing.memory)
 
-    def _send_memory(self, peer: int, tensor: Tensor) -> None:
-        known = self._formats_sent.setdefault(peer, {})
+    def _send_memory(self, number: int, tensor: Tensor) -> None:
+        known = self._formats_sent.setdefault(number, {})
         key = (_DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride())
         if key not in known:
             known[key] = len(known)
             header = np.array(key, dtype=np.int64)
-            self._post(self._comm.Isend(header, peer, _FORMAT_TAG), header)
+            self._post(number, self._comm.Isend(header, number, _FORMAT_TAG), header)
         buffer = _memory(tensor)
-        request = self._comm.Isend([buffer, self._mpi.BYTE], peer, _FIRST_DATA_TAG + known[key])
-        self._post(request, buffer)
+        request = self._comm.Isend([buffer, self._mpi.BYTE], number, _FIRST_DATA_TAG + known[key])
+        self._post(number, request, buffer)
 
-    def _receive(self, peer: int) -> Tensor:
+    def _receive(self, number: int) -> Tensor:
         self._drop_completed()
-        # the neighbour may need them before it sends what is waited for here
+        # the other may need them before it sends what is waited for here
         self._send_staged(wait=True)
-        known = self._formats_received.setdefault(peer, [])
+        known = self._formats_received.setdefault(number, [])
         status = self._mpi.Status()
         while True:
-            message = self._comm.Mprobe(source=peer, status=status)
+            message = self._comm.Mprobe(source=number, status=status)
             tag = status.Get_tag()
             if tag >= _FIRST_DATA_TAG:
                 break
@@ -110,18 +117,20 @@ class MpiLinks(RankLinks):
         message.Recv([_memory(tensor), self._mpi.BYTE])
         return self._staging.arrived(tensor)
 
-    def _all_gather(self, value: T) -> list[T]:
+    def _all_gather(self, value: T, grid: bool) -> list[T]:
         self._send_staged(wait=True)
-        everyone: list[T] = self._comm.allgather(value)
+        everyone: list[T] = (self._comm if grid else self._chain).allgather(value)
         return everyone
 
-    def _post(self, request: Any, buffer: Any) -> None:
-        self._pending.append((request, buffer))
+    def _post(self, number: int, request: Any, buffer: Any) -> None:
+        same = Place.of(number, self.size).replica == self.place.replica
+        (self._pending if same else self._peers_pending).append((request, buffer))
 
     def _drop_completed(self) -> None:
         """Let MPI progress, and free the buffers of sends that have left."""
-        while self._pending and self._pending[0][0].Test():
-            self._pending.popleft()
+        for pending in (self._pending, self._peers_pending):
+            while pending and pending[0][0].Test():
+                pending.popleft()
 
 
 def run_mpi(
@@ -130,14 +139,18 @@ def run_mpi(
     device: torch.device | None = None,
     gpu_aware: bool = False,
     timeout: float = 0.0,
+    replicas: int = 1,
+    side_by_side: Side = "chain",
 ) -> list[T]:
     """Run `program` on this rank; give its result as a list of one.
+
+    Ranks of a chain lie `side_by_side` in `comm`, or ranks that own the same block.
 
     A failure that the ranks have not agreed on ends the whole job at once: the others may be
     waiting for a message that will never come. So does a wait of more than `timeout` seconds; 0:
     none is too long.
     """
-    links = MpiLinks(comm, device, gpu_aware)
+    links = MpiLinks(arranged(comm, replicas, side_by_side), device, gpu_aware, replicas)
     ended = Event()
     if timeout:
         Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
@@ -152,6 +165,13 @@ def run_mpi(
         ended.set()
 
 
+def arranged(comm: Any, replicas: int, side_by_side: Side) -> Any:
+    """A communicator whose rank r K + k has block k of replica r."""
+    if replicas == 1:
+        return comm
+    return comm.Split(0, place(comm.rank, comm.size, replicas, side_by_side).number)
+
+
 def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
     """End the job when this rank has waited too long: another stands still, or its host does."""
     seen = goes_on = links.now()
@@ -161,7 +181,7 @@ def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
             goes_on = seen  # it was this rank that stood still
         since = links.waits_since
         # a second more for each rank: the first to speak ends the others
-        if since is not None and seen - max(since, goes_on) > timeout + min(links.rank, 10):
+        if since is not None and seen - max(since, goes_on) > timeout + min(links.place.number, 10):
             waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
             abort(comm, TimeoutError(f"{waited}, which stands still: go on with --resume"))
 

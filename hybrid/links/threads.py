@@ -9,26 +9,58 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import PeerError, Program, RankLinks
+from hybrid.links.base import PeerError, Place, Program, RankLinks
 
 T = TypeVar("T")
+
+
+class Meeting:
+    """Where some threads hand each other values."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size)
+
+    def gather(self, number: int, value: T) -> list[T]:
+        """Everyone's value, in order; PeerError if somebody will never come."""
+        if self.size == 1:
+            return [value]
+        self._values[number] = value
+        try:
+            self._barrier.wait()
+            everyone: list[T] = list(self._values)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise PeerError from None
+        return everyone
+
+    def abort(self) -> None:
+        """Let nobody wait."""
+        self._barrier.abort()
 
 
 class Room:
     """What the threads of one run share."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, blocks: int, replicas: int = 1) -> None:
+        self.blocks, self.replicas = blocks, replicas
+        places = range(blocks * replicas)
+        # neighbours in a chain, and ranks that own the same block
         self.queues: dict[tuple[int, int], SimpleQueue[Any]] = {
-            pair: SimpleQueue() for a in range(size) for pair in ((a, a - 1), (a, a + 1))
+            (a, b): SimpleQueue()
+            for a in places
+            for b in places
+            if (abs(a - b) == 1 if a // blocks == b // blocks else (a - b) % blocks == 0)
         }
-        self.values: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size)
+        self.chains = [Meeting(blocks) for _ in range(replicas)]
+        self.grid = Meeting(blocks * replicas) if replicas > 1 else self.chains[0]
         self.failed = threading.Event()
 
     def fail(self) -> None:
         self.failed.set()
-        self.barrier.abort()
+        for meeting in (*self.chains, self.grid):
+            meeting.abort()
 
 
 class ThreadLinks(RankLinks):
@@ -38,31 +70,31 @@ class ThreadLinks(RankLinks):
     far.
     """
 
-    def __init__(self, rank: int, room: Room) -> None:
-        super().__init__(rank, room.size)
+    def __init__(self, number: int, room: Room) -> None:
+        super().__init__(Place.of(number, room.blocks, room.replicas))
         self._room = room
 
     def flush(self) -> None:
         """Nothing to wait for: a reference has left when it is put."""
 
-    def _send(self, peer: int, tensor: Tensor) -> None:
+    def _send(self, number: int, tensor: Tensor) -> None:
         event = None
         if tensor.is_cuda:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(tensor.device))
-        self._room.queues[self.rank, peer].put((tensor, event))
+        self._room.queues[self.place.number, number].put((tensor, event))
 
-    def _receive(self, peer: int) -> Tensor:
+    def _receive(self, number: int) -> Tensor:
         received: Tensor
-        received, event = self._take(peer)
+        received, event = self._take(number)
         if event is not None:
             stream = torch.cuda.current_stream(received.device)
             stream.wait_event(event)
             received.record_stream(stream)
         return received
 
-    def _take(self, peer: int) -> Any:
-        queue = self._room.queues[peer, self.rank]
+    def _take(self, number: int) -> Any:
+        queue = self._room.queues[number, self.place.number]
         while True:
             try:
                 return queue.get(timeout=0.5)
@@ -70,38 +102,32 @@ class ThreadLinks(RankLinks):
                 if self._room.failed.is_set():
                     raise PeerError from None
 
-    def _all_gather(self, value: T) -> list[T]:
-        if self.size == 1:
-            return [value]
-        self._room.values[self.rank] = value
-        try:
-            self._room.barrier.wait()
-            everyone: list[T] = list(self._room.values)
-            self._room.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise PeerError from None
-        return everyone
+    def _all_gather(self, value: T, grid: bool) -> list[T]:
+        if grid:
+            return self._room.grid.gather(self.place.number, value)
+        return self._room.chains[self.place.replica].gather(self.rank, value)
 
 
 def run_threads(
-    size: int,
+    blocks: int,
     program: Program[T],
     intra_op_threads: int = 1,
     make: Callable[[int, Room], ThreadLinks] = ThreadLinks,
+    replicas: int = 1,
 ) -> list[T]:
-    """Run `program` on `size` ranks, each a thread; give their results in rank order.
+    """Run `program` on a grid of ranks, each a thread; give their results by place.
 
     The first failure is raised here, after every thread has ended.
     """
-    room = Room(size)
+    room, size = Room(blocks, replicas), blocks * replicas
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
-    def rank_main(rank: int) -> None:
+    def rank_main(number: int) -> None:
         torch.set_num_threads(intra_op_threads)
         try:
             with _own_stream(size):
-                results[rank] = make(rank, room).run(program)
+                results[number] = make(number, room).run(program)
         except PeerError:
             pass
         except BaseException as error:
@@ -112,8 +138,8 @@ def run_threads(
         rank_main(0)
     else:
         threads = [
-            threading.Thread(target=rank_main, args=(rank,), name=f"block-{rank}", daemon=True)
-            for rank in range(size)
+            threading.Thread(target=rank_main, args=(n,), name=f"rank-{n}", daemon=True)
+            for n in range(size)
         ]
         try:
             for thread in threads:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import Program
+from hybrid.links.base import Place, Program
 from hybrid.links.threads import Room, ThreadLinks, run_threads
 from hybrid.settings.config import LinkSettings
 
@@ -37,21 +37,24 @@ class VirtualLinks(ThreadLinks):
 
         send      leaves = max(own clock, end of the last send) + bytes / bandwidth
         receive   own clock = max(own clock, leaves + latency)
-        gather    own clock = max of all clocks + 2 latency ceil(log2 K)
+        gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
+
+    To each neighbour, and to all peers together, it sends one message at a time.
 
     So the clocks show what K ranks of this speed would need, whatever runs here beside them: on
     one thread a rank, processor time is counted; on more, or on a GPU, real time.
     """
 
     def __init__(
-        self, rank: int, room: Room, network: Network, baton: threading.Lock, threads: int
+        self, number: int, room: Room, network: Network, baton: threading.Lock, threads: int
     ) -> None:
-        super().__init__(rank, room)
+        super().__init__(number, room)
         self._network, self._baton = network, baton
         alone = threads == 1 and not torch.cuda.is_available()
         self._timer: Callable[[], float] = thread_time if alone else perf_counter
         self._clock = self._begun = 0.0
-        self._free = {rank - 1: 0.0, rank + 1: 0.0}
+        self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
+        """When the way to the previous block, the next one and the peers is free."""
 
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
@@ -65,25 +68,27 @@ class VirtualLinks(ThreadLinks):
             self._begun = self._timer()
             return program(self)
 
-    def _send(self, peer: int, tensor: Tensor) -> None:
+    def _send(self, number: int, tensor: Tensor) -> None:
         if tensor.is_cuda:
             torch.cuda.synchronize()
         seconds = tensor.numel() * tensor.element_size() / self._network.bytes_per_second
-        self._free[peer] = max(self.now(), self._free[peer]) + seconds
-        arrival = self._free[peer] + self._network.latency_seconds
-        self._room.queues[self.rank, peer].put((tensor, arrival))
+        same = Place.of(number, self.size).replica == self.place.replica
+        way = number - self.place.number if same else 0
+        self._free[way] = max(self.now(), self._free[way]) + seconds
+        arrival = self._free[way] + self._network.latency_seconds
+        self._room.queues[self.place.number, number].put((tensor, arrival))
 
-    def _receive(self, peer: int) -> Tensor:
+    def _receive(self, number: int) -> Tensor:
         tensor: Tensor
         with self._paused():
-            tensor, arrival = self._take(peer)
+            tensor, arrival = self._take(number)
         self._clock = max(self._clock, arrival)
         return tensor
 
-    def _all_gather(self, value: T) -> list[T]:
+    def _all_gather(self, value: T, grid: bool) -> list[T]:
         with self._paused():
-            everyone: list[tuple[T, float]] = super()._all_gather((value, self._clock))
-        hops = 2 * ceil(log2(self.size)) if self.size > 1 else 0
+            everyone: list[tuple[T, float]] = super()._all_gather((value, self._clock), grid)
+        hops = 2 * ceil(log2(len(everyone)))
         self._clock = max(clock for _, clock in everyone) + hops * self._network.latency_seconds
         return [theirs for theirs, _ in everyone]
 
@@ -102,12 +107,16 @@ class VirtualLinks(ThreadLinks):
 
 
 def run_virtual(
-    size: int, program: Program[T], network: Network | None = None, intra_op_threads: int = 1
+    blocks: int,
+    program: Program[T],
+    network: Network | None = None,
+    intra_op_threads: int = 1,
+    replicas: int = 1,
 ) -> list[T]:
-    """Run `program` on `size` ranks in turn, each on its own clock; results in rank order."""
+    """Run `program` on a grid of ranks in turn, each on its own clock; results by place."""
     baton = threading.Lock()
 
-    def make(rank: int, room: Room) -> Any:
-        return VirtualLinks(rank, room, network or Network(), baton, intra_op_threads)
+    def make(number: int, room: Room) -> Any:
+        return VirtualLinks(number, room, network or Network(), baton, intra_op_threads)
 
-    return run_threads(size, program, intra_op_threads, make)
+    return run_threads(blocks, program, intra_op_threads, make, replicas)

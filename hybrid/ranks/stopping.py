@@ -96,7 +96,7 @@ def _stderr() -> int:
 
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
     """Raise StoppedError on all ranks if any was asked to stop before training begins."""
-    reasons = links.all_gather(request())
+    reasons = links.everyone(request())
     first = next((reason for reason in reasons if reason), None)
     if first:
         raise StoppedError(

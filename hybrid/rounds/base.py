@@ -30,7 +30,7 @@ class Rounds(ABC):
         self, links: RankLinks, exact: ExactPass, correct_every: int, trace: Trace | None = None
     ) -> None:
         self.links, self.exact, self.correct_every = links, exact, correct_every
-        self.trace = trace or Trace(links.rank, links.now)
+        self.trace = trace or Trace(links.place.number, links.now)
         self.program: Program | None = None
         self.fill: BubbleFill | None = None
         self.controller: Controller | None = None
@@ -57,17 +57,22 @@ class Rounds(ABC):
         serial, parallel = PhaseStats(), PhaseStats()
         self.train(windows, serial, parallel, closing)
         mine = [share(stats) for stats in (serial, parallel)]
-        gathered = self.links.all_gather((mine, self.news()))
+        gathered = self.links.everyone((mine, self.news()))
         everyone = [shares for shares, _ in gathered]
         self.heard = [news for _, news in gathered]
         reports = [
-            merged(phase, [rank[i] for rank in everyone])
+            merged(phase, self._chains([rank[i] for rank in everyone]))
             for i, phase in enumerate(PHASES)
             if any(rank[i]["samples"] for rank in everyone)
         ]
         check_finite(everyone, first_step, epoch)
         self.watch(reports, windows)
         return reports
+
+    def _chains(self, everyone: list[Any]) -> list[list[Any]]:
+        """What all ranks have said, a list a replica."""
+        size = self.links.size
+        return [everyone[start : start + size] for start in range(0, len(everyone), size)]
 
     @abstractmethod
     def train(

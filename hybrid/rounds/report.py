@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import hypot, isfinite, sqrt
 from typing import Any
 
 from hybrid.errors import AgreedError
@@ -66,21 +67,31 @@ def share(stats: PhaseStats) -> dict[str, Any]:
     }
 
 
-def merged(phase: str, ranks: list[dict[str, Any]]) -> PhaseReport:
-    """The report of a phase from all ranks' shares."""
-    last = ranks[-1]
-    norms = [rank["norms"] for rank in ranks[1:] if rank["norms"] is not None]
+def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
+    """The report of a phase from all ranks' shares, a list a replica."""
+    lasts = [ranks[-1] for ranks in chains]
+    samples = sum(last["samples"] for last in lasts)
+    correct = [last["correct"] for last in lasts if last["correct"] is not None]
+    blocks = list(zip(*chains, strict=True))
+    norms = [block for block in blocks[1:] if block[0]["norms"] is not None]
     return PhaseReport(
         phase=phase,
-        samples=last["samples"],
-        loss=last["loss"],
-        accuracy=None if last["correct"] is None else last["correct"] / max(1, last["samples"]),
-        seconds=max(rank["seconds"] for rank in ranks),
-        residual=[rank["residual"] for rank in ranks[:-1]] if phase == "parallel" else [],
-        primal=[primal for primal, _ in norms],
-        dual=[dual for _, dual in norms],
-        notices=last["notices"],
+        samples=samples,
+        loss=sum(last["loss"] * (last["samples"] / max(1, samples)) for last in lasts),
+        accuracy=sum(correct) / max(1, samples) if correct else None,
+        seconds=max(rank["seconds"] for ranks in chains for rank in ranks),
+        residual=[_root_mean_square(r["residual"] for r in block) for block in blocks[:-1]]
+        if phase == "parallel"
+        else [],
+        primal=[hypot(*(rank["norms"][0] for rank in block)) for block in norms],
+        dual=[hypot(*(rank["norms"][1] for rank in block)) for block in norms],
+        notices=lasts[0]["notices"],
     )
+
+
+def _root_mean_square(values: Iterable[float]) -> float:
+    found = list(values)
+    return hypot(*found) / sqrt(len(found))
 
 
 def check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: int) -> None:

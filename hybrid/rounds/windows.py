@@ -86,6 +86,9 @@ class Windows:
     mix: Mix | None = None
     controller: Controller | None = None
     """Who sets `length` and `sweeps` anew for every window; None: they stay."""
+    replica: int = 0
+    """Whose share of every mini-batch this is."""
+    replicas: int = 1
 
     def of_epoch(
         self, epoch: int, first_step: int, start: int = 0
@@ -102,10 +105,12 @@ class Windows:
             made = []
             for i in numbers:
                 ids, step = self.sampler.choose(order, i * size, size), first_step + i
-                made.append(Batch(ids, self.schedule(step), source, step))
+                made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
             return Window(made, sweeps)
 
         order = [self.sampler.choose(epoch, i * size, size) for i in range(batches)]
+        if not EpochSource(self.data, self.seed, epoch, True, self.device, self.mix).mixes:
+            order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
         self.data.expect(order, self.seed, epoch)
         while start < batches:
             length, sweeps = self._pace
@@ -135,8 +140,11 @@ class Windows:
         for i in range(max(0, batches - CLOSING), batches):
             step = epoch * batches + i
             ids = self.sampler.choose(epoch, i * size, size)
-            made.append(Batch(ids, self.schedule(step), source, step))
+            made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
         return Window(made)
+
+    def _mine(self, batch: Batch) -> Batch:
+        return batch.of_replica(self.replica, self.replicas)
 
     def groups(
         self, epoch: int, from_step: int, every: int

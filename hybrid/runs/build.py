@@ -12,6 +12,7 @@ from hybrid import data, models
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
+from hybrid.links.base import Side, place
 from hybrid.ranks import launch
 from hybrid.runs import references
 from hybrid.samplers import sampler_class
@@ -19,6 +20,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import to_toml
+from hybrid.training.replicas import wrong_product
 from hybrid.training.trainer import Trainer
 from solvers import registry
 from solvers.layers.projection import Projection
@@ -36,15 +38,39 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
     stored = out / "config.toml"
     resolved = load(path, overrides, base=stored if stored.exists() else None)
     references.check_given(resolved, overrides)
-    comm = launch.communicator()
-    blocks = overrides.get("split.blocks", comm.size if comm else resolved.split.blocks)
-    if blocks != len(resolved.split.cuts) + 1:
-        cuts: list[str] = []
-        resolved.split = resolved.split.model_copy(update={"blocks": blocks, "cuts": cuts})
+    before = len(resolved.split.cuts) + 1
+    asked = {k: overrides.get(f"split.{k}", 0) for k in ("blocks", "replicas")}
+    blocks, replicas = _resumed_grid(before, resolved.split.replicas, asked)
+    resolved.split = resolved.split.model_copy(update={"blocks": blocks, "replicas": replicas})
+    if blocks != before:
+        resolved.split = resolved.split.model_copy(update={"cuts": []})
         if "rounds.gaps" not in overrides:
             # they are of other blocks
             resolved.rounds = resolved.rounds.model_copy(update={"gaps": []})
     return _with_blocks(resolved)
+
+
+def _resumed_grid(blocks: int, replicas: int, asked: Mapping[str, int]) -> tuple[int, int]:
+    """The grid of a run that goes on, on as many ranks as there are: what was asked for holds.
+
+    Of a run with replicas the blocks stay, if they can; of one without, the ranks are blocks.
+    """
+    comm = launch.communicator()
+    if comm is None:
+        return asked["blocks"] or blocks, asked["replicas"] or replicas
+    if asked["blocks"] or asked["replicas"]:
+        return asked["blocks"], asked["replicas"]
+    if replicas > 1 and comm.size % blocks == 0:
+        return blocks, comm.size // blocks
+    if replicas > 1 and comm.size % replicas == 0:
+        return comm.size // replicas, replicas
+    if replicas > 1:
+        raise ValueError(
+            f"the run has {blocks} blocks x {replicas} replicas, and {comm.size} ranks are no "
+            f"multiple of either: start mpirun -n {blocks * replicas}, or give --blocks and "
+            "--replicas"
+        )
+    return comm.size, 1
 
 
 def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
@@ -80,8 +106,13 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
     comm = launch.communicator()
     if comm is not None:
         solver = registry.solver_class(resolved.solver["name"])
-        images = "images" in solver.reads or comm.rank == 0
-        labels = "labels" in solver.reads or comm.rank == comm.size - 1
+        wanted = resolved.split
+        sides: tuple[Side, ...] = ("chain", "peers")
+        if wanted.side_by_side != "auto":
+            sides = (wanted.side_by_side,)
+        mine = [place(comm.rank, comm.size, wanted.replicas, side) for side in sides]
+        images = "images" in solver.reads or any(p.block == 0 for p in mine)
+        labels = "labels" in solver.reads or any(p.block == p.blocks - 1 for p in mine)
         train, test = train.only(images, labels), test.only(images, labels)
     return train, test
 
@@ -162,6 +193,9 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         methods.correction(resolved),
         **dict(resolved.rounds),
         sampler=sampler_class(resolved.data.sampler),
+        replicas=wanted.replicas,
+        side_by_side=wanted.side_by_side,
+        sync=methods.sync(resolved),
         train=resolved.train,
         optimiser=resolved.optimiser,
         schedule=resolved.schedule,
@@ -192,20 +226,42 @@ def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:
 
 
 def _with_blocks(resolved: Config) -> Config:
-    """Settle the number of blocks: the ranks' under mpirun, else as asked, else 2."""
+    """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
+
+    Where one of the two is asked for, the ranks tell the other; else each rank is a block.
+    """
     wanted = resolved.split
     comm = launch.communicator()
-    asked = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
-    if wanted.cuts and asked != len(wanted.cuts) + 1:
+    blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
+    if wanted.cuts and blocks != len(wanted.cuts) + 1:
         raise ValueError(
-            f"split.blocks is {asked} but split.cuts names {len(wanted.cuts)} cuts, which make "
+            f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "
             f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
         )
-    if comm is not None and asked not in (0, comm.size):
-        raise ValueError(
-            f"{asked} blocks asked of {comm.size} MPI ranks: under mpirun every rank owns one "
-            f"block, so leave out --blocks, or start mpirun -n {asked}"
-        )
-    blocks = comm.size if comm is not None else asked or 2
-    resolved.split = wanted.model_copy(update={"blocks": blocks})
+    replicas = wanted.replicas
+    if comm is not None:
+        blocks, replicas = _grid(blocks, replicas, comm.size)
+    update = {"blocks": blocks or 2, "replicas": replicas or 1}
+    resolved.split = wanted.model_copy(update=update)
     return resolved
+
+
+def _grid(blocks: int, replicas: int, ranks: int) -> tuple[int, int]:
+    """(K, R) of so many ranks; 0: not asked for."""
+    if not replicas:
+        replicas = ranks // blocks if blocks and ranks % blocks == 0 else 1
+    if not blocks and ranks % replicas == 0:
+        blocks = ranks // replicas
+    if not blocks:
+        raise ValueError(
+            f"{replicas} replicas on {ranks} MPI ranks: the ranks are blocks times replicas, so "
+            f"start mpirun -n {replicas} or a multiple of it"
+        )
+    if blocks * replicas == ranks:
+        return blocks, replicas
+    if replicas > 1:
+        raise ValueError(wrong_product(blocks, replicas, ranks))
+    raise ValueError(
+        f"{blocks} blocks asked of {ranks} MPI ranks: the ranks are blocks times replicas, so "
+        f"leave out --blocks, or start mpirun -n {blocks} or a multiple of it"
+    )

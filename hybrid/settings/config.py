@@ -16,6 +16,7 @@ from pydantic import (
 from hybrid.settings import torch_classes
 from solvers import registry
 from solvers.passes.pipeline import FillSamples, FillStep
+from solvers.sync import registry as strategies
 
 WorkerKind = Literal["thread", "forkserver"]
 MANY, LARGE = 10**9, 1e15
@@ -207,6 +208,10 @@ class SplitSettings(Section):
     """What is balanced: counted operations (the same on every machine), measured time, units."""
     cuts: list[str] = []
     """The first unit of every block but the first; overrides balance."""
+    replicas: int = Field(default=0, ge=0, le=MANY)
+    """Chains of the blocks, each on a share of a mini-batch; 0: MPI ranks over blocks, else 1."""
+    side_by_side: Literal["auto", "chain", "peers"] = "auto"
+    """MPI ranks that follow each other: a chain, peers, or (auto) those that send more."""
 
 
 class LinkSettings(Section):
@@ -240,7 +245,7 @@ class CheckpointSettings(Section):
 
 
 class Config(Section):
-    """All settings of a run; those of [solver] and [correction] are declared by the methods."""
+    """All settings of a run; those of [solver], [correction] and [sync] by what they are of."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -249,6 +254,7 @@ class Config(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     solver: dict[str, Any] = {"name": registry.DEFAULT}
     correction: dict[str, Any] = {}
+    sync: dict[str, Any] = {"name": strategies.DEFAULT}
     rounds: RoundSettings = RoundSettings()
     split: SplitSettings = SplitSettings()
     links: LinkSettings = LinkSettings()
@@ -257,7 +263,10 @@ class Config(Section):
 
 def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
-    known = {"solver.name": f"The method: {', '.join(registry.OWN)}; train takes auto, too."}
+    known = {
+        "solver.name": f"The method: {', '.join(registry.OWN)}; train takes auto, too.",
+        "sync.name": f"How replicas keep together: {', '.join(strategies.STRATEGIES)}.",
+    }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             fields = info.annotation.model_fields

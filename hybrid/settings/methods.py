@@ -1,4 +1,4 @@
-"""The settings that methods declare: the tables [solver] and [correction]."""
+"""The settings that methods and strategies declare: [solver], [correction] and [sync]."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from hybrid.settings.config import Config, declared_settings, first_fault
 from solvers import Solver, registry
 from solvers.passes.exact import PassSettings
+from solvers.sync import registry as strategies
+from solvers.sync.base import Strategy
 
 Made = TypeVar("Made")
 
@@ -34,24 +36,36 @@ def correction(config: Config) -> PassSettings:
     return _make(PassSettings, "correction", config.correction)
 
 
-def values(made: Solver | PassSettings) -> dict[str, Any]:
-    """The settings of a solver, or of a pass."""
+def sync(config: Config) -> Strategy:
+    """The strategy named in [sync], with its settings."""
+    settings = dict(config.sync)
+    return _make(strategies.strategy_class(settings.pop("name")), "sync", settings)
+
+
+def values(made: Solver | PassSettings | Strategy) -> dict[str, Any]:
+    """The settings of a solver, of a pass, or of a strategy."""
     assert is_dataclass(made)
     return {f.name: getattr(made, f.name) for f in fields(made) if f.init}
 
 
-def known_settings(name: str) -> dict[str, str]:
-    """Every "section.key" there is with the solver `name`, and its help."""
+def known_settings(name: str, strategy: str = strategies.DEFAULT) -> dict[str, str]:
+    """Every "section.key" there is with the solver `name` and the strategy, and its help."""
     known = declared_settings()
-    for section, cls in (("solver", registry.solver_class(name)), ("correction", PassSettings)):
+    for section, cls in (
+        ("solver", registry.solver_class(name)),
+        ("correction", PassSettings),
+        ("sync", strategies.strategy_class(strategy)),
+    ):
         known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
     return known
 
 
-def unknown(dotted: str, name: str) -> str:
+def unknown(dotted: str, name: str, strategy: str = strategies.DEFAULT) -> str:
     """What to say of a setting that a run with the solver `name` does not have."""
-    known = known_settings(name)
+    known = known_settings(name, strategy)
     section, _, key = dotted.rpartition(".")
+    if section == "sync" and (having := _strategies_with(key)):
+        return f"sync.{key} is a setting of {', '.join(having)}; this run's sync.name is {strategy}"
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
     if others:
@@ -66,11 +80,18 @@ def unknown(dotted: str, name: str) -> str:
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
     anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(PassSettings))]
-    return [*_named(key, anywhere), *[f"solver.{key}"] * bool(_methods_with(key))]
+    own = [f"solver.{key}"] * bool(_methods_with(key)) + [f"sync.{key}"] * bool(
+        _strategies_with(key)
+    )
+    return [*_named(key, anywhere), *own]
 
 
 def _named(key: str, known: Iterable[str]) -> list[str]:
     return [dotted for dotted in known if dotted.rpartition(".")[2] == key]
+
+
+def _strategies_with(key: str) -> list[str]:
+    return [name for name, cls in strategies.STRATEGIES.items() if key in _field_docs(cls)]
 
 
 def _methods_with(key: str) -> list[str]:

@@ -13,6 +13,7 @@ from hybrid.settings.config import Config, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.settings.text import read_toml
 from solvers import registry
+from solvers.sync import registry as strategies
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
@@ -38,6 +39,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         tree.pop("correction", None)
         rounds = tree.get("rounds", {})
         tree["rounds"] = {k: rounds[k] for k in rounds if k == "memory_gb"}
+    if _name(upper, _name(tree, None, "sync"), "sync") != _name(tree, None, "sync"):
+        tree.pop("sync", None)
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
@@ -51,15 +54,18 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     if isinstance(tree.get("solver", {}), dict):
         tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
         name = str(tree["solver"]["name"])
-        known = methods.known_settings(name)
+        if isinstance(tree.get("sync", {}), dict):
+            tree["sync"] = {"name": strategies.DEFAULT, **tree.get("sync", {})}
+        strategy = _name(tree, strategies.DEFAULT, "sync")
+        known = methods.known_settings(name, str(strategy))
         for section, table in tree.items():
             if section not in Config.model_fields:
                 inside = next(iter(table), "") if isinstance(table, dict) else ""
                 dotted = f"{section}.{inside}" if inside else section
-                raise ValueError(methods.unknown(dotted, name))
+                raise ValueError(methods.unknown(dotted, name, str(strategy)))
             for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
                 if dotted not in known:
-                    raise ValueError(methods.unknown(dotted, name))
+                    raise ValueError(methods.unknown(dotted, name, str(strategy)))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -73,6 +79,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         )
     config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
+    sync = methods.sync(config)
+    config.sync = {"name": sync.name, **methods.values(sync)}
     wanted = wanted_correction(solver, config.rounds, config.train.batch_size)
     config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
@@ -91,7 +99,7 @@ def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _name(tree: Mapping[str, Any], default: object = None) -> object:
-    """The method that a tree of settings names."""
-    table = tree.get("solver", {})
+def _name(tree: Mapping[str, Any], default: object = None, section: str = "solver") -> object:
+    """The method, or strategy, that a tree of settings names."""
+    table = tree.get(section, {})
     return table.get("name", default) if isinstance(table, dict) else default

@@ -49,7 +49,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The settings as a commented TOML file that repeats the run."""
-    known = known_settings(config.solver["name"])
+    known = known_settings(config.solver["name"], config.sync["name"])
     lines: list[str] = []
     for section, table in config.model_dump().items():
         lines.append(f"[{section}]")

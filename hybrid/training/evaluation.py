@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,22 +19,33 @@ def measure(
     block: Block, links: RankLinks, data: Data, objective: Objective, batch_size: int = 500
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
-    sums: Tensor | None = None
-    for ids, out in outputs(block, links, data, batch_size):
-        found = torch.stack(objective.measured(out, data.targets(ids).to(block.device)))
-        sums = found if sums is None else sums + found
-    mine = [] if sums is None else (sums / len(data)).tolist()
-    return dict(zip(["loss", *objective.metrics], links.all_gather(mine)[-1], strict=True))
+    place, batches = links.place, torch.arange(len(data)).split(batch_size)
+    found = []
+    for ids, out in _outputs(block, links, data, batches[place.replica :: place.replicas]):
+        measured = objective.measured(out, data.targets(ids).to(block.device))
+        found.append(torch.stack(measured))
+    mine = torch.stack(found).cpu() if found else None
+    # each replica has every R-th mini-batch: added up in their order, as one would
+    lasts = [theirs for theirs in links.everyone(mine) if theirs is not None]
+    in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
+    means = (reduce(torch.add, in_order) / len(data)).tolist()
+    return dict(zip(["loss", *objective.metrics], means, strict=True))
 
 
 def outputs(
     block: Block, links: RankLinks, data: Data, batch_size: int = 500
 ) -> Iterator[tuple[Tensor, Any]]:
-    """The samples' numbers and the network's outputs, batch by batch, on the last rank.
+    """The samples' numbers and the network's outputs, batch by batch, on the last block.
 
     All ranks go through it; on the others it gives nothing.
     """
-    batches = list(torch.arange(len(data)).split(batch_size))
+    return _outputs(block, links, data, torch.arange(len(data)).split(batch_size))
+
+
+def _outputs(
+    block: Block, links: RankLinks, data: Data, batches: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Any]]:
+    batches = list(batches)
     if block.first or block.last:
         data.expect(batches, 0, 0)
     # two blocks on threads may share a module without parameters: they change its mode together

@@ -30,16 +30,18 @@ class Place:
     """The first unit of every block but the first."""
     last_unit: str
     """Of the block."""
+    replica: int = 0
+    replicas: int = 1
 
     @property
     def before(self) -> str:
         """Name of what is kept at the cut before the block; empty without one."""
-        return _cut_name(self.cuts[self.rank - 1]) if self.rank else ""
+        return _cut_name(self.cuts[self.rank - 1], self.replica) if self.rank else ""
 
     @property
     def after(self) -> str:
         """Name of what is kept at the cut after the block; empty without one."""
-        return _cut_name(self.cuts[self.rank]) if self.rank < len(self.cuts) else ""
+        return _cut_name(self.cuts[self.rank], self.replica) if self.rank < len(self.cuts) else ""
 
     @property
     def output(self) -> str:
@@ -49,7 +51,7 @@ class Place:
     @property
     def flights(self) -> str:
         """Name of what is kept of what is under way on the block."""
-        return f"{FLIGHTS}{self.rank}"
+        return f"{FLIGHTS}{self.rank}{_of_replica(self.replica)}"
 
 
 def collect(
@@ -61,7 +63,9 @@ def collect(
     for part, stateful in parts.items():
         state = stateful.state()
         shared |= {part: state.shared} if state.shared else {}
-        kept = {place.before: state.cut, place.output: state.block, place.flights: state.flight}
+        kept = {place.before: state.cut, place.flights: state.flight}
+        if not place.replica:  # it is the same on all of them
+            kept[place.output] = state.block
         for file, tensors in kept.items():
             if tensors and file:
                 named = {f"{part}/{name}": tensor for name, tensor in tensors.items()}
@@ -81,8 +85,8 @@ def give_back(
 
     `cuts` names the parts whose auxiliary variables fit this run.
     """
-    same_split = manifest["cuts"] == place.cuts
-    there = all(_cut_name(cut) in manifest["states"] for cut in place.cuts)
+    same_split = same_grid(manifest, place)
+    there = all(_cut_name(cut, place.replica) in manifest["states"] for cut in place.cuts)
     everywhere = there and "program" in parts  # another method's are not taken back
 
     def load(file: str) -> Tensors:
@@ -111,14 +115,21 @@ def dropped(
     place: Place, folder: Path, manifest: Mapping[str, Any], same_solver: bool
 ) -> list[str]:
     """What a user should know of what is not taken back; empty if nothing is lost."""
-    same_cuts = manifest["cuts"] == place.cuts
-    if (same_cuts and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
+    same = same_grid(manifest, place)
+    if (same and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
         return []
-    blocks, changed = len(manifest["cuts"]) + 1, "solver" if same_cuts else "cuts"
+    blocks, replicas = len(manifest["cuts"]) + 1, manifest["replicas"]
+    changed = "number of replicas" if manifest["cuts"] == place.cuts else "cuts"
+    where = f"{blocks} blocks" + (f" of {replicas} replicas" if replicas > 1 else "")
     return [
-        f"{folder}: what {manifest['solver']} had under way on {blocks} blocks is dropped, "
-        f"because the {changed} changed"
+        f"{folder}: what {manifest['solver']} had under way on {where} is dropped, because the "
+        f"{'solver' if same else changed} changed"
     ]
+
+
+def same_grid(manifest: Mapping[str, Any], place: Place) -> bool:
+    """Whether a checkpoint is of the same blocks and as many replicas."""
+    return bool(manifest["cuts"] == place.cuts and manifest["replicas"] == place.replicas)
 
 
 def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
@@ -175,5 +186,9 @@ def _of(part: str, tensors: Tensors) -> Tensors:
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
-def _cut_name(cut: str) -> str:
-    return f"cut before {cut}"
+def _cut_name(cut: str, replica: int) -> str:
+    return f"cut before {cut}{_of_replica(replica)}"
+
+
+def _of_replica(replica: int) -> str:
+    return f" of replica {replica}" if replica else ""

@@ -26,7 +26,7 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
     norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
     finite = all(bool(t.isfinite().all()) for t in tensors)
-    if not all(links.all_gather(finite)):
+    if not all(links.everyone(finite)):
         raise DivergedError(f"the weights are not finite after step {step}")
 
 
@@ -40,7 +40,7 @@ def check_inputs(
         if spoilt.any():
             found = int(batch.ids[spoilt.nonzero()[0].cpu()])
             break
-    found = links.all_gather(found)[0]
+    found = links.everyone(found)[0]
     if found is not None:
         raise AgreedError(
             f"{error}: the input of sample {found} has nan in it: correct it, or leave it out"

@@ -37,7 +37,8 @@ class Run:
     ) -> None:
         self.setup, self.links, self.train, self.test, self.stop = setup, links, train, test, stop
         test_steps = len(test) / setup.train.batch_size / 3  # forward passes alone
-        quiet = setup.quiet or links.rank > 0
+        setup = self.setup = setup.on(links.place)
+        quiet = setup.quiet or links.place.number > 0
         self.progress = Progress(quiet, setup.train.evaluate_every, test_steps)
         self.callbacks = Callbacks(self.progress, setup, links)
         self.folder = SharedFolder(setup.out, links, setup.checkpoint, self.callbacks.checkpoint)
@@ -45,7 +46,7 @@ class Run:
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
         """Of each: the step it came from, the reason, the step it went to, the rates after it."""
-        self.trace = Trace(links.rank, links.now)
+        self.trace = Trace(links.place.number, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
         self.epoch = self.step = 0
@@ -56,8 +57,9 @@ class Run:
         self.residual = [0.0] * (links.size - 1)
         self.notices: list[str] = []
         """What a user should know of the checkpoint it goes on from."""
+        last_unit, place = setup.blocks.of(links.rank)[-1].name, links.place
         self.place = keeping.Place(
-            links.rank, setup.blocks.cuts, setup.blocks.of(links.rank)[-1].name
+            links.rank, setup.blocks.cuts, last_unit, place.replica, place.replicas
         )
         with links.agreement():
             self._build()
@@ -135,7 +137,7 @@ class Run:
         """Make block, rounds and windows, as at the start of a run."""
         setup, train = self.setup, self.setup.train
         setup.check_memory()
-        self.block = setup.block(self.links.rank)
+        self.block = setup.block(self.links)
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
         self.rounds.tick = self.progress.tick
@@ -143,7 +145,9 @@ class Run:
         every = setup.steps_per_epoch
         self.peak = optimisers.peak(self.block.optimisers["exact"])
         schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
-        self.windows = setup.windows(self.train, schedule, self.sampler, self.rounds.controller)
+        self.windows = setup.windows(
+            self.train, schedule, self.sampler, self.rounds.controller, self.links.place
+        )
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights; of another solver's only what is common."""
@@ -159,6 +163,9 @@ class Run:
             parts["program"] = self.rounds.program
         if self.rounds.fill is not None and (manifest is None or manifest["gaps"] == self._gaps()):
             parts["fill"] = self.rounds.fill
+        same_sync = manifest is None or manifest["sync"] == self.setup.sync.name
+        if self.block.sync is not None and same_sync:
+            parts["sync"] = self.block.sync  # after the program, whose weights it may keep
         return parts
 
     def _gaps(self) -> list[list[int]]:
@@ -176,9 +183,10 @@ class Run:
             self.tested = dict(manifest["tested"])
             self.tested_step = manifest["tested_step"]
             self.rollbacks = list(manifest["rollbacks"])
-            same_cuts = manifest["cuts"] == self.setup.blocks.cuts
-            self.totals |= keeping.totals(manifest, self.links.rank if same_cuts else None)
-            if same_cuts:
+            same = keeping.same_grid(manifest, self.place)
+            number = self.links.place.number
+            self.totals |= keeping.totals(manifest, number if same else None)
+            if manifest["cuts"] == self.setup.blocks.cuts:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
             if self.rounds.fill is not None:
@@ -200,7 +208,9 @@ class Run:
         Nothing is removed: the writer sets newer checkpoints aside when the run has one again.
         """
         before, step = self.rollbacks, self.step
-        self.rounds.drain()  # or the messages of what is given up would be taken for others
+        # or the messages of what is given up would be taken for others
+        self.rounds.drain()
+        self.links.peers.drop()
         recovery.check_inputs(error, self._next_batches(), self.block, self.links)
         tried = len(before) >= self.setup.checkpoint.rollbacks
         if self.folder.path is None or tried:
@@ -236,6 +246,8 @@ class Run:
                 if self.rounds.heard[0].due:
                     self._keep()
         self.rounds.end_epoch()
+        if self.block.sync is not None:
+            self.block.sync.join()
         self.epoch += 1
         if self._due(self.setup.train.evaluate_every):
             self._evaluate()
@@ -263,16 +275,11 @@ class Run:
 
     def _evaluate(self) -> None:
         with self.trace.span("evaluate"), self.progress.testing():
-            self._join_replicas()
             tested, size = self.setup.tested, self.setup.test_batch_size
             with self.block.averaged():
                 self.tested = measure(self.block, self.links, self.test, tested, size)
         self.tested_step = self.step
         self._metric({"phase": "test", **self.tested})
-
-    def _join_replicas(self) -> None:
-        if self.block.sync is not None:
-            self.block.sync.join(self.block)
 
     def _news(self) -> News:
         return News(self.stop(), self.folder.share, self.folder.due(), self.callbacks.failure)
@@ -287,7 +294,6 @@ class Run:
         if self.folder.path is None:
             return
         recovery.check_weights(self.block, self.links, self.step)
-        self._join_replicas()
         setup = self.setup
         with self.trace.span("checkpoint"):
             files, shared = keeping.collect(self._parts(), self.place)
@@ -298,6 +304,8 @@ class Run:
                 "seed": setup.train.seed,
                 "window": setup.spacing,
                 "cuts": setup.blocks.cuts,
+                "replicas": setup.replicas,
+                "sync": setup.sync.name,
                 "carried_as": setup.carried_as,
                 "gaps": self._gaps(),
                 "tested": self.tested,
@@ -305,11 +313,12 @@ class Run:
                 "residual": self.residual,
                 "shared": shared,
                 "rollbacks": self.rollbacks,
-                "totals": self.links.all_gather(dict(self.totals)),
+                "totals": self.links.everyone(dict(self.totals)),
             }
+            # of the first replica alone: the others have the same, or what is under way
             units = {
                 unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
-                for unit in setup.blocks.of(self.links.rank)
+                for unit in ([] if self.place.replica else setup.blocks.of(self.links.rank))
             }
             self.folder.keep(self.step, units, files, manifest)
 
@@ -318,9 +327,11 @@ class Run:
         why = f"stopped by {self.stopped} after step {self.step}"
         if self.folder.path is None:
             self.rounds.drain()
+            self.links.peers.drop()
             raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
         self._keep()
         self.folder.finish()
+        self.links.peers.drop()
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
@@ -376,4 +387,4 @@ class Run:
         }
         if self._early:
             results |= {"epochs": self.epoch, "stopped_early": self._early}
-        return summary(self.setup, self.links.all_gather(mine), results)
+        return summary(self.setup, self.links.everyone(mine), results)

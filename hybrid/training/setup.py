@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, Transform
-from hybrid.links import RankLinks
+from hybrid.links import Place, RankLinks
 from hybrid.rounds import optimisers
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.alone import Alone
@@ -43,9 +44,11 @@ from solvers.layers.projection import leading
 from solvers.passes.bubble import BubbleFill, slots
 from solvers.passes.exact import ExactPass, PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep, Gaps
-from solvers.sync.base import Sync
+from solvers.sync.base import Strategy
+from solvers.sync.registry import DEFAULT, strategy_class
 
 M = TypeVar("M", bound=torch.nn.Module)
+ALONE = Place()
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class Method:
     """Whether the network has running statistics."""
     controller: Callable[[], Controller] | None = None
     """Makes what changes the rounds as they go; `setup` then has the largest they may take."""
+
+    def of_replica(self, place: Place) -> Method:
+        """With mini-batches of that replica's size."""
+        if place.replicas == 1:
+            return self
+        size = share_size(self.setup.total, place.replica, place.replicas)
+        return replace(self, setup=replace(self.setup, batch_size=size))
 
     def memory(self, index: int) -> int:
         """Bytes of auxiliary variables on block `index`."""
@@ -103,7 +113,8 @@ class Method:
     def _records(self, index: int) -> Setup:
         """Of the program that fills the gaps of block `index`: a store of the records it needs."""
         size = self.setup.batch_size
-        return Setup(self.setup.shapes, size, slots(self.gaps[index], size), fills=True)
+        window = slots(self.gaps[index], size)
+        return Setup(self.setup.shapes, size, window, fills=True, total=self.setup.total)
 
 
 @dataclass(kw_only=True)
@@ -111,8 +122,12 @@ class Options:
     """What a training needs beside its blocks and its method."""
 
     sampler: type[Sampler] = Uniform
-    sync: Sync | None = None
-    """How replicas of a block agree; None: there are none."""
+    replicas: int = 1
+    """R, chains of the blocks; each trains on a share of every mini-batch."""
+    side_by_side: Literal["auto", "chain", "peers"] = "auto"
+    """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
+    sync: Strategy = field(default_factory=strategy_class(DEFAULT))
+    """How replicas keep their weights together."""
     train: TrainSettings = field(default_factory=TrainSettings)
     optimiser: OptimiserSettings | optimisers.Factory = field(default_factory=OptimiserSettings)
     """Settings, or what makes one from a block's parameter groups: see `optimisers.Factory`."""
@@ -209,13 +224,28 @@ class RunSetup(Options):
                 "rounds.memory_gb"
             )
 
+    def on(self, place: Place) -> RunSetup:
+        """As the rank at a place has it: a replica has its share, and weights of its own."""
+        if place.replicas == 1:
+            return self
+        blocks, drawing = self.blocks, self.drawing
+        if place.replica:  # threads of one process have one model
+            blocks, drawing = deepcopy((blocks, drawing))
+        method = self.method.of_replica(place)
+        return replace(self, blocks=blocks, drawing=drawing, method=method)
+
     @property
     def spacing(self) -> int | str:
         """Mini-batches a window, or `auto`: where in an epoch rounds begin."""
         return self.window if self.method.controller is None else "auto"
 
     def windows(
-        self, data: Data, schedule: Rate, sampler: Sampler, controller: Controller | None = None
+        self,
+        data: Data,
+        schedule: Rate,
+        sampler: Sampler,
+        controller: Controller | None = None,
+        place: Place = ALONE,
     ) -> Windows:
         """The mini-batches of the epochs."""
         return Windows(
@@ -231,25 +261,36 @@ class RunSetup(Options):
             self.method.setup.carried,
             self.mix,
             controller,
+            place.replica,
+            place.replicas,
         )
 
-    def block(self, rank: int) -> Block:
-        """Block `rank`; see `make_block`. ValueError if its run folder could not keep all of it."""
+    def block(self, links: RankLinks) -> Block:
+        """This rank's block; ValueError if its run folder could not keep all of it."""
+        place = links.place
         made = make_block(
             self.blocks,
-            rank,
+            place.block,
             self.optimiser,
             self.device,
             self.train,
-            self.drawing[rank],
-            self.sync,
+            self.drawing[place.block],
+            place.replica,
         )
         made.objective = self.objective
+        if place.replicas > 1:
+            setup = self.method.setup
+            made.sync = self.sync.start(made, links.peers, setup.batch_size / setup.total)
         if self.out is not None:
             exact = made.optimisers["exact"]
             for group in exact.param_groups:
                 kept(exact, group["params"][0])
         return made
+
+
+def share_size(size: int, replica: int, replicas: int) -> int:
+    """Samples that a replica has of a mini-batch of `size`."""
+    return (size + replicas - 1 - replica) // replicas
 
 
 def make_block(
@@ -259,7 +300,7 @@ def make_block(
     device: torch.device,
     train: TrainSettings | None = None,
     drawing: dict[torch.nn.Module, tuple[int, ...]] | None = None,
-    sync: Sync | None = None,
+    replica: int = 0,
 ) -> Block:
     """Block `rank` in training mode on its device, with the optimiser of its exact steps."""
     train = train or TrainSettings()
@@ -283,8 +324,7 @@ def make_block(
         getattr(torch, train.precision),
         cut_after=None if rank == len(blocks) - 1 else leading(blocks.module(rank + 1)),
         graphs=graphs,
-        draws=Draws(train.seed, drawing) if drawing else None,
-        sync=sync,
+        draws=Draws(train.seed, drawing, replica) if drawing else None,
     )
 
 

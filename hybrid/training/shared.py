@@ -60,7 +60,7 @@ class SharedFolder:
                 notices = self._folder.recover() if resume else []
         with self.links.agreement():
             self._folder.check(resume)
-        token = self.links.all_gather(token)[0]
+        token = self.links.everyone(token)[0]
         last, check = self.settings.keep_last, self._folder.check_owner
         best = self.settings.best
         self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
@@ -79,7 +79,7 @@ class SharedFolder:
         """The summary of a run that has ended, which is told again; None without one."""
         if self.path is None:
             return None
-        stored = self.links.all_gather(self._folder.summary())[0]
+        stored = self.links.everyone(self._folder.summary())[0]
         if stored is not None and self._first:
             self._folder.confirm()
         return stored
@@ -92,7 +92,7 @@ class SharedFolder:
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
-        return list(self.links.all_gather(checkpoint.complete(self._folder.checkpoints))[0])
+        return list(self.links.everyone(checkpoint.complete(self._folder.checkpoints))[0])
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint, as this rank sees it."""
@@ -149,7 +149,7 @@ class SharedFolder:
         """Write summary and trace; without a summary, after a failure, only if that is possible."""
         if self.path is None:
             return
-        everyone = self.links.all_gather(trace.events)
+        everyone = self.links.everyone(trace.events)
         with self.links.agreement() if summary else suppress(OSError, ValueError):
             if self._first:
                 self._folder.close(summary, [event for rank in everyone for event in rank])
@@ -161,4 +161,4 @@ class SharedFolder:
 
     @property
     def _first(self) -> bool:
-        return self.links.rank == 0
+        return self.links.place.number == 0

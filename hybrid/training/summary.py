@@ -18,10 +18,13 @@ def title(setup: RunSetup, device: torch.device, resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
     names, count = setup.names, len(setup.blocks)
     cuts = f", cut before {' and '.join(setup.blocks.cuts)}" if setup.blocks.cuts else ""
+    replicas = ""
+    if setup.replicas > 1:
+        replicas = f"; {setup.replicas} replicas, {setup.sync.name}"
     resumed = f"; resumed after step {resumed_after}" if setup.resume else ""
     return (
         f"{names['model']} on {names['data']}: {names['solver']}, "
-        f"{count} block{'s' if count > 1 else ''}{cuts}; "
+        f"{count} block{'s' if count > 1 else ''}{cuts}{replicas}; "
         f"{torch.get_num_threads()} thread(s) a block on {device}{resumed}"
     )
 
@@ -60,7 +63,8 @@ def summary(
         "test_metrics": {k: v for k, v in results["tested"].items() if k != "loss"},
         "blocks": len(setup.blocks),
         "cuts": setup.blocks.cuts,
-        "replicas": 1,
+        "replicas": setup.replicas,
+        "sync": setup.sync.name if setup.replicas > 1 else "",
         "epochs": setup.train.epochs,
         "seed": setup.train.seed,
         "train_seconds": seconds,
@@ -83,8 +87,9 @@ def summary(
 def _delays(setup: RunSetup) -> list[float]:
     """Of every rank: steps by which its own gradients are late."""
     solver, count = setup.method.solver, len(setup.blocks)
-    parts = solver.parts(setup.train.batch_size)
-    return [solver.delay(index, count) / parts for index in range(count)]
+    parts = solver.parts(setup.train.batch_size // setup.replicas)
+    own = [solver.delay(index, count) / parts for index in range(count)]
+    return own * setup.replicas
 
 
 def _graphs(block: Block, asked: bool) -> str:

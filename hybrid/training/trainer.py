@@ -24,11 +24,12 @@ from hybrid.settings.config import (
     first_fault,
 )
 from hybrid.settings.rounds import settled, wanted_correction
+from hybrid.training import replicas
 from hybrid.training.aims import Aims
 from hybrid.training.evaluation import measure, outputs
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts, placed
-from hybrid.training.starting import start
+from hybrid.ranks.starting import start
 from hybrid.training.written import described
 from solvers import Solver, registry
 from solvers.base import Recording, Setup, Shape
@@ -100,7 +101,7 @@ class Trainer(Options):
             self.train = self.train.model_copy(update={"epochs": epochs})
         launch.keep_memory()
         comm = launch.communicator()
-        torch.set_num_threads(self.threads(len(self.blocks)))
+        torch.set_num_threads(self.threads(len(self.blocks) * self.replicas))
         if comm is not None:
             # measured cuts differ from rank to rank: the first rank's hold
             self.blocks = replace(self.blocks, starts=comm.bcast(self.blocks.starts))
@@ -122,9 +123,11 @@ class Trainer(Options):
 
         failed = setup if isinstance(setup, ValueError) else None
         device = None if isinstance(setup, ValueError) else setup.device
+        side = "chain" if isinstance(setup, ValueError) else replicas.arrangement(setup)
+        grid = len(self.blocks), self.replicas
         try:
             with listening() as request:
-                return start(program, len(self.blocks), self.links, device, failed)
+                return start(program, grid, self.links, device, failed, side)
         finally:
             for each in data:
                 each.close()
@@ -177,7 +180,9 @@ class Trainer(Options):
             return use(Block(module, rank, links.size, {}, device, precision), links, data, aims)
 
         try:
-            return start(program, len(self.blocks), self.links, device, failed)
+            # under mpirun each replica has the weights; in one process one will do
+            count = self.replicas if comm is not None else 1
+            return start(program, (len(self.blocks), count), self.links, device, failed)
         finally:
             if failed is None and data is not given:
                 data.close()
@@ -203,7 +208,7 @@ class Trainer(Options):
         carried = alternates and whole and every != 1
         setup = Setup(
             tuple(shapes),
-            self.train.batch_size,
+            self.train.batch_size // self.replicas,
             window=length if alternates and rounds.window else 0,
             sweeps=rounds.sweeps or 1,
             carried=carried,
@@ -216,6 +221,8 @@ class Trainer(Options):
             packed=self.blocks.packed_cuts,
             bundled=self.blocks.bundled,
             compiled=self.train.compile,
+            total=self.train.batch_size if self.replicas > 1 else 0,
+            replicas=self.replicas,
         )
         drawing = self.blocks.drawing(sample)
         self._check_method(setup, any(drawing))
@@ -265,12 +272,15 @@ class Trainer(Options):
         )
 
     def _check_ranks(self, ranks: int) -> None:
-        size = len(self.blocks)
-        if ranks not in (1, size) or (ranks == 1 and launch.communicator() and size > 1):
-            raise ValueError(
-                f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
-                f"mpirun -n {size}, or ask for {ranks} blocks"
-            )
+        size = len(self.blocks) * self.replicas
+        if ranks in (1, size) and not (ranks == 1 and launch.communicator() and size > 1):
+            return
+        if self.replicas > 1:
+            raise ValueError(replicas.wrong_product(len(self.blocks), self.replicas, ranks))
+        raise ValueError(
+            f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
+            f"mpirun -n {size}, or ask for {ranks} blocks"
+        )
 
     def _check(self, train: Data, ranks: int) -> None:
         self._check_ranks(ranks)
@@ -288,6 +298,11 @@ class Trainer(Options):
             why = f"links.kind is {self.links.kind!r}"
             self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
         self.check()
+        if not 1 <= self.replicas <= self.train.batch_size:
+            raise ValueError(
+                f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
+                "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
+            )
         if not any(p.requires_grad for p in self.blocks.model.parameters()):
             raise ValueError(
                 f"{type(self.blocks.model).__name__} has 0 parameters to train: give it layers "
@@ -302,6 +317,7 @@ class Trainer(Options):
     def _check_method(self, setup: Setup, draws: bool) -> None:
         name, train = self.solver.name, self.train
         self.solver.check(setup)
+        replicas.check(self, self.solver, setup)
         if not self.solver.alternates and not setup.correct_every:
             self._refuse_correction(f"{name!r} has no corrections here")
         uncorrected = not setup.correct_every and not setup.fills
@@ -386,7 +402,8 @@ class Trainer(Options):
             # counted anew: the cuts alone, which a resumed run has, must give the same gaps
             counted = replace(self.blocks, costs=[])
             costs = counted.block_costs(sample)
-            return fit(costs, self.train.batch_size, self.correction.micro_batches)
+            size = self.train.batch_size // self.replicas
+            return fit(costs, size, self.correction.micro_batches)
         if len(gaps) != len(self.blocks):
             raise ValueError(
                 f"rounds.gaps has {len(gaps)} pairs for {len(self.blocks)} blocks: give "

@@ -9,6 +9,7 @@ from hybrid.settings.config import Config, RoundSettings, Section
 from hybrid.settings.text import to_toml
 from hybrid.training.setup import Method, Options
 from solvers import registry
+from solvers.sync.registry import STRATEGIES
 
 OWN_LOSS = "your own"
 """What the file calls a loss of the caller's."""
@@ -27,8 +28,12 @@ def described(options: Options, method: Method, rounds: RoundSettings, cuts: Seq
         "solver": {"name": name, **methods.values(method.solver)},
         "correction": methods.values(method.correction),
         "rounds": rounds.model_dump(),
-        "split": {"blocks": len(cuts) + 1, "cuts": list(cuts)},
+        "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
     }
+    if type(options.sync) in STRATEGIES.values():
+        tables["sync"] = {"name": options.sync.name, **methods.values(options.sync)}
+    else:
+        notes.append(f"# the strategy of replicas is the caller's own: {options.sync.name}")
     for section in ("train", "optimiser", "schedule", "links", "checkpoint"):
         value = getattr(options, section)
         if isinstance(value, Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,27 +122,43 @@ class Block:
         `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
         network's; 0: no clipping. Replicas agree before it and after.
         """
+        rate = learning_rate * self.rates.get(kind, self.rates["local"])
+        if self.sync is None or self.sync.before_step(kind, rate):
+            if clip_norm:
+                self._clip(self.optimisers[kind], clip_norm, everyone)
+            self.move(kind, rate)
+        for optimiser in self._stepping(kind):
+            optimiser.zero_grad(set_to_none=True)
         if self.sync is not None:
-            self.sync.before_step(self, kind)
-        optimisers = [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
-        if clip_norm:
-            self._clip(optimisers[-1], clip_norm, everyone)
+            self.sync.after_step(kind)
+        if self.average is not None and kind != "auxiliary":
+            self.average.step()
+
+    def move(self, kind: str, rate: float) -> None:
+        """Let the optimisers of a kind of step go, with learning rate `rate`."""
+        optimisers = self._stepping(kind)
         scaler = None if kind == "auxiliary" else self.scaler
         for optimiser in optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = learning_rate * self.rates.get(kind, self.rates["local"])
+                group["lr"] = rate
             if scaler is None:
                 optimiser.step()
             elif _has_gradients(optimiser):
                 scaler.step(optimiser)
         if scaler is not None and any(map(_has_gradients, optimisers)):
             scaler.update()
-        for optimiser in optimisers:
-            optimiser.zero_grad(set_to_none=True)
-        if self.sync is not None:
-            self.sync.after_step(self, kind)
-        if self.average is not None and kind != "auxiliary":
-            self.average.step()
+
+    def stepping(self, kind: str) -> list[nn.Parameter]:
+        """What steps of `kind` move."""
+        return list(_parameters(self._stepping(kind)))
+
+    def everything(self) -> list[nn.Parameter]:
+        """What steps of any kind move."""
+        kinds = [kind for kind in self.optimisers if kind != "ema"]
+        return list(dict.fromkeys(p for kind in kinds for p in self.stepping(kind)))
+
+    def _stepping(self, kind: str) -> list[torch.optim.Optimizer]:
+        return [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
 
     @property
     def average(self) -> Average | None:
@@ -208,11 +224,14 @@ class Block:
             return torch.zeros_like(lam)
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
-    def sample_adjoint(self, lam: Tensor) -> Tensor | None:
-        """`input_adjoint` of one sample's loss, not the mean's; 0 where float16 overflowed."""
+    def sample_adjoint(self, lam: Tensor, size: int) -> Tensor | None:
+        """`input_adjoint` of one sample's loss, not of the mean's over `size`.
+
+        It is 0 where float16 overflowed.
+        """
         if not lam.requires_grad:
             return None
-        return self.stored_adjoint(self.input_adjoint(lam) * len(lam))
+        return self.stored_adjoint(self.input_adjoint(lam) * size)
 
     def stored_adjoint(self, p: Tensor) -> Tensor:
         """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""
@@ -263,5 +282,9 @@ def wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
+def _parameters(optimisers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
+    return (p for o in optimisers for group in o.param_groups for p in group["params"])
+
+
 def _has_gradients(optimiser: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for group in optimiser.param_groups for p in group["params"])
+    return any(p.grad is not None for p in _parameters([optimiser]))

@@ -68,13 +68,17 @@ class _Drawing(TorchDispatchMode):
 class Draws:
     """Makes the parts of a block that draw take their numbers from a key and their unit.
 
-    With the same key a unit draws the same numbers: on every kind of links, run after run,
-    resumed or not, and again where a pass is recomputed or replayed. `units` tells each such
-    part's unit by its number in the whole network, or its calls in a pass by a number each.
+    With the same key a unit draws the same numbers, others on each replica: on every kind of
+    links, run after run, resumed or not, and again where a pass is recomputed or replayed. `units`
+    tells each such part's unit by its number in the whole network, or its calls in a pass by a
+    number each.
     """
 
-    def __init__(self, seed: int, units: Mapping[nn.Module, tuple[int, ...]]) -> None:
+    def __init__(
+        self, seed: int, units: Mapping[nn.Module, tuple[int, ...]], replica: int = 0
+    ) -> None:
         self.seed, self.units = seed, units
+        self._own = (replica,) if replica else ()
         self._key: Key = ()
         self._calls: dict[nn.Module, int] = {}
         self._modes: list[_Drawing] = []
@@ -102,7 +106,8 @@ class Draws:
             return
         call = self._calls.get(module, 0)
         self._calls[module] = call + 1
-        mode = _Drawing((self.seed, *self._key, numbers[call % len(numbers)]))
+        seeds = (self.seed, *self._key, numbers[call % len(numbers)], *self._own)
+        mode = _Drawing(seeds)
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 

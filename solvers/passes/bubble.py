@@ -135,16 +135,19 @@ class BubbleFill:
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
         """Step on the exact gradient at hand and on the local one; the record becomes history."""
         share = self.program.local_lr * min(1.0, self._samples / self.samples)
+        added = share * batch.share * self.block.rates["local"]
         local = self._local_gradient()
         if local is None:
             exact_step()
         elif self.kind == "added":
             for p, gradient in local.items():
                 if p.grad is not None:
-                    p.grad.add_(gradient, alpha=share * self.block.rates["local"])
+                    p.grad.add_(gradient, alpha=added)
             exact_step()
         else:
             exact_step()
+            if batch.share != 1:
+                torch._foreach_mul_(list(local.values()), batch.share)
             for p in self.block.module.parameters():
                 p.grad = local.get(p)
             self.block.step("local", batch.learning_rate * share)

@@ -13,7 +13,8 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Program, Solver, check_choices, check_numbers
+from solvers.base import GraphBytes, Program, Solver
+from solvers.checks import check_choices, check_numbers
 from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.wire import Wire, WireFormat
 from solvers.state import State, Tensors, entries
@@ -152,7 +153,7 @@ class DelayedProgram(Program):
                 state[f"gradient {name}"] = parameter.grad
         versions: list[Tensors] = []
         for i, flight in enumerate(self._flights):
-            state[f"flight {i}.part"] = torch.tensor(flight.part[:5])
+            state[f"flight {i}.part"] = torch.tensor(flight.part[:6])
             if flight.lam is not None:
                 state[f"flight {i}.lam"] = flight.lam.detach()
             state |= {f"flight {i}.{name}": t.detach() for name, t in flight.stash.items()}
@@ -228,11 +229,10 @@ class DelayedProgram(Program):
         lam = self._leaf(self._arrived(part))
         assert part.labels is not None
         found = self.block.classify(self.block.forward(lam, part.key), part.labels)
-        loss = found.loss * part.share
-        self.block.backward(loss)
+        self.block.backward(found.loss * part.share)
         stats.scored(found.correct)
         self._finish(part, lam)
-        return loss.detach()
+        return found.loss.detach() * part.own_share
 
     def _leaf(self, lam: Tensor | None) -> Tensor:
         assert lam is not None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from solvers.base import Program, Recorder, check_choices, check_numbers
+from solvers.base import Program, Recorder
 from solvers.blocks.norms import frozen_statistics
+from solvers.checks import check_choices, check_numbers
 from solvers.passes.bubble import BubbleFill
 from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.pipeline import Op, order
@@ -183,7 +184,7 @@ class _Pass:
             found = self.block.classify(out, part.labels)
             stats.scored(found.correct)
             out = found.loss * part.share
-            self.losses.append(out.detach())
+            self.losses.append(found.loss.detach() * part.own_share)
         else:
             self.wire.send(self.links.to_next, out.detach())
         self.graphs.append((part, lam, out))

@@ -23,7 +23,9 @@ class MicroBatch(NamedTuple):
     stop: int
     """The place after its last sample."""
     size: int
-    """Samples of the mini-batch."""
+    """Samples of the mini-batch, on all replicas."""
+    samples: int
+    """Of them, those of this replica."""
     images: Tensor | None = None
     """On the first block: (stop - start, C, H, W)."""
     labels: Tensor | None = None
@@ -40,9 +42,14 @@ class MicroBatch(NamedTuple):
         return (self.stop - self.start) / self.size
 
     @property
+    def own_share(self) -> float:
+        """Its weight in the mean over this replica's samples."""
+        return (self.stop - self.start) / self.samples
+
+    @property
     def ends(self) -> bool:
         """Whether it is its mini-batch's last."""
-        return self.stop == self.size
+        return self.stop == self.samples
 
 
 def micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
@@ -52,6 +59,6 @@ def micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
     labels = batch.labels().split(sizes) if block.last else [None] * len(sizes)
     parts, start = [], 0
     for i, (n, x, y) in enumerate(zip(sizes, images, labels, strict=True)):
-        parts.append(MicroBatch(batch.step, i, start, start + n, len(batch), x, y))
+        parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y))
         start += n
     return parts

@@ -1,28 +1,111 @@
-"""What a strategy for replicas is: called where a block's weights move."""
+"""What a strategy is by which replicas of a block keep its weights together."""
 
-from typing import Protocol
+from __future__ import annotations
 
-from torch import nn
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from solvers.state import State
+
+
+class Peers(Protocol):
+    """The ranks that own the same block, one a replica.
+
+    All of them begin the same exchanges in the same order, and may end them in any. A tensor
+    handed over must not be written to afterwards, by either side.
+    """
+
+    replica: int
+    replicas: int
+
+    def start(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
+        ...
 
 
 class Replica(Protocol):
-    """What a strategy sees of a block: its weights and their gradients."""
+    """What a strategy sees of a block: its weights, their gradients, who steps them."""
 
     module: nn.Module
+    index: int
+    count: int
+    optimisers: dict[str, torch.optim.Optimizer]
+    companions: dict[str, torch.optim.Optimizer]
+
+    def stepping(self, kind: str) -> list[nn.Parameter]:
+        """What steps of `kind` move, in an order that is the same on every replica."""
+        ...
+
+    def everything(self) -> list[nn.Parameter]:
+        """What steps of any kind move, likewise."""
+        ...
+
+    def move(self, kind: str, rate: float) -> None:
+        """Let the optimiser step, with learning rate `rate`, on the gradients at hand."""
+        ...
 
 
-class Sync(Protocol):
-    """Keeps the weights of one block's replicas together; each has a copy of the strategy."""
+class Sync(ABC):
+    """Keeps the weights of one block's replicas together: all that a strategy keeps on a rank.
 
-    def before_step(self, block: Replica, kind: str) -> None:
-        """The gradients of a step of `kind` are at hand: agree on them, or leave them alone."""
+    A replica's gradients are its part of the mini-batch's mean: sums over its samples divided by
+    the size of the whole mini-batch, of which it has the `share`.
+    """
 
-    def after_step(self, block: Replica, kind: str) -> None:
-        """The weights have moved."""
+    def __init__(self, strategy: Any, block: Replica, peers: Peers, share: float) -> None:
+        self.strategy, self.block, self.peers, self.share = strategy, block, peers, share
+        self.begin()
 
-    def join(self, block: Replica) -> None:
-        """Make weights and statistics equal, as a checkpoint and an evaluation need them.
+    def begin(self) -> None:  # noqa: B027
+        """Make what this rank keeps."""
+
+    @abstractmethod
+    def before_step(self, kind: str, rate: float) -> bool:
+        """The gradients of a step of `kind` are at hand: agree on them, or leave them alone.
+
+        Gives whether the optimiser shall step on what is then there.
+        """
+
+    def after_step(self, kind: str) -> None:  # noqa: B027
+        """The step is over, whether or not the optimiser had a part in it."""
+
+    def join(self) -> None:  # noqa: B027
+        """Make all that the replicas keep equal: an epoch has ended.
 
         Whoever replaces a weight's values outside of a step gives the parameter memory of its own:
         what is under way may still need the old ones, where they were.
         """
+
+    def state(self) -> State:
+        """For a checkpoint: what is under way on this replica."""
+        return State()
+
+    def load_state(self, state: State) -> None:  # noqa: B027
+        """Take back what `state` gave."""
+
+
+class Strategy(ABC):
+    """A way to keep replicas together: a frozen dataclass of its settings."""
+
+    name: ClassVar[str]
+    program: ClassVar[type[Sync]]
+    """What a rank runs."""
+    exact: ClassVar[bool] = False
+    """Whether all replicas have the same weights after every step."""
+    anchored: ClassVar[bool] = False
+    """Whether it keeps a copy of each weight of the network."""
+    plain: ClassVar[bool] = False
+    """Whether all steps must be of one kind."""
+
+    def start(self, block: Replica, peers: Peers, share: float) -> Sync:
+        """This rank's part; `share` is what its replica has of every mini-batch."""
+        return self.program(self, block, peers, share)
+
+
+def statistics(module: nn.Module) -> list[Tensor]:
+    """Running statistics and other real buffers, in the module's order."""
+    return [b for b in module.buffers() if b.is_floating_point()]

@@ -8,21 +8,22 @@ from solvers.kernels import couple
 
 
 def classify(
-    key: Key, block: Block, with_input: bool, lam: Tensor, labels: Tensor
+    key: Key, block: Block, with_input: bool, size: int, lam: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """The last block's: (its loss for x, p_in if asked for, mean loss, score), and gradients."""
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     found = block.classify(x, labels)
-    block.backward(found.loss)
+    block.backward(found.loss if size == len(lam) else found.loss * (len(lam) / size))
     loss = found.loss.detach()
-    return loss, block.sample_adjoint(lam), loss, found.correct
+    return loss, block.sample_adjoint(lam, size), loss, found.correct
 
 
 def approach(
     key: Key,
     block: Block,
     with_input: bool,
+    size: int,
     beta: float,
     factor: int,
     lam: Tensor,
@@ -33,8 +34,8 @@ def approach(
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     # scaled before it is rounded to x's format
-    samples = len(lam) / block.loss_scale
+    samples = size / block.loss_scale
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)
     if x.requires_grad:
         x.backward(coupling.p_out)
-    return x.detach(), block.sample_adjoint(lam), coupling.loss / len(lam), coupling.squares
+    return x.detach(), block.sample_adjoint(lam, size), coupling.loss / len(lam), coupling.squares

@@ -141,22 +141,24 @@ class Watching:
     """A strategy that sees whether weights move outside of a step, and in one."""
 
     def __init__(self, module):
+        self.module = module
         self.kinds: list[str] = []
-        self._keep(module)
+        self._keep()
 
-    def _keep(self, module):
-        self.weights = [p.detach().clone() for p in module.parameters()]
+    def _keep(self):
+        self.weights = [p.detach().clone() for p in self.module.parameters()]
 
-    def before_step(self, block, kind):
-        self.join(block)
+    def before_step(self, kind, rate):
+        self.join()
         self.kinds.append(kind)
+        return True
 
-    def after_step(self, block, kind):
+    def after_step(self, kind):
         assert self.kinds[-1] == kind
-        self._keep(block.module)
+        self._keep()
 
-    def join(self, block):
-        assert all(map(torch.equal, self.weights, block.module.parameters()))
+    def join(self):
+        assert all(map(torch.equal, self.weights, self.module.parameters()))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -170,7 +172,7 @@ def test_replicas_are_asked_before_and_after_every_step(name):
     trained(problem_for(solver, [1, 3]), solver, prepare=prepare)
     own = "exact" if solver.exact else "local"
     for block in blocks:
-        block.sync.join(block)
+        block.sync.join()
         kinds = block.sync.kinds
         assert len(kinds) >= 3
         assert set(kinds) == {own, *(["auxiliary"] if "auxiliary" in block.optimisers else [])}
@@ -185,7 +187,7 @@ def test_replicas_are_asked_where_gaps_are_filled(kind, steps):
         filling = Penalty().start(block, links, problem.setup(window=2))
         fill = BubbleFill(filling, [Gaps(4, 0), Gaps(0, 4)][block.index], 4, kind)
         exact_pass(block, links, micro_batches=2).train(problem.window(), None, fill)
-        watching.join(block)
+        watching.join()
         return set(watching.kinds)
 
     assert problem.on_every_block(program) == [steps] * 2

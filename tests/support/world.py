@@ -1,6 +1,6 @@
 """Ranks of one mpirun that run programs one after another, each on as many as it wants.
 
-    test process                      rank 0..2 of `mpirun -n 3`
+    test process                      rank 0..3 of `mpirun -n 4`
     run(2, "module:function", 5)  ->  function(communicator of ranks 0 and 1, 5)
     [result of 0, result of 1]    <-
 
@@ -29,7 +29,7 @@ ALLOWED = {
     # ranks that wait leave the cores to others
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
-RANKS = 3
+RANKS = 4
 _HERE = Path(__file__).parent
 
 

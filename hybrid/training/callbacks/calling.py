@@ -59,8 +59,8 @@ class Callbacks:
         patience = setup.train.early_stop
         own = [*setup.callbacks, *([EarlyStopping("test", patience)] if patience else [])]
         self.links = links
-        self._agrees = links.all_gather(bool(own))[0]
-        self._all = [] if links.rank else [shown, *own]
+        self._agrees = links.everyone(bool(own))[0]
+        self._all = [] if links.place.number else [shown, *own]
         self.failure = ""
         """Of a callback, on the first rank; empty without one."""
         self.stopped = ""
@@ -107,7 +107,7 @@ class Callbacks:
     def agree(self) -> None:
         """Hear what the first rank's callbacks want; CallbackError if one has failed."""
         if self._agrees:
-            self.failure, self.stopped = self.links.all_gather((self.failure, self._asked))[0]
+            self.failure, self.stopped = self.links.everyone((self.failure, self._asked))[0]
             self.hear(self.failure)
 
     def hear(self, failure: str) -> None:

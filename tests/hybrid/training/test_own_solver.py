@@ -13,6 +13,7 @@ from hybrid.settings.config import OptimiserSettings, TrainSettings
 from solvers import Backprop, PhaseStats, Program, Solver
 from solvers.base import program_of
 from solvers.passes.exact import ExactPass
+from solvers.sync.base import Strategy, Sync
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,25 @@ def test_a_sampler_chooses_every_mini_batch(digits):
 def test_replicas_agree_where_weights_move(digits):
     calls = []
 
-    class Watch:
-        def before_step(self, block, kind):
-            calls.append(("before", block.index, any(g.any() for g in block.gradients())))
+    class Watching(Sync):
+        def before_step(self, kind, rate):
+            self._note("before", any(g.any() for g in self.block.gradients()))
+            return True
 
-        def after_step(self, block, kind):
-            calls.append(("after", block.index, bool(block.gradients())))
+        def after_step(self, kind):
+            self._note("after", bool(self.block.gradients()))
 
-        def join(self, block):
-            calls.append(("join", block.index, False))
+        def join(self):
+            self._note("join", False)
 
-    trained(Backprop(), digits, sync=Watch())
-    mine = [(what, gradients) for what, index, gradients in calls if index == 1]
+        def _note(self, what, gradients):
+            calls.append((what, self.block.index, self.peers.replica, gradients))
+
+    @dataclass(frozen=True)
+    class Watch(Strategy):
+        name = "watch"
+        program = Watching
+
+    trained(Backprop(), digits, sync=Watch(), replicas=2)
+    mine = [(what, gradients) for what, *where, gradients in calls if where == [1, 1]]
     assert mine == [("before", True), ("after", False)] * 2 + [("join", False)]

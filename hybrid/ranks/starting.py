@@ -10,7 +10,7 @@ import torch
 
 from hybrid.errors import AgreedError, CodeError, one_line, place, told
 from hybrid.links import Network, RankLinks, run_threads, run_virtual
-from hybrid.links.base import Program
+from hybrid.links.base import Place, Program, Side
 from hybrid.ranks import launch
 from hybrid.settings.config import LinkSettings
 
@@ -19,24 +19,27 @@ T = TypeVar("T")
 
 def start(
     program: Program[T],
-    size: int,
+    grid: tuple[int, int],
     links: LinkSettings,
     device: torch.device | None,
     failed: ValueError | None = None,
+    side_by_side: Side = "chain",
 ) -> T:
-    """Run the program on `size` ranks; give the first one's result, under mpirun this one's.
+    """Run the program on a `grid` of (blocks, replicas).
 
+    It gives the first rank's result, under mpirun this one's.
     `failed` is what this rank cannot begin for, which the program tells the others.
     """
     comm: Any = launch.communicator()
+    blocks, replicas = grid
     program = _explained(program)
     if comm is None:
         if failed is not None:
             raise AgreedError(str(failed))
         threads = torch.get_num_threads()
         if links.kind == "virtual":
-            return run_virtual(size, program, Network.asked(links), threads)[0]
-        return run_threads(size, program, threads)[0]
+            return run_virtual(blocks, program, Network.asked(links), threads, replicas)[0]
+        return run_threads(blocks, program, threads, replicas=replicas)[0]
     from hybrid.links import probe
     from hybrid.links.mpi import run_mpi
 
@@ -46,7 +49,8 @@ def start(
     timeout = links.timeout
     if timeout is None:
         timeout = 1800.0 if "SLURM_JOB_ID" in os.environ else 0.0
-    return run_mpi(comm, program, device, direct.direct, timeout)[0]
+    found_here = run_mpi(comm, program, device, direct.direct, timeout, replicas, side_by_side)
+    return found_here[0]
 
 
 def _explained(program: Program[T]) -> Program[T]:
@@ -67,7 +71,12 @@ def _explained(program: Program[T]) -> Program[T]:
             else:
                 raise
             # under mpirun the rank is named by whoever ends the job
-            named = links.size > 1 and launch.communicator() is None
-            raise CodeError(f"block {links.rank}: {text}" if named else text) from cause
+            named = links.place.count > 1 and launch.communicator() is None
+            raise CodeError(f"{_named(links.place)}: {text}" if named else text) from cause
 
     return explained
+
+
+def _named(place: Place) -> str:
+    of = f" of replica {place.replica}" if place.replicas > 1 else ""
+    return f"block {place.block}{of}"

@@ -1,0 +1,98 @@
+"""What replicas can and cannot do, and which of their ranks lie side by side."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import prod
+
+from hybrid.links.base import Side
+from hybrid.training.setup import Options, RunSetup
+from solvers.base import Setup, Solver
+from solvers.sync.registry import DEFAULT
+
+
+def check(options: Options, solver: Solver, setup: Setup) -> None:
+    """ValueError, with the remedy, for replicas and strategies that cannot work or act."""
+    sync, train, R = options.sync, options.train, options.replicas
+    name = sync.name
+    if R == 1:
+        _refuse_inert(options)
+        return
+    if setup.factorised:
+        raise ValueError(
+            f"split.replicas is {R}, and a factorisation learns its dictionary from the samples of "
+            "one replica: take one replica, or no factorisation"
+        )
+    if sync.exact:
+        if train.precision == "float16" and getattr(sync, "messages", "float32") != "float32":
+            raise ValueError(
+                f"sync.messages is {sync.messages!r}, and train.precision 'float16', whose "  # type: ignore[attr-defined]
+                "overflows would stay in what rounding leaves for the next step: choose bfloat16"
+            )
+        return
+    for setting, value, instead in (
+        ("train.ema", train.ema, "leave it out"),
+        ("train.graphs", train.graphs, "leave it out"),
+        ("train.precision", train.precision == "float16" and train.precision, "choose bfloat16"),
+    ):
+        if value:
+            raise ValueError(
+                f"{setting} is {value}, and replicas have other weights within a round of "
+                f"{name}: {instead}, or choose sync.name={DEFAULT}"
+            )
+    if sync.anchored and solver.trains_beside:
+        raise ValueError(
+            f"sync.name is {name!r}, which keeps a copy of the network's weights, and "
+            f"{solver.name!r} trains others beside them: choose sync.name={DEFAULT}"
+        )
+    if sync.plain and not solver.exact and (solver.alternates or setup.correct_every):
+        raise ValueError(
+            f"sync.name is {name!r}, which adds up gradients of one kind of step, and "
+            f"{solver.name!r} has exact and local ones: choose another strategy, or another solver"
+        )
+
+
+def _refuse_inert(options: Options) -> None:
+    """ValueError for settings of replicas where there are none."""
+    sync, plain = options.sync, type(options.sync)()
+    given = [f.name for f in fields(sync) if getattr(sync, f.name) != getattr(plain, f.name)]  # type: ignore[arg-type]
+    if type(sync) is not type(Options().sync):
+        given = ["name", *given]
+    if given:
+        raise ValueError(
+            f"sync.{given[0]} is {getattr(sync, given[0])!r}, but there is 1 replica, so it would "
+            "change nothing: leave it out, or ask for --replicas"
+        )
+    if options.side_by_side != "auto":
+        raise ValueError(
+            f"split.side_by_side is {options.side_by_side!r}, but there is 1 replica, so it would "
+            "change nothing: leave it out, or ask for --replicas"
+        )
+
+
+def wrong_product(blocks: int, replicas: int, ranks: int) -> str:
+    """That blocks times replicas are not the ranks, and what would do."""
+    ways = [f"mpirun -n {blocks * replicas}"]
+    if ranks % blocks == 0:
+        ways.append(f"--replicas {ranks // blocks}")
+    if ranks % replicas == 0:
+        ways.append(f"--blocks {ranks // replicas}")
+    return (
+        f"{blocks} blocks x {replicas} replicas are {blocks * replicas} ranks, and there are "
+        f"{ranks}: choose {' or '.join(ways)}"
+    )
+
+
+def arrangement(setup: RunSetup) -> Side:
+    """Which ranks lie side by side, as a rule on one host: those that send each other more.
+
+    In a step a chain sends activations and adjoints of its share of the mini-batch over every cut,
+    peers their gradients twice, but for what is their own.
+    """
+    if setup.side_by_side != "auto":
+        return setup.side_by_side
+    R, shapes = setup.replicas, setup.method.setup.shapes
+    values = sum(map(prod, shapes)) * setup.train.batch_size / R
+    weights = sum(p.numel() for p in setup.blocks.model.parameters())
+    every = getattr(setup.sync, "steps", 1)
+    return "chain" if values >= weights * (R - 1) / R / every else "peers"

@@ -1,0 +1,146 @@
+"""DiLoCo: an outer step with Nesterov momentum on what the replicas have done in h steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from solvers.checks import check_choices, check_numbers
+from solvers.state import Tensors
+from solvers.sync.base import Strategy
+from solvers.sync.local import AnchoredSync
+from solvers.sync.messages import MessageFormat
+from solvers.sync.reduction import packed, unpack
+
+
+@dataclass(frozen=True)
+class DiLoCo(Strategy):
+    r"""DiLoCo (Douillard et al., arXiv 2311.08105). B: the weights that all replicas began with.
+
+        each step    w_r <- optimiser step of replica r on the mean gradient over its own samples
+        every h-th   D = (1/R) sum_r (B - w_r),   V <- mu V + D,   B <- B - eta (D + mu V)
+
+    and `lag` steps later, while which the sum travels, w_r <- B, to which a replica adds what it
+    has done since (streaming DiLoCo, Douillard et al., arXiv 2501.18512, overlaps so). Blocks are
+    the fragments of that paper: where they are `streamed`, block k's rounds end k h / K steps after
+    block 0's, so that not all ranks send at once. With eta = 1 and mu = 0 it is local SGD.
+    """
+
+    name: ClassVar[str] = "diloco"
+    anchored: ClassVar[bool] = True
+
+    steps: int = 16
+    """h, steps from one outer step to the next."""
+    outer_lr: float = 0.7
+    """eta, size of the outer step."""
+    outer_momentum: float = 0.9
+    """mu, Nesterov momentum of the outer step."""
+    lag: int = 0
+    """Steps that a sum over replicas may take."""
+    streamed: bool = False
+    """Whether blocks end their rounds at different steps."""
+    messages: MessageFormat = "float32"
+    """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_numbers(
+            self,
+            positive=("outer_lr",),
+            not_negative=("outer_momentum", "lag"),
+            at_least_one=("steps",),
+        )
+        if not self.outer_momentum < 1:
+            raise ValueError(f"outer_momentum is {self.outer_momentum}; it must be below 1")
+        if self.lag >= self.steps:
+            raise ValueError(
+                f"lag is {self.lag} of rounds of {self.steps} steps: choose one below sync.steps"
+            )
+
+
+class DiLoCoSync(AnchoredSync):
+    """One replica's weights, and the round that is under way."""
+
+    strategy: DiLoCo
+
+    def begin(self) -> None:
+        super().begin()
+        self._landing: Callable[[], Tensor] | None = None
+        self._sent: list[Tensor] = []
+        """This replica's weights when the round under way began its sum."""
+        self._started = 0
+        block, steps = self.block, self.strategy.steps
+        streamed = self.strategy.streamed
+        self._offset = block.index * steps // block.count if streamed else 0
+
+    @property
+    def _messages(self) -> MessageFormat:
+        return self.strategy.messages
+
+    def before_step(self, kind: str, rate: float) -> bool:
+        self.anchors()
+        return super().before_step(kind, rate)
+
+    def stepped(self) -> None:
+        strategy = self.strategy
+        if (self.count - self._offset) % strategy.steps == 0 and self.count > self._offset:
+            self._start()
+        if self._landing is not None and self.count == self._started + strategy.lag:
+            self._land()
+
+    def settle(self) -> None:
+        if self._landing is not None:
+            self._land()
+        self._start()
+        self._land()
+
+    def _start(self) -> None:
+        self._started = self.count
+        self._sent = [p.detach().clone() for p in self.weights()]
+        self._begin_sum()
+
+    def _begin_sum(self) -> None:
+        moved = [b - w for b, w in zip(self.anchors(), self._sent, strict=True)]
+        self._landing = self._mean.start(packed(moved) / self.peers.replicas)
+
+    def _land(self) -> None:
+        assert self._landing is not None
+        strategy = self.strategy
+        anchors, momenta = self.anchors(), self.outer.kept("momentum")
+        change = [torch.empty_like(b) for b in anchors]
+        unpack(self._landing(), change)
+        self._landing = None
+        torch._foreach_mul_(momenta, strategy.outer_momentum)
+        torch._foreach_add_(momenta, change)
+        torch._foreach_add_(change, momenta, alpha=strategy.outer_momentum)
+        torch._foreach_add_(anchors, change, alpha=-strategy.outer_lr)
+        since = [p.detach() - w for p, w in zip(self.weights(), self._sent, strict=True)]
+        late = self.count > self._started
+        pairs = zip(anchors, since, strict=True)
+        self.replace([b + d if late else b.clone() for b, d in pairs])
+        self._sent = []
+        if not strategy.lag:
+            self.join_statistics()
+
+    def under_way(self) -> Tensors:
+        if self._landing is None:
+            return {}
+        sent = {f"sent {i:05}": w for i, w in enumerate(self._sent)}
+        return {**sent, "started": torch.tensor(self._started)}
+
+    def go_on(self, kept: Tensors) -> None:
+        if "started" in kept:
+            self._started = int(kept["started"])
+            sent = [kept[name] for name in sorted(kept) if name.startswith("sent ")]
+            self._sent = [
+                torch.empty_like(p).detach().copy_(w)
+                for p, w in zip(self.weights(), sent, strict=True)
+            ]
+            self._begin_sum()
+
+
+DiLoCo.program = DiLoCoSync

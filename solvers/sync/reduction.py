@@ -1,0 +1,113 @@
+"""Sums over replicas, in their order: the same bits on all of them, whatever carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from solvers.state import Tensors
+from solvers.sync.base import Peers
+from solvers.sync.messages import Feedback, MessageFormat, decode
+
+BUCKET_BYTES = 1 << 20
+"""Of a bucket: its sum travels while the next one is on its way."""
+
+
+class Reduction:
+    r"""x <- sum_r x_r over R replicas, a vector of n numbers, in buckets.
+
+        replica r  sends every replica s the s-th of R pieces of its bucket,
+                   adds up the r-th pieces of all replicas, ((x_0 + x_1) + x_2) + ...,
+                   sends that sum to every replica
+
+    Each sends 2 (R-1)/R of n numbers, as a ring does, in two hops; MPI_Allreduce promises no order.
+    In a format of fewer bits both messages are rounded, each with its error feedback, and the owner
+    of a sum takes what the others get: all replicas have the same bits.
+    """
+
+    def __init__(self, peers: Peers, kind: MessageFormat = "float32") -> None:
+        self.peers, self.kind = peers, kind
+        self._up: dict[tuple[int, int], Feedback] = {}
+        self._down: dict[int, Feedback] = {}
+
+    def start(self, vector: Tensor) -> Callable[[], Tensor]:
+        """Begin; the call of what it gives waits for the sum."""
+        length = max(1, BUCKET_BYTES // vector.element_size())
+        ends = [self._begin(i, bucket) for i, bucket in enumerate(vector.split(length))]
+
+        def finish() -> Tensor:
+            sums = [end() for end in ends]
+            return torch.cat([piece for end in sums for piece in end()])
+
+        return finish
+
+    def _begin(self, bucket: int, x: Tensor) -> Callable[[], Callable[[], list[Tensor]]]:
+        peers, dtype = self.peers, x.dtype
+        pieces = x.tensor_split(peers.replicas)
+        messages = [self._sent(bucket, r, piece) for r, piece in enumerate(pieces)]
+        arrived = peers.start(messages)
+
+        def add() -> Callable[[], list[Tensor]]:
+            theirs = [decode(message, self.kind, dtype) for message in arrived()]
+            total: Tensor = reduce(torch.add, theirs)
+            message = self._down.setdefault(bucket, Feedback(self.kind)).send(total)
+            sums = peers.start([message] * peers.replicas)
+            return lambda: [decode(each, self.kind, dtype) for each in sums()]
+
+        return add
+
+    def _sent(self, bucket: int, replica: int, piece: Tensor) -> Tensor:
+        return self._up.setdefault((bucket, replica), Feedback(self.kind)).send(piece)
+
+    def state(self) -> Tensors:
+        """What rounding has left out."""
+        up = {f"up {b}.{r}": f.left for (b, r), f in self._up.items()}
+        down = {f"down {b}": f.left for b, f in self._down.items()}
+        return {name: left for name, left in (up | down).items() if left is not None}
+
+    def load_state(self, kept: Tensors) -> None:
+        """Take back what `state` gave."""
+        for name, left in kept.items():
+            way, _, where = name.partition(" ")
+            feedback = Feedback(self.kind)
+            feedback.left = left
+            if way == "up":
+                bucket, _, replica = where.partition(".")
+                self._up[int(bucket), int(replica)] = feedback
+            else:
+                self._down[int(where)] = feedback
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """One vector of all numbers, each tensor in the order of its memory, at least in float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return torch.cat([memory(t).to(dtype) for t in tensors]) if tensors else torch.zeros(0)
+
+
+def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Write the numbers of a packed vector back into tensors of the same memory order."""
+    parts = vector.split([t.numel() for t in tensors])
+    for part, tensor in zip(parts, tensors, strict=True):
+        memory(tensor).copy_(part)
+
+
+def memory(tensor: Tensor) -> Tensor:
+    """A dense tensor's numbers in the order of its memory, (n,), without a copy."""
+    # not detach(): what graphs under way have noted of running statistics they do not use
+    tensor = tensor.data
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    strides = tensor.stride()
+    dims = sorted(range(tensor.dim()), key=lambda d: -strides[d])
+    ordered = tensor.permute(dims)
+    if not ordered.is_contiguous():
+        raise ValueError(
+            f"a tensor {tuple(tensor.shape)} of strides {tensor.stride()} is not dense: replicas "
+            "cannot agree on it; make it contiguous"
+        )
+    return ordered.view(-1)
