@@ -20,8 +20,8 @@ from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
 """Before the names of what is recorded, in a checkpoint."""
-_ORDER = "order"
-"""Among them: of each mini-batch's samples, (slots, N)."""
+_ORDER, _HELD = "order", "held"
+"""Among them: of each mini-batch's samples, (slots, N); how many mini-batches there are."""
 
 
 class BubbleFill:
@@ -86,7 +86,8 @@ class BubbleFill:
         """What the program keeps and, in mid-epoch, the records."""
         kept = self.program.state()
         if self._history:
-            records = {**self.program.records(), "slot": torch.tensor(self._slot)}
+            numbers = {"slot": torch.tensor(self._slot), _HELD: torch.tensor(len(self._history))}
+            records = self.program.records() | numbers
             if self.choose == "largest":
                 records[_ORDER] = self._order
             kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
@@ -99,12 +100,14 @@ class BubbleFill:
         if not records:
             return
         self._slot = int(records.pop("slot"))
+        # fewer than there were mini-batches, where the records were forgotten in mid-epoch
+        held = int(records.pop(_HELD, self.slots - 1))
         order = records.pop(_ORDER, None)
         if order is not None:
             self._order.copy_(order)
         self.program.load_records(records)
         self._history.clear()
-        for age, batch in enumerate(self.latest[: self.slots - 1]):
+        for age, batch in enumerate(self.latest[:held]):
             self._history.append(((self._slot - 1 - age) % self.slots, batch))
 
     @property

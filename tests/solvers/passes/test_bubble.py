@@ -243,14 +243,19 @@ def test_an_unknown_step_or_choice_is_refused_with_the_known_ones():
         fill_of(problem, SOLVER, Gaps(1, 1), "late", problem.build(0))
 
 
+def lay_out(problem):
+    """As in training: what a checkpoint gives back is laid out like this."""
+    problem.blocks.model.to(memory_format=torch.channels_last)
+    return problem
+
+
 @KINDS
 @CHOICES
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, choose, at):
     whole, parts = small([1, 3]), small([1, 3])
     for problem in (whole, parts):
-        # as in training: what a checkpoint gives back is laid out like this
-        problem.blocks.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        lay_out(problem)
     solver = replace(SOLVER, momentum=0.5 if kind == "own" else None)
 
     def program(block, links):
@@ -267,3 +272,28 @@ def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, choose,
 
     parts.on_every_block(program)
     assert_same(parts.tensors(), filled(whole, THREE, 2, kind, solver, choose))
+
+
+def test_records_that_a_rest_has_ended_are_not_taken_for_those_of_the_latest_mini_batches():
+    gaps = [Gaps(2 * BATCH, 0), Gaps(0, 2 * BATCH)]
+
+    def trained(moves):
+        problem = lay_out(small([2]))
+
+        def program(block, links):
+            fill = fill_of(problem, SOLVER, gaps[block.index], "added", block, links)
+            exact = exact_pass(block, links, micro_batches=2)
+            exact.train(problem.window(1, 0, 2), None, fill)
+            fill.begin()
+            exact.train(problem.window(1, 2, 3), None, fill)
+            if moves:
+                state = handed_over(links, fill)
+                fill = fill_of(problem, SOLVER, gaps[block.index], "added", block, links)
+                fill.latest = problem.batches[2::-1]
+                fill.load_state(state)
+            exact.train(problem.window(1, 3), None, fill)
+
+        problem.on_every_block(program)
+        return problem.tensors()
+
+    assert_same(trained(True), trained(False))
