@@ -66,6 +66,7 @@ class Aims(NamedTuple):
 
         def objective(loss: Loss, targets: Any, answers: Bundle | None) -> Objective:
             metrics = _counted(out, targets) if options.metrics is None else options.metrics
+            _check_shapes(options, loss, out, targets)
             made = Objective(loss, metrics, answers, named)
             packed = targets if answers is None else answers.pack(targets)
             made(out, packed)
@@ -96,6 +97,21 @@ def _losses(options: Options) -> tuple[Loss, Loss]:
             "it out"
         )
     return loss, partial(nn.functional.cross_entropy, label_smoothing=smoothing)
+
+
+def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
+    """ValueError where torch would spread the targets over the output, with a warning at most."""
+    name = next((name for name, known in LOSSES.items() if known is loss), "")
+    tensors = isinstance(out, Tensor) and isinstance(targets, Tensor)
+    if name in ("", "cross-entropy") or not tensors or out.shape[1:] == targets.shape[1:]:
+        return
+    what = "loss= is torch's" if options.loss else "train.loss is"
+    classes = "cross-entropy, which takes classes, or " if _classes(out, targets) > 1 else ""
+    raise ValueError(
+        f"{what} {name!r}, which compares numbers one by one, but a sample's output has shape "
+        f"{tuple(out.shape[1:])} and its target {tuple(targets.shape[1:])}: choose {classes}"
+        "targets of the output's shape"
+    )
 
 
 def _counted(out: Any, targets: Any) -> Mapping[str, Metric]:

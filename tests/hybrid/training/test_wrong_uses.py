@@ -28,6 +28,10 @@ def changed(tensor, row, value):
     return found
 
 
+def regression(outputs):
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([])
@@ -69,6 +73,18 @@ BEFORE = {
     ),
     "a loss that fails": ({"loss": failing}, "the loss fails", "output (2, 3)", "out of"),
     "a loss that is no function": ({"loss": "mse"}, "'str' object is not callable"),
+    "a regression's loss of classes": (
+        {"settings": {"loss": "mse"}},
+        *("train.loss is 'mse'", "shape (3,) and its target ()", "choose cross-entropy"),
+    ),
+    "a regression's loss of two classes": (  # which torch would spread over the two samples tried
+        {"settings": {"loss": "huber"}, "model": regression(2), "train": (X, Y % 2)},
+        *("train.loss is 'huber'", "shape (2,) and its target ()", "choose cross-entropy"),
+    ),
+    "a regression's loss of flat targets": (
+        {"loss": nn.functional.l1_loss, "model": regression(1), "train": (X, X[:, 0])},
+        *("loss= is torch's 'l1'", "shape (1,) and its target ()", "choose targets of the"),
+    ),
     "a metric that fails": ({"metrics": {"luck": failing}}, "the metric 'luck'", "KeyError"),
     "a metric that is a text": (
         {"metrics": {"luck": lambda out, y: "good"}},
