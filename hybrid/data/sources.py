@@ -20,7 +20,7 @@ from solvers.registry import unknown
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
 
 
-def load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
+def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
     """The training and the test set called `name`, its files fetched first if they are missing.
 
     CIFAR's training images are augmented by crops after padding of 4 and by flips, the others'
@@ -36,7 +36,7 @@ def load(name: str, directory: Path | None = None, limit: int = 0) -> tuple[Data
     return train.take(limit) if limit else train, test
 
 
-def fetch(name: str, directory: Path | None = None) -> None:
+def fetch(name: str, directory: str | Path | None = None) -> None:
     """Make sure that the files of data set `name` are there; download what is missing.
 
     They may lie in `directory` itself or in the folder their archive makes there. The default is
@@ -47,22 +47,24 @@ def fetch(name: str, directory: Path | None = None) -> None:
         raise ValueError(unknown(name, NAMES, "data set"))
     if name in _GENERATED:
         return
-    directory, source = _or_default(directory), _SOURCES[name]
-    *_, lacking = source.found(directory)
+    folder, source = _or_default(directory), _SOURCES[name]
+    *_, lacking = source.found(folder)
     try:
         for download in source.downloads if lacking else ():
-            download.into(directory)
+            download.into(folder)
     except OSError as error:
         # the text of a network error is no sentence
         why = one_line(error) if error.strerror else type(error).__name__
         raise FileNotFoundError(
-            f"{name} lacks {', '.join(lacking)} in {directory} and cannot be downloaded ({why}): "
+            f"{name} lacks {', '.join(lacking)} in {folder} and cannot be downloaded ({why}): "
             f"put the files there, or name their folder with --data-dir"
         ) from error
 
 
-def _or_default(directory: Path | None) -> Path:
-    return directory or Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
+def _or_default(directory: str | Path | None) -> Path:
+    if directory:
+        return Path(directory)
+    return Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
 
 
 @dataclass(frozen=True)

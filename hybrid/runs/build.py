@@ -126,7 +126,7 @@ def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
     wanted.refuse("data", f"{wanted.name} is in memory", "workers", "worker_kind")
-    train, test = data.load(wanted.name, Path(wanted.dir) if wanted.dir else None, wanted.limit)
+    train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     augmentation = train.augmentation if wanted.augment else data.Augmentation()
     return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
 

@@ -94,6 +94,16 @@ def test_a_set_is_found_in_every_layout_and_in_the_folder_itself(
     assert int(test.images.max()) == 2 or train.shape[0] == 3
 
 
+def test_the_folder_may_be_a_text(tmp_path, monkeypatch):
+    put(tmp_path / "data" / "mnist", MNIST)
+    monkeypatch.chdir(tmp_path)
+    train, test = load("mnist", "data")
+    assert (train.labels.tolist(), test.labels.tolist()) == DIGITS[:2]
+    fetch("mnist", str(tmp_path / "data"))
+    with pytest.raises(FileNotFoundError, match="in elsewhere and cannot be downloaded"):
+        fetch("mnist", "elsewhere")
+
+
 def test_a_complete_layout_is_preferred_to_an_incomplete_one(tmp_path):
     put(tmp_path / "cifar-10-batches-bin", CIFAR10_BINARY)
     (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
