@@ -10,8 +10,6 @@ from torch import Tensor
 from solvers.blocks.objective import LEFT_OUT
 from solvers.layers.bundle import Bundle
 
-"""A target that torch's cross-entropy ignores."""
-
 
 class Data(ABC):
     """Samples by number: a pure function of (seed, epoch, number), on every rank that asks."""
