@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
@@ -30,6 +31,13 @@ def measure(
     in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
     means = (reduce(torch.add, in_order) / len(data)).tolist()
     return dict(zip(["loss", *objective.metrics], means, strict=True))
+
+
+def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
+    """The outputs of the whole chain of blocks for `data`, (N, ...), on every rank."""
+    found = [out for _, out in outputs(block, links, data, batch_size)]
+    whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None
+    return links.all_gather(whole)[-1]
 
 
 def outputs(

@@ -81,6 +81,25 @@ class Method:
         needed = self.solver.memory(self.setup, index) if self.setup.window else 0
         return needed + (self.solver.memory(self._records(index), index) if self.gaps else 0)
 
+    def check_messages(self, blocks: Blocks) -> None:
+        """ValueError for a format or a filter of what crosses a cut that cannot be."""
+        passes = self.solver if self.solver.exact else self.correction
+        for made, where in ((self.solver, "solver"), (self.correction, "correction")):
+            for name in ("messages", "storage"):
+                kind = getattr(made, name, "float32")
+                for cut in blocks.spoilt(kind):
+                    raise ValueError(
+                        f"{where}.{name} is {kind!r}, which would change the integers that "
+                        f"cross the cut before {cut}: choose float32, or another cut"
+                    )
+        factor = max(getattr(self.solver, "filter", 1), getattr(passes, "filter", 1))
+        for cut, shape in zip(blocks.cuts, self.setup.shapes, strict=True):
+            if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
+                raise ValueError(
+                    f"the filter is {factor}, but activations at the cut before {cut} have "
+                    f"shape {shape}: choose a filter that divides their height and width"
+                )
+
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""
         solver, setup = self.solver, self.setup

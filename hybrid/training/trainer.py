@@ -10,33 +10,29 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import ValidationError
-from torch.utils._pytree import tree_map
 
 from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Data, Dataset, as_data
 from hybrid.links import RankLinks
 from hybrid.ranks import caches, launch
+from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
+from hybrid.rounds import gaps as filling
 from hybrid.rounds.controller import longest, wanted
-from hybrid.settings.config import (
-    OptimiserSettings,
-    RoundSettings,
-    first_fault,
-)
+from hybrid.settings.config import OptimiserSettings, RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.aims import Aims
-from hybrid.training.evaluation import measure, outputs
+from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts, placed
-from hybrid.ranks.starting import start
 from hybrid.training.written import described
 from solvers import Solver, registry
-from solvers.base import Recording, Setup, Shape
+from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.exact import PassSettings
-from solvers.passes.pipeline import FillSamples, FillStep, Gaps, fit
+from solvers.passes.pipeline import FillSamples, FillStep
 
 T = TypeVar("T")
 
@@ -146,13 +142,11 @@ class Trainer(Options):
         `data` is as in `fit`, or a tensor of inputs alone.
         """
 
-        def gathered(block: Block, links: RankLinks, known: Data, aims: Aims) -> Any:
-            found = [out for _, out in outputs(block, links, known, self.train.batch_size)]
-            whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None
-            return links.all_gather(whole)[-1]
+        def predicted(block: Block, links: RankLinks, known: Data, aims: Aims) -> Any:
+            return gathered(block, links, known, self.train.batch_size)
 
         inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
-        return self._through(inputs, gathered, tried=data is inputs)
+        return self._through(inputs, predicted, tried=data is inputs)
 
     def _through(
         self, given: Any, use: Callable[[Block, RankLinks, Data, Aims], T], tried: bool = True
@@ -226,8 +220,10 @@ class Trainer(Options):
         )
         drawing = self.blocks.drawing(sample)
         self._check_method(setup, any(drawing))
-        gaps = self._gaps(sample) if rounds.fill else []
-        self._check_gaps(gaps, setup)
+        assert self.correction is not None
+        size, parts = setup.batch_size, self.correction.micro_batches
+        gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []
+        filling.check(gaps, rounds, self.solver, setup)
         augmented = train.augmented
         cutout = train.augmentation.cutout if isinstance(train, Dataset) else 0
         keeps = carried and not setup.correct_every and issubclass(self.solver.program, Recording)
@@ -237,7 +233,6 @@ class Trainer(Options):
                 "rounds.window all, which trains on plain images: leave it out"
             )
         norms = torch.nn.modules.batchnorm._BatchNorm
-        assert self.correction is not None
         method = Method(
             self.solver,
             self.correction,
@@ -249,7 +244,7 @@ class Trainer(Options):
             statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
             controller=wanted(rounds, steps, self.solver.sweeps),
         )
-        self._check_filters(shapes)
+        method.check_messages(self.blocks)
         device = launch.device(self.train.device)
         if self.train.compile or device.type == "cuda":
             caches.keep_private()
@@ -361,57 +356,3 @@ class Trainer(Options):
     def _meant(self, name: str, value: object) -> str:
         has = self.solver.exact and hasattr(self.solver, name)
         return f", or set solver.{name}={value}" if has else ""
-
-    def _check_filters(self, shapes: list[Shape]) -> None:
-        passes = self.solver if self.solver.exact else self.correction
-        for made, where in ((self.solver, "solver"), (self.correction, "correction")):
-            for name in ("messages", "storage"):
-                kind = getattr(made, name, "float32")
-                for cut in self.blocks.spoilt(kind):
-                    raise ValueError(
-                        f"{where}.{name} is {kind!r}, which would change the integers that "
-                        f"cross the cut before {cut}: choose float32, or another cut"
-                    )
-        factor = max(getattr(self.solver, "filter", 1), getattr(passes, "filter", 1))
-        for cut, shape in zip(self.blocks.cuts, shapes, strict=True):
-            if factor > 1 and (len(shape) != 3 or shape[1] % factor or shape[2] % factor):
-                raise ValueError(
-                    f"the filter is {factor}, but activations at the cut before {cut} have "
-                    f"shape {shape}: choose a filter that divides their height and width"
-                )
-
-    def _check_gaps(self, gaps: list[Gaps], setup: Setup) -> None:
-        if not setup.fills or len(gaps) == 1:
-            return
-        size = setup.batch_size
-        if not any(n % size for gap in gaps for n in gap):
-            why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
-            self.rounds.refuse("rounds", why, "fill_samples")
-        if any(map(sum, gaps)):
-            return
-        why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
-        self.rounds.refuse("rounds", why, "fill_step")
-        if not setup.window:
-            self.solver.refuse_inert(why)
-
-    def _gaps(self, sample: torch.Tensor) -> list[Gaps]:
-        """What each block does in its gaps."""
-        assert self.correction is not None
-        gaps = [Gaps(*pair) for pair in self.rounds.gaps]
-        if not gaps:
-            # counted anew: the cuts alone, which a resumed run has, must give the same gaps
-            counted = replace(self.blocks, costs=[])
-            costs = counted.block_costs(sample)
-            size = self.train.batch_size // self.replicas
-            return fit(costs, size, self.correction.micro_batches)
-        if len(gaps) != len(self.blocks):
-            raise ValueError(
-                f"rounds.gaps has {len(gaps)} pairs for {len(self.blocks)} blocks: give "
-                "one [middle, turn] a block, or leave it empty"
-            )
-        if gaps[-1].middle:
-            raise ValueError(
-                f"rounds.gaps gives the last block {gaps[-1].middle} samples in the middle of "
-                "a pass, where it has no gap: give it [0, turn]"
-            )
-        return gaps
