@@ -5,12 +5,14 @@ Those are docs/settings.md and, in the pages of the methods, the tables with `HE
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings, values
 from hybrid.settings.resolve import resolve
 from hybrid.settings.text import to_toml
 from solvers import Backprop, registry
+from solvers.sync.registry import DEFAULT, STRATEGIES
 
 DOCS = Path(__file__).parent
 HEAD = """# Settings
@@ -37,6 +39,7 @@ BESIDE = {
     "ddg": ALONE,
     "deepfacto": ["model.factorise", "solver.factor_rho"],
     "local-updates": ALONE,
+    "replicas": ["split.replicas", "split.blocks", "split.side_by_side", "sync.name"],
 }
 """Settings that a page's table has beside its method's own."""
 
@@ -60,11 +63,18 @@ def _all_settings() -> str:
         config = to_toml(resolve({"solver": {"name": name}}))
         table = config[config.index("[solver]") : config.index("[correction]")]
         parts.append(f"```toml\n{table.strip()}\n```\n")
+    parts.append("The table `[sync]` depends on how [replicas](replicas.md) keep together:\n")
+    for name in STRATEGIES:
+        config = to_toml(resolve({"sync": {"name": name}}))
+        table = config[config.index("[sync]") : config.index("[rounds]")]
+        parts.append(f"```toml\n{table.strip()}\n```\n")
     return "\n".join(parts)
 
 
 def _own(method: str) -> list[str]:
     """A method's settings, without those in the table of a method that it derives from."""
+    if method in STRATEGIES:
+        return [f"sync.{f.name}" for f in fields(STRATEGIES[method])]  # type: ignore[arg-type]
     if method not in registry.OWN:
         return []
     cls = registry.solver_class(method)
@@ -83,6 +93,9 @@ def _page(method: str) -> str:
 
 
 def _row(key: str, page: str) -> str:
+    if page in STRATEGIES:
+        known = known_settings(registry.DEFAULT, page)
+        return f"| `{key}` | {_default(key, page)} | {known[key]} |"
     methods = [page] if page in registry.OWN else [registry.DEFAULT, *registry.OWN]
     method = next(name for name in methods if key in known_settings(name))
     return f"| `{key}` | {_default(key, method)} | {known_settings(method)[key]} |"
@@ -90,7 +103,11 @@ def _row(key: str, page: str) -> str:
 
 def _default(key: str, method: str) -> str:
     section, _, name = key.partition(".")
-    made = {"solver": registry.solver_class(method), "correction": Backprop}.get(section)
+    made: Any = {"sync": STRATEGIES.get(method), "correction": Backprop}.get(section)
+    if section == "solver":
+        made = registry.solver_class(method)
+    if key == "sync.name":
+        return DEFAULT
     found = values(made())[name] if made else getattr(getattr(Config(), section), name)
     if found is None:
         return "unset"

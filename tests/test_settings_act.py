@@ -28,6 +28,7 @@ from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings
 from solvers import Backprop, registry
+from solvers.sync.registry import DEFAULT, strategy_class
 from tests.support.setting_modes import ALONE, EXACT, GREEDY, LISTED, MODES, OTHERS, STORING, TINY
 
 SHARE = int(os.environ.get("SETTINGS_SHARE", "24"))
@@ -41,7 +42,12 @@ class Result(NamedTuple):
 
 def triples():
     """Every setting in every mode."""
-    return [(setting, mode) for mode in MODES for setting in known_settings(mode.solver)]
+    return [(setting, mode) for mode in MODES for setting in known(mode)]
+
+
+def known(mode):
+    """The settings that a mode has."""
+    return known_settings(mode.solver, mode.settings.get("sync.name", DEFAULT))
 
 
 def tried(setting, mode, share):
@@ -118,9 +124,10 @@ def others(setting, mode):
 
 def _generic(setting, current, mode):
     section, _, key = setting.partition(".")
-    if section in ("solver", "correction"):
-        cls: type = registry.solver_class(mode.solver) if section == "solver" else Backprop
-        hint = get_type_hints(cls)[key]
+    if section in ("solver", "correction", "sync"):
+        strategy = strategy_class(mode.settings.get("sync.name", DEFAULT))
+        made = {"solver": registry.solver_class(mode.solver), "sync": strategy}
+        hint = get_type_hints(made.get(section, Backprop))[key]
     else:
         hint = get_type_hints(Config.model_fields[section].annotation)[key]
     choices = [x for h in (hint, *get_args(hint)) if get_origin(h) is Literal for x in get_args(h)]
@@ -204,6 +211,8 @@ def _asked(mode, **more):
     kept = mode.settings
     if "solver.name" in more:
         kept = {key: value for key, value in kept.items() if not key.startswith("solver.")}
+    if "sync.name" in more:
+        kept = {key: value for key, value in kept.items() if not key.startswith("sync.")}
     return {**TINY, "solver.name": mode.solver, **kept, **more}
 
 

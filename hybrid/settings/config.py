@@ -104,6 +104,8 @@ class TrainSettings(Section):
     """Local steps as CUDA graphs; where a step cannot be captured, the summary says why."""
     compile: bool = False
     """Compile the blocks with torch.compile."""
+    sync_batchnorm: bool = False
+    """BatchNorm over the samples of all replicas; off: each normalises by its own share."""
 
 
 class OptimiserSettings(Section):

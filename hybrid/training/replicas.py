@@ -11,13 +11,15 @@ from solvers.base import Setup, Solver
 from solvers.sync.registry import DEFAULT
 
 
-def check(options: Options, solver: Solver, setup: Setup) -> None:
+def check(options: Options, solver: Solver, setup: Setup, normed: bool) -> None:
     """ValueError, with the remedy, for replicas and strategies that cannot work or act."""
     sync, train, R = options.sync, options.train, options.replicas
     name = sync.name
     if R == 1:
         _refuse_inert(options)
         return
+    if train.sync_batchnorm:
+        _check_norms(options, normed)
     if setup.factorised:
         raise ValueError(
             f"split.replicas is {R}, and a factorisation learns its dictionary from the samples of "
@@ -52,6 +54,21 @@ def check(options: Options, solver: Solver, setup: Setup) -> None:
         )
 
 
+def _check_norms(options: Options, normed: bool) -> None:
+    train = options.train
+    if not normed:
+        raise ValueError(
+            "train.sync_batchnorm is True, but the network has no BatchNorm, so it would change "
+            "nothing: leave it out"
+        )
+    for key in ("graphs", "compile"):
+        if getattr(train, key):
+            raise ValueError(
+                f"train.{key} is True, and train.sync_batchnorm, which talks to other ranks within "
+                "a pass: leave one of them out"
+            )
+
+
 def _refuse_inert(options: Options) -> None:
     """ValueError for settings of replicas where there are none."""
     sync, plain = options.sync, type(options.sync)()
@@ -63,6 +80,7 @@ def _refuse_inert(options: Options) -> None:
             f"sync.{given[0]} is {getattr(sync, given[0])!r}, but there is 1 replica, so it would "
             "change nothing: leave it out, or ask for --replicas"
         )
+    options.train.refuse("train", "there is 1 replica", "sync_batchnorm")
     if options.side_by_side != "auto":
         raise ValueError(
             f"split.side_by_side is {options.side_by_side!r}, but there is 1 replica, so it would "

@@ -106,8 +106,7 @@ class Run:
             self.folder.close(None, self.trace)
             raise
         finally:
-            if self.block.draws is not None:
-                self.block.draws.remove()
+            self.block.release()
         found = self._summary()
         self.folder.close(found, self.trace)
         self.callbacks.end(found)
@@ -220,8 +219,7 @@ class Run:
         self.folder.finish()
         kept_since = self.folder.kept_since_rollback
         folder = recovery.target(self.folder.checkpoints(), before, kept_since)
-        if self.block.draws is not None:
-            self.block.draws.remove()
+        self.block.release()
         self._build()
         self._go_on_from(folder)
         self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]

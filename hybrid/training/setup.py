@@ -45,6 +45,7 @@ from solvers.passes.bubble import BubbleFill, slots
 from solvers.passes.exact import ExactPass, PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep, Gaps
 from solvers.sync.base import Strategy
+from solvers.sync.norms import SharedNorms
 from solvers.sync.registry import DEFAULT, strategy_class
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -299,6 +300,8 @@ class RunSetup(Options):
         made.objective = self.objective
         if place.replicas > 1:
             setup = self.method.setup
+            if self.train.sync_batchnorm:
+                made.norms = SharedNorms(made.module, links.peers)
             made.sync = self.sync.start(made, links.peers, setup.batch_size / setup.total)
         if self.out is not None:
             exact = made.optimisers["exact"]

@@ -232,7 +232,6 @@ class Trainer(Options):
                 f"data.cutout is {cutout}, but rounds.correct_every is 0 and "
                 "rounds.window all, which trains on plain images: leave it out"
             )
-        norms = torch.nn.modules.batchnorm._BatchNorm
         method = Method(
             self.solver,
             self.correction,
@@ -241,7 +240,7 @@ class Trainer(Options):
             rounds.fill_step,
             rounds.fill_samples,
             observe=whole and (augmented or carried),
-            statistics=any(isinstance(m, norms) for m in self.blocks.model.modules()),
+            statistics=self._normed,
             controller=wanted(rounds, steps, self.solver.sweeps),
         )
         method.check_messages(self.blocks)
@@ -265,6 +264,12 @@ class Trainer(Options):
             **self.options()
             | {"describe": self.describe or partial(described, self, method, rounds)},
         )
+
+    @property
+    def _normed(self) -> bool:
+        """Whether the network has running statistics."""
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        return any(isinstance(m, norms) for m in self.blocks.model.modules())
 
     def _check_ranks(self, ranks: int) -> None:
         size = len(self.blocks) * self.replicas
@@ -312,7 +317,7 @@ class Trainer(Options):
     def _check_method(self, setup: Setup, draws: bool) -> None:
         name, train = self.solver.name, self.train
         self.solver.check(setup)
-        replicas.check(self, self.solver, setup)
+        replicas.check(self, self.solver, setup, self._normed)
         if not self.solver.alternates and not setup.correct_every:
             self._refuse_correction(f"{name!r} has no corrections here")
         uncorrected = not setup.correct_every and not setup.fills

@@ -21,6 +21,7 @@ from solvers.blocks.objective import FAULTS, Objective, described, failure
 from solvers.layers.projection import Projection
 from solvers.state import State
 from solvers.sync.base import Sync
+from solvers.sync.norms import SharedNorms
 from solvers.windows import Classified
 
 
@@ -50,6 +51,8 @@ class Block:
     """How the block's replicas agree on its weights; None: there is one."""
     draws: Draws | None = None
     """Random numbers of the units that draw any; None: no unit does."""
+    norms: SharedNorms | None = None
+    """BatchNorms that see all replicas' samples; None: each sees its own."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; other formats need none."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
@@ -159,6 +162,12 @@ class Block:
 
     def _stepping(self, kind: str) -> list[torch.optim.Optimizer]:
         return [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
+
+    def release(self) -> None:
+        """Leave the module as it was: what was put into it for this run goes."""
+        for added in (self.draws, self.norms):
+            if added is not None:
+                added.remove()
 
     @property
     def average(self) -> Average | None:

@@ -47,6 +47,15 @@ def _modes():
     yield Mode("backprop", "a schedule of torch's", by_class)
     yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
     yield Mode("backprop", "virtual", {"links.kind": "virtual"})
+    grid = {"split.replicas": 2}
+    yield Mode("backprop", "replicas", grid)
+    yield Mode("backprop", "local-sgd", {**grid, "sync.name": "local-sgd", "sync.steps": 2})
+    # five mini-batches an epoch, for rounds that end within it
+    outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
+    yield Mode("backprop", "diloco", {**outer, "sync.name": "diloco"})
+    yield Mode("backprop", "hpsgd", {**outer, "sync.name": "hpsgd"})
+    yield Mode("augmented-lagrangian", "replicas", {**grid, **CLOSE["penalty"]})
+    yield Mode("ddg", "replicas", grid)
     for solver in FILLING:
         # a third epoch, for what the second one's residual leads to
         gaps = {**CLOSE["penalty"], "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
@@ -131,6 +140,13 @@ OTHERS: dict[str, list[Any]] = {
     "schedule.milestones": [[0.25]],
     "schedule.warmup_epochs": [0.3],
     "links.timeout": [60.0],
+    "split.replicas": [3],
+    "split.side_by_side": ["peers"],
+    "sync.name": ["all-reduce", "local-sgd"],
+    "sync.messages": ["int8"],
+    "sync.steps": [3],
+    "sync.lag": [0],
+    "sync.outer_momentum": [0.5],
     "data.workers": [1],
     "data.worker_kind": ["forkserver"],
     "solver.local_lr": [0.25],
@@ -162,6 +178,7 @@ LISTED = {
     "links.kind": "timing: threads and virtual links give the same bits",
     "links.gpu_aware": "speed",
     "links.timeout": "a guard",
+    "split.side_by_side": "speed",
     "links.gigabits_per_second": "the virtual clock",
     "links.latency_microseconds": "the virtual clock",
     "rounds.memory_gb": "a guard",

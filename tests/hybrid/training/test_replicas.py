@@ -259,6 +259,11 @@ REFUSED = [
     ({"replicas": 1, "sync": LocalSGD()}, "sync.name is 'local-sgd', but there is 1 replica"),
     ({"replicas": 1, "sync": AllReduce(messages="int8")}, "sync.messages is 'int8', but there"),
     ({"replicas": 1, "side_by_side": "peers"}, "split.side_by_side is 'peers', but there is 1"),
+    ({"train": {"sync_batchnorm": True}}, "train.sync_batchnorm is True, but there is 1 replica"),
+    (
+        {"replicas": 2, "model": "plain", "train": {"sync_batchnorm": True}},
+        "train.sync_batchnorm is True, but the network has no BatchNorm",
+    ),
     ({"replicas": 33}, "split.replicas is 33, and a mini-batch has 32 samples"),
     ({"replicas": 0}, "split.replicas is 0"),
     ({"replicas": 2, "sync": DiLoCo(), "train": {"ema": 0.9}}, "train.ema is 0.9, and replicas"),
@@ -289,3 +294,14 @@ def test_what_replicas_cannot_do_is_refused(settings, reason, few):
 def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):
     made = trainer(solver, replicas=2, sync=sync, **_window(solver.name))
     assert reason in refused(made, few)
+
+
+def test_batchnorm_over_all_replicas_is_that_of_one(few):
+    """Up to rounding, which a few steps enlarge; without it the weights are far away."""
+    plain = fitted(trainer(Backprop()), few)
+    apart = {}
+    for synced in (True, False):
+        settings = {"train": {"sync_batchnorm": synced}, "replicas": 2}
+        found = fitted(trainer(Backprop(), **settings), few)
+        apart[synced] = max(float((found[k] - plain[k]).abs().max()) for k in learnt(plain))
+    assert apart[True] < 1e-3 < apart[False]
