@@ -54,7 +54,8 @@ def _modes():
     outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
     yield Mode("backprop", "diloco", {**outer, "sync.name": "diloco"})
     yield Mode("backprop", "hpsgd", {**outer, "sync.name": "hpsgd"})
-    yield Mode("augmented-lagrangian", "replicas", {**grid, **CLOSE["penalty"]})
+    swept = {**grid, **CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2}
+    yield Mode("augmented-lagrangian", "replicas", swept)
     yield Mode("ddg", "replicas", grid)
     for solver in FILLING:
         # a third epoch, for what the second one's residual leads to
