@@ -200,10 +200,10 @@ class Backwards(Uniform):
 
 def _load(name, directory=None, limit=0):
     generator = torch.Generator().manual_seed(crc32(name.encode()))
-    images = torch.randint(0, 256, (48, 1, 4, 4), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 4, (48,), generator=generator)
-    train = Dataset(images[:40], labels[:40], 4, (0.5,), (0.3,), Augmentation(pad=1, flip=True))
-    return train.take(limit), replace(train, images=images[40:], labels=labels[40:])
+    images = torch.randint(0, 256, (64, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (64,), generator=generator)
+    train = Dataset(images[:48], labels[:48], 4, (0.5,), (0.3,), Augmentation(pad=1, flip=True))
+    return train.take(limit), replace(train, images=images[48:], labels=labels[48:])
 
 
 def _asked(mode, **more):

@@ -81,7 +81,8 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     config.solver = {"name": solver.name, **methods.values(solver)}
     sync = methods.sync(config)
     config.sync = {"name": sync.name, **methods.values(sync)}
-    wanted = wanted_correction(solver, config.rounds, config.train.batch_size)
+    share = config.train.batch_size // max(1, config.split.replicas)
+    wanted = wanted_correction(solver, config.rounds, share)
     config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config

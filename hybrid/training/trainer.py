@@ -73,7 +73,8 @@ class Trainer(Options):
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
         if self.correction is None:
-            wanted = dict(wanted_correction(self.solver, self.rounds, self.train.batch_size))
+            share = self.train.batch_size // max(1, self.replicas)
+            wanted = dict(wanted_correction(self.solver, self.rounds, share))
             self.correction = PassSettings(**wanted)
         self.names = {
             "solver": self.solver.name,

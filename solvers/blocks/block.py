@@ -227,6 +227,10 @@ class Block:
         except RuntimeError as error:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 
+    def last_pass(self, kind: str) -> AbstractContextManager[None]:
+        """Around a backward pass after which gradients stay as they are until the step."""
+        return nullcontext() if self.sync is None else self.sync.last_pass(kind)
+
     def input_adjoint(self, lam: Tensor) -> Tensor:
         """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
         if lam.grad is None:  # nothing of it went into the loss

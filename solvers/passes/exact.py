@@ -82,7 +82,7 @@ class ExactPass(Program):
         stats = PhaseStats()
         with stats.timed(self.links.now), frozen_statistics(self.block.module):
             for rows, batch in window.recorded():
-                self.gradient(batch, rows, recorder, stats)
+                self.gradient(batch, rows, recorder, stats, steps=False)
                 self.block.module.zero_grad(set_to_none=True)
             self.links.flush()
         return stats
@@ -122,14 +122,16 @@ class ExactPass(Program):
         recorder: Recorder | None,
         stats: PhaseStats,
         fill: BubbleFill | None = None,
+        steps: bool = True,
     ) -> None:
-        """Leave the exact gradient of the batch-mean loss in the parameters."""
+        """Leave the exact gradient of the batch-mean loss in the parameters, for a step or not."""
         recorders: list[tuple[Callable[[Record], None], int]] = []
         if recorder is not None:
             recorders.append((recorder.record, rows.start))
         if fill is not None:
             recorders.append((fill.record, fill.next_row))
-        run = _Pass(self, batch, recorders)
+        plain = steps and fill is None and type(self).step is ExactPass.step
+        run = _Pass(self, batch, recorders, plain)
         m, gaps = len(run.parts), None if fill is None else fill.gaps
         for op in order(self.block.index, self.block.count, m, gaps):
             if op is Op.FORWARD:
@@ -158,6 +160,7 @@ class _Pass:
         program: ExactPass,
         batch: Batch,
         recorders: list[tuple[Callable[[Record], None], int]],
+        plain: bool,
     ) -> None:
         settings, block = program.solver, program.block
         self.block, self.links, self.recorders = block, program.links, recorders
@@ -167,6 +170,8 @@ class _Pass:
         self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
         self.losses: list[Tensor] = []
         self.forwards = 0
+        self.plain = plain
+        """Whether the step is on this pass's gradient alone, as it is."""
 
     def forward(self, stats: PhaseStats) -> None:
         part = self.parts[self.forwards]
@@ -195,7 +200,11 @@ class _Pass:
         if not self.block.last:
             dtype = out.dtype if self.block.scaler is None else torch.float32
             p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
-        with _spared_statistics(self.block.module) if self.recompute else nullcontext():
+        ends = self.plain and not self.graphs and self.forwards == len(self.parts)
+        with (
+            _spared_statistics(self.block.module) if self.recompute else nullcontext(),
+            self.block.last_pass("exact") if ends else nullcontext(),
+        ):
             self.block.backward(out, p_out)
         if not self.block.first:
             p_in = self.block.input_adjoint(lam)

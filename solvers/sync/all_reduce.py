@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
 
 from solvers.checks import check_choices
 from solvers.state import State, entries
 from solvers.sync.base import Strategy, Sync, statistics
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import Reduction, packed, unpack
+
+BUCKET_BYTES = 1 << 18
+"""Of gradients that travel together, at least."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,9 @@ class AllReduce(Strategy):
     in replica order, so that one rank which accumulates R micro-batches in that order has the same
     bits. Running statistics become their mean over replicas at the same moment: after every step
     all replicas are equal, weights, optimisers and statistics.
+
+    Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
+    bucket leaves as soon as it is complete.
     """
 
     name: ClassVar[str] = "all-reduce"
@@ -39,40 +50,81 @@ class AllReduced(Sync):
     strategy: AllReduce
 
     def begin(self) -> None:
-        kind = self.strategy.messages
-        self._gradients = {kind: Reduction(self.peers, self.strategy.messages) for kind in _KINDS}
+        self._gradients: dict[str, Reduction] = {}
+        """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
-        self._statistics = Reduction(self.peers) if kind != "float32" else None
+        self._statistics = Reduction(self.peers)
+        self._under_way: list[tuple[list[Tensor], Callable[[], Tensor]]] = []
+        self._begun = 0
+        """Buckets of the coming step that have left."""
+
+    @contextmanager
+    def last_pass(self, kind: str) -> Iterator[None]:
+        buckets = self._buckets(kind)
+        missing = [set(bucket) for bucket in buckets]
+        of = {p: i for i, bucket in enumerate(buckets) for p in bucket}
+
+        def arrived(p: Tensor) -> None:
+            missing[of[p]].discard(p)  # type: ignore[index]
+            # in the same order on all replicas
+            while self._begun < len(buckets) and not missing[self._begun]:
+                self._send(kind, buckets[self._begun])
+
+        hooks = [p.register_post_accumulate_grad_hook(arrived) for p in of if p.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def before_step(self, kind: str, rate: float) -> bool:
-        gradients = [p.grad for p in self.block.stepping(kind) if p.grad is not None]
+        for bucket in self._buckets(kind)[self._begun :]:
+            self._send(kind, bucket)
         moved = statistics(self.block.module) if kind != "auxiliary" else []
-        vector = packed(moved) / self.peers.replicas
-        if self._statistics is None:
-            both = [*gradients, *moved]
-            if both:
-                joined = packed([*gradients, vector])
-                unpack(self._gradients[kind].start(joined)(), both)
-            return True
-        finish = self._statistics.start(vector)
-        if gradients:
-            unpack(self._gradients[kind].start(packed(gradients))(), gradients)
-        unpack(finish(), moved)
+        finish = self._statistics.start(packed(moved) / self.peers.replicas) if moved else None
+        for gradients, end in self._under_way:
+            unpack(end(), gradients)
+        if finish is not None:
+            unpack(finish(), moved)
+        self._under_way, self._begun = [], 0
         return True
+
+    def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
+        """Begin the sum of a bucket's gradients."""
+        name, self._begun = f"{kind} {self._begun}", self._begun + 1
+        gradients = [p.grad for p in bucket if p.grad is not None]
+        if gradients:
+            if name not in self._gradients:
+                self._gradients[name] = Reduction(self.peers, self.strategy.messages)
+            self._under_way.append((gradients, self._gradients[name].start(packed(gradients))))
+
+    def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
+        """What a step moves, from the last layer on, in runs of enough bytes."""
+        place = {p: i for i, p in enumerate(self.block.module.parameters())}
+        forwards = sorted(self.block.stepping(kind), key=lambda p: place.get(p, len(place)))
+        buckets: list[list[nn.Parameter]] = []
+        room = 0
+        for p in reversed(forwards):
+            if room <= 0:
+                buckets.append([])
+                room = BUCKET_BYTES
+            buckets[-1].append(p)
+            room -= p.numel() * max(p.element_size(), torch.float32.itemsize)
+        return buckets
 
     def state(self) -> State:
         return State(
             flight={
-                f"{kind}/{name}": left
-                for kind, reduction in self._gradients.items()
-                for name, left in reduction.state().items()
+                f"{name}/{of}": left
+                for name, reduction in self._gradients.items()
+                for of, left in reduction.state().items()
             }
         )
 
     def load_state(self, state: State) -> None:
-        for kind, reduction in self._gradients.items():
-            reduction.load_state(entries(state.flight, f"{kind}/"))
+        for name in {key.partition("/")[0] for key in state.flight}:
+            self._gradients[name] = Reduction(self.peers, self.strategy.messages)
+            self._gradients[name].load_state(entries(state.flight, f"{name}/"))
 
 
 AllReduce.program = AllReduced
-_KINDS = ("exact", "local", "auxiliary")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -62,6 +63,10 @@ class Sync(ABC):
 
     def begin(self) -> None:  # noqa: B027
         """Make what this rank keeps."""
+
+    def last_pass(self, kind: str) -> AbstractContextManager[None]:
+        """Around the last backward pass before a step of `kind`: its gradients will not change."""
+        return nullcontext()
 
     @abstractmethod
     def before_step(self, kind: str, rate: float) -> bool:

@@ -55,6 +55,7 @@ def _modes():
     yield Mode("backprop", "diloco", {**outer, "sync.name": "diloco"})
     yield Mode("backprop", "hpsgd", {**outer, "sync.name": "hpsgd"})
     swept = {**grid, **CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2}
+    swept |= {"train.batch_size": 16, "data.limit": 48}  # or BatchNorm sees single samples
     yield Mode("augmented-lagrangian", "replicas", swept)
     yield Mode("ddg", "replicas", grid)
     for solver in FILLING:

@@ -1,5 +1,6 @@
 """Every strategy against its formulas, in float64, over threads."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -237,3 +238,40 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
 def test_settings_that_cannot_be_are_refused(strategy, given, reason):
     with pytest.raises(ValueError, match=reason):
         strategy(**given)
+
+
+def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
+    """In the same order on all replicas, and the sums are those of one message at the end."""
+
+    made = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
+
+    def program(links):
+        module = copy.deepcopy(made)
+        # as optimisers have them: weights, then biases
+        groups = [[p for p in module.parameters() if (p.dim() > 1) == many] for many in (1, 0)]
+        optimiser = torch.optim.SGD([{"params": group} for group in groups], LR)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = AllReduce().start(block, links.peers, 0.5)
+        left, start, sent = [], links.peers.start, []
+        links.peers.start = lambda pieces: (sent.append(sum(map(len, pieces))), start(pieces))[1]
+        hooks = [m.register_full_backward_hook(lambda *_: left.append(len(sent))) for m in module]
+        loss = (
+            module(torch.full((2, 300), links.place.replica + 1.0, requires_grad=True))
+            .square()
+            .sum()
+        )
+        with block.last_pass("exact"):
+            loss.backward()
+        assert len(hooks) == 4
+        assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
+        early = len(sent)
+        block.step("exact", LR)
+        return left, early, [p.detach().clone() for p in module.parameters()]
+
+    found = run_threads(1, program, replicas=2)
+    assert found[0][:2] == found[1][:2]
+    left, early, _ = found[0]
+    assert left == sorted(left)
+    assert left[-1] >= 2, "most buckets leave before the pass has ended"
+    assert early == 4
+    assert all(map(torch.equal, found[0][2], found[1][2]))
