@@ -28,15 +28,18 @@ class BlockModule(nn.Sequential):
         self.begins = block[0].begins
         """Whether its input is the network's."""
 
-    def forward(self, input: Tensor) -> Any:
-        """(N, ...) -> (N, ...)."""
-        if self.before is None and self.after is None:
+    def forward(self, input: Any, parts: slice | None = None) -> Any:
+        """(N, ...) -> (N, ...); with `parts`, what goes into the first of them through those."""
+        if self.before is None and self.after is None and parts is None:
             return super().forward(input)  # type: ignore[no-untyped-call]
-        value = input if self.before is None else self.before.unpack(input)
-        for i, part in enumerate(self._modules.values()):
+        chosen = range(len(self._modules))[parts or slice(None)]
+        value = input if self.before is None or 0 not in chosen else self.before.unpack(input)
+        for i in chosen:
+            part = self._modules[str(i)]
             assert part is not None
             value = call(part, value) if self.begins and not i else part(value)
-        return value if self.after is None else self.after.pack(value)
+        ends = len(self._modules) - 1 in chosen
+        return value if self.after is None or not ends else self.after.pack(value)
 
     def global_name(self, local: str) -> str:
         """Name in the whole model's state dict of the tensor `local` of this module's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from solvers.blocks.average import Average
 from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from solvers.blocks.draws import Draws, Key
 from solvers.blocks.graphs import StepGraphs
-from solvers.blocks.kept import like
+from solvers.blocks.kept import like, over
 from solvers.blocks.objective import FAULTS, Objective, described, failure
 from solvers.layers.projection import Projection
 from solvers.state import State
@@ -80,27 +80,34 @@ class Block:
         return torch.float32 if parameter is None else parameter.dtype
 
     def forward(
-        self, lam: Tensor, key: Key = (), weights: Mapping[str, Tensor] | None = None
+        self,
+        lam: Any,
+        key: Key = (),
+        weights: Mapping[str, Tensor] | None = None,
+        parts: slice | None = None,
     ) -> Any:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it.
 
         `key` (step, micro-batch, ...) fixes what random layers draw; `weights`, by their local
-        names, stand in for the module's parameters.
+        names, stand in for the module's parameters. With `parts` it goes through those of the
+        module's children alone: a pass in pieces, from the first to the last.
         """
-        if self.draws is not None:
+        if self.draws is not None and not (parts and parts.start):
             self.draws.draw_for(key)
+        some: dict[str, Any] = {} if parts is None else {"parts": parts}
         try:
             with self.numbers():
                 if weights is None:
-                    out: Any = self.module(lam)
+                    out: Any = self.module(lam, **some)
                 else:
-                    out = functional_call(self.module, dict(weights), (lam,))
+                    out = functional_call(self.module, dict(weights), (lam,), some)
         except FAULTS as error:
             raise ValueError(
                 f"the forward pass fails on input {described(lam)}: {failure(error)}"
             ) from error
         narrow = self.precision is not torch.float32
-        return tree_map(wide, out) if self.last and narrow else out
+        ends = self.last and (parts is None or parts.stop == len(self.module._modules))
+        return tree_map(wide, out) if ends and narrow else out
 
     def numbers(self) -> AbstractContextManager[Any]:
         """Within it torch computes in the block's precision."""
@@ -119,27 +126,29 @@ class Block:
         learning_rate: float,
         clip_norm: float = 0.0,
         everyone: AllGather | None = None,
+        only: Sequence[Tensor] | None = None,
     ) -> None:
         """One optimiser step on the gradients at hand, which it then clears.
 
         `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
-        network's; 0: no clipping. Replicas agree before it and after.
+        network's; 0: no clipping. Replicas agree before it and after. With `only`, the block's
+        gradient is that of those parameters, and they alone step.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         if self.sync is None or self.sync.before_step(kind, rate):
             if clip_norm:
-                self._clip(self.optimisers[kind], clip_norm, everyone)
-            self.move(kind, rate)
-        for optimiser in self._stepping(kind):
+                self._clip(self.optimisers[kind], clip_norm, everyone, only)
+            self.move(kind, rate, only)
+        for optimiser in self._stepping(kind, only):
             optimiser.zero_grad(set_to_none=True)
         if self.sync is not None:
             self.sync.after_step(kind)
         if self.average is not None and kind != "auxiliary":
-            self.average.step()
+            (self.average if only is None else over(only, self.average)).step()
 
-    def move(self, kind: str, rate: float) -> None:
+    def move(self, kind: str, rate: float, only: Sequence[Tensor] | None = None) -> None:
         """Let the optimisers of a kind of step go, with learning rate `rate`."""
-        optimisers = self._stepping(kind)
+        optimisers = self._stepping(kind, only)
         scaler = None if kind == "auxiliary" else self.scaler
         for optimiser in optimisers:
             for group in optimiser.param_groups:
@@ -160,8 +169,11 @@ class Block:
         kinds = [kind for kind in self.optimisers if kind != "ema"]
         return list(dict.fromkeys(p for kind in kinds for p in self.stepping(kind)))
 
-    def _stepping(self, kind: str) -> list[torch.optim.Optimizer]:
-        return [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
+    def _stepping(
+        self, kind: str, only: Sequence[Tensor] | None = None
+    ) -> list[torch.optim.Optimizer]:
+        found = [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
+        return found if only is None else [over(only, o) for o in found]
 
     def release(self) -> None:
         """Leave the module as it was: what was put into it for this run goes."""
@@ -190,9 +202,13 @@ class Block:
             self.average.swap()
 
     def _clip(
-        self, optimiser: torch.optim.Optimizer, clip_norm: float, everyone: AllGather | None
+        self,
+        optimiser: torch.optim.Optimizer,
+        clip_norm: float,
+        everyone: AllGather | None,
+        only: Sequence[Tensor] | None,
     ) -> None:
-        gradients = self.gradients()
+        gradients = self.gradients(only)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimiser)
         norms = gradient_norms(gradients)
@@ -285,9 +301,10 @@ class Block:
                 )
         self.optimisers["local"] = like(exact, groups)
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients at hand, in the order of the parameters."""
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
+    def gradients(self, only: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """The gradients at hand, of all parameters or of some, in their order."""
+        parameters = self.module.parameters() if only is None else only
+        return [p.grad for p in parameters if p.grad is not None]
 
 
 def wide(x: Any) -> Any:

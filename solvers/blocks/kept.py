@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+Made = TypeVar("Made", bound=torch.optim.Optimizer)
+
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def over(parameters: Sequence[Tensor], optimiser: Made) -> Made:
+    """An optimiser that steps some of its parameters alone, with what it keeps of each.
+
+    Its groups are copies: a learning rate set there is nobody else's.
+    """
+    own = {id(p) for p in parameters}
+    made = object.__new__(type(optimiser))
+    vars(made).update(vars(optimiser))
+    groups = optimiser.param_groups
+    made.param_groups = [
+        {**group, "params": [p for p in group["params"] if id(p) in own]} for group in groups
+    ]
+    return made
 
 
 def like(

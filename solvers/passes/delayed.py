@@ -179,7 +179,7 @@ class DelayedProgram(Program):
             )
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
         versions: dict[int, Tensors] = {}
-        for i in range(min(self._ticks, self._delay)):
+        for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
             stash = entries(found, f"flight {i}.")
             flight = Flight(MicroBatch(*stash.pop("part").tolist()), stash.pop("lam", None))
             if "version" in stash:
