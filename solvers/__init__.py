@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from solvers.fdg import FDG
     from solvers.features_replay import FeaturesReplay
     from solvers.local_updates import LocalUpdates
+    from solvers.pd_asgd import PDASGD
     from solvers.penalty import Penalty
     from solvers.petra import Petra
     from solvers.state import State
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DDG",
     "FDG",
+    "PDASGD",
     "AugmentedLagrangian",
     "AuxNet",
     "Backprop",

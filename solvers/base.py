@@ -33,6 +33,8 @@ class Links(Protocol):
 
     rank: int
     size: int
+    virtual: bool
+    """Whether its clock counts the work of one thread a rank alone."""
 
     def to_next(self, tensor: Tensor) -> None: ...
     def from_previous(self) -> Tensor: ...
@@ -213,6 +215,11 @@ class Solver(ABC):
     def own_momentum(self) -> bool:
         """Whether its steps leave the exact steps' momentum alone."""
         return getattr(self, "momentum", None) is not None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same run gives the same bits."""
+        return True
 
     def parts(self, size: int) -> int:
         """Micro-batches of a mini-batch of `size` samples, in its own steps."""

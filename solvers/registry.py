@@ -21,6 +21,7 @@ OWN = {
     "features-replay": "solvers.features_replay:FeaturesReplay",
     "fdg": "solvers.fdg:FDG",
     "petra": "solvers.petra:Petra",
+    "pd-asgd": "solvers.pd_asgd:PDASGD",
     "local-updates": "solvers.local_updates:LocalUpdates",
 }
 """Name -> where its class is, a line a method."""

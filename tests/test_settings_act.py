@@ -72,8 +72,8 @@ def _outcome(setting, value, mode):
     same = torch.equal(result.weights, base.weights)
     listed = _listed(setting, value, mode, result, base)
     if listed:
-        # threads add in another order
-        assert same or setting == "train.threads", (
+        # threads add in another order, and step in one
+        assert same or setting in ("train.threads", "solver.any_order"), (
             f"{mode}: {setting} = {value!r} changes the result ({listed})"
         )
         return "listed"
@@ -114,7 +114,8 @@ def others(setting, mode):
     current = _settled(mode)[setting]
     if setting == "solver.name":
         other = {"backprop": "ddg", "ddg": "features-replay", "auxnet": "penalty"}
-        other["fdg"] = "local-updates"  # two blocks, corrected so often: DDG's delay is the same
+        # two blocks, corrected so often: DDG's delay is the same
+        other |= {"fdg": "local-updates", "pd-asgd": "local-updates"}
         return [other.get(mode.solver, "ddg" if mode.solver in ALONE else "auxnet")]
     if setting == "model.shortcut" and mode.solver == "petra":
         return ["identity"]

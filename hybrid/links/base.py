@@ -79,6 +79,9 @@ def place(number: int, count: int, replicas: int, side_by_side: Side) -> Place:
 class RankLinks(ABC):
     """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks."""
 
+    virtual = False
+    """Whether its clock counts the work of one thread a rank alone."""
+
     def __init__(self, place: Place) -> None:
         self.place = place
         self.rank, self.size = place.block, place.blocks

@@ -45,6 +45,8 @@ class VirtualLinks(ThreadLinks):
     one thread a rank, processor time is counted; on more, or on a GPU, real time.
     """
 
+    virtual = True
+
     def __init__(
         self, number: int, room: Room, network: Network, baton: threading.Lock, threads: int
     ) -> None:

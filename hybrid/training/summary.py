@@ -22,10 +22,11 @@ def title(setup: RunSetup, device: torch.device, resumed_after: int) -> str:
     if setup.replicas > 1:
         replicas = f"; {setup.replicas} replicas, {setup.sync.name}"
     resumed = f"; resumed after step {resumed_after}" if setup.resume else ""
+    once = "" if setup.method.solver.repeatable else "; not reproducible: threads without an order"
     return (
         f"{names['model']} on {names['data']}: {names['solver']}, "
         f"{count} block{'s' if count > 1 else ''}{cuts}{replicas}; "
-        f"{torch.get_num_threads()} thread(s) a block on {device}{resumed}"
+        f"{torch.get_num_threads()} thread(s) a block on {device}{once}{resumed}"
     )
 
 

@@ -13,6 +13,7 @@ from hybrid.links import run_threads, run_virtual
 from solvers import (
     DDG,
     FDG,
+    PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -34,6 +35,7 @@ ALONE: dict[str, Solver] = {
     "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
     "features-replay": FeaturesReplay(micro_batches=1),
     "petra": Petra(micro_batches=1),
+    "pd-asgd": PDASGD(backward_slots=0),
     "greedy": LocalUpdates(),
     "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
     "chunked": LocalUpdates(style="chunked", chunks=1),
@@ -55,6 +57,8 @@ IN_PARTS: dict[str, Solver] = {
     "fdg in parts": FDG(micro_batches=2, messages="float16"),
     "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
     "petra in parts": Petra(micro_batches=3, messages="int8"),
+    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
 }
 EVERY = ALONE | SWEEPING | IN_PARTS
 CUTS = st.sampled_from([[2], [1, 3], [1, 2, 3]])
@@ -207,6 +211,7 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (DDG, {"clip_norm": -1.0}),
     (FDG, {"gradient_shrinking": 1.5}),
     (Petra, {"micro_batches": -1, "messages": "int4"}),
+    (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
 ]
 

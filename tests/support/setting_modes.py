@@ -24,7 +24,7 @@ CLOSE: dict[str, Values] = {
     "block-admm": {"solver.rho": 0.2},
 }
 """lam stays close to activations that are as small as these."""
-ALONE = ("ddg", "features-replay", "fdg", "petra", "local-updates")
+ALONE = ("ddg", "features-replay", "fdg", "petra", "pd-asgd", "local-updates")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +107,14 @@ def _modes():
         # five mini-batches: a window of one between two serial ones is exact
         corrected = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
         yield Mode(solver, "every second", {**model, **corrected})
+    slots: dict[str, Values] = {
+        "three slots": {},
+        "two slots": {"solver.backward_slots": 1},
+        "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
+        "current": {"solver.weights": "current"},
+    }
+    for name, settings in slots.items():
+        yield Mode("pd-asgd", name, {"split.blocks": 1, **settings})
     yield Mode("local-updates", "overlapping", {"solver.style": "overlapping"})
     yield Mode("local-updates", "chunked", {"solver.style": "chunked", "solver.chunks": 1})
 
@@ -162,6 +170,7 @@ OTHERS: dict[str, list[Any]] = {
     "solver.constraint": ["box:0:0.5"],
     "solver.head": ["mlp:4"],
     "solver.depth": [3],
+    "solver.backward_slots": [0, 1, 2],
     "solver.gradient_shrinking": [0.5],
     "solver.micro_batches": [2],
     "correction.micro_batches": [2],
@@ -186,6 +195,8 @@ LISTED = {
     "rounds.memory_gb": "a guard",
     "correction.recompute": "memory",
     "solver.recompute": "memory",
+    "solver.threads": "speed",
+    "solver.any_order": "timing, which nobody can repeat",
     "checkpoint.every": "what is kept",
     "checkpoint.minutes": "what is kept",
     "checkpoint.keep_last": "what is kept",

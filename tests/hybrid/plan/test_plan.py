@@ -17,7 +17,16 @@ from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
+from solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AugmentedLagrangian,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+    Petra,
+)
 from solvers.ddg import LOST_A_STEP
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
@@ -79,7 +88,7 @@ def test_memory_counts_weights_graphs_and_stores():
 
 @pytest.mark.parametrize(
     "solver",
-    [DDG(1), FDG(1), DDG(4), FDG(4), FeaturesReplay(2), Petra(2), LocalUpdates()],
+    [DDG(1), FDG(1), DDG(4), FDG(4), FeaturesReplay(2), Petra(2), PDASGD(2), LocalUpdates()],
     ids=lambda solver: f"{solver.name} {getattr(solver, 'micro_batches', '')}",
 )
 def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):

@@ -44,7 +44,8 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
-            "solver.micro_batches is a setting of backprop, ddg, features-replay, fdg, petra; "
+            "solver.micro_batches is a setting of backprop, ddg, features-replay, fdg, petra, "
+            "pd-asgd; "
             "this run's solver is penalty; "
             "did you mean 'correction.micro_batches'?",
         ),
