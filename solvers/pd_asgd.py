@@ -40,13 +40,14 @@ class PDASGD(Delayed):
     steps are ordered by (tick, unit, mini-batch), and seen by every forward part that begins
     later. In the paper's ratio, 1 forward and 2 backward slots, the gradient of the unit at
     relative depth u / M lands 3 (1 - u / M) ticks (forward passes) after its weights were read:
-    it is ceil(3 (1 - u / M)) - 1 steps late, of the head 0. With one slot and no queue it is SGD,
-    with a queue q all units are q steps late. As the table has no clock but its own, neither
-    threads nor what they meet on the machine change the result.
+    it is ceil(3 (1 - u / M)) - 1 steps late, of the head 0 (M >= 3). With one slot and no queue it
+    is SGD, with a queue q all units are q steps late. As the table has no clock but its own,
+    neither threads nor what they meet on the machine change the result.
 
     Over K > 1 blocks each takes a forward and a backward pass by turns, in FDG's order
-    d_k = 2 (K-1-k): one slot whose queue is d_k. There a unit steps as long before its weights are
-    read again as its block does, and nothing is gained by stepping early: it is FDG bit for bit.
+    d_k = 2 (K-1-k): one slot whose queue is d_k. There nobody reads a unit's weights between its
+    step and the end of the pass, so nothing is gained by stepping early: with stashed weights, and
+    but for clipping a unit at a time, it is FDG bit for bit.
     """
 
     name: ClassVar[str] = "pd-asgd"

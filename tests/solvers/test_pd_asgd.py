@@ -172,7 +172,7 @@ class Simulated:
 
 
 @pytest.mark.parametrize("name", [n for n in ONE_BLOCK if n != "in parts"])
-@pytest.mark.parametrize("batches", [1, 2, 8])
+@pytest.mark.parametrize("batches", [2, 8])
 def test_one_block_equals_a_simulation_by_the_formulas(name, batches):
     simulated = Simulated(made(batches=batches), ONE_BLOCK[name]).train()
     found = trained(made(batches=batches), ONE_BLOCK[name])
@@ -255,7 +255,7 @@ def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, it
 
 
 @pytest.mark.parametrize("name", [n for n, s in ONE_BLOCK.items() if s.backward_slots])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_threads_give_the_bits_of_the_table_however_fast_they_are(name, seed, monkeypatch):
     expected = trained(made(batches=7), ONE_BLOCK[name])
     sleeps = random.Random(seed)
@@ -353,18 +353,41 @@ def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
         assert sorted(landed) == wanted
 
 
+@pytest.mark.parametrize("name", ["the paper's ratio", "one backward slot and a queue"])
+def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name, monkeypatch):
+    flights, most, begin, land = [], {}, Units.begin, Units._land
+
+    def begun(self, part, lam):
+        flights.append(begin(self, part, lam))
+        return flights[-1]
+
+    def watched(self, flight, unit, gradients, rate):
+        for u, own in enumerate(self.parameters):
+            met = {f.met[u][n].data_ptr() for f in flights if len(f.met) > u for n in own}
+            older = len(met - {p.data_ptr() for p in own.values()}) / len(own)
+            most[u] = max(most.get(u, 0), older)
+        land(self, flight, unit, gradients, rate)
+
+    monkeypatch.setattr(Units, "begin", begun)
+    monkeypatch.setattr(Units, "_land", watched)
+    solver = ONE_BLOCK[name]
+    trained(made(batches=12), solver)
+    table = solver.table(len(most), 0, 1)
+    assert [*most.values()] == [table.delay(u) for u in most]
+
+
 @pytest.mark.parametrize("solver", [PDASGD(any_order=True, backward_slots=n) for n in (1, 2, 3)])
 @pytest.mark.parametrize("weights", ["stashed", "current"])
 def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(solver, weights):
     problem = made(batches=2, batch=16)
-    problem.batches = [replace(problem.batches[0], learning_rate=0.05, step=t) for t in range(40)]
+    problem.batches = [replace(problem.batches[0], learning_rate=0.05, step=t) for t in range(150)]
     solver = replace(solver, weights=weights, queue=1)
     trained(problem, solver)
     losses = torch.stack(problem.stats[0].losses)
     assert losses.isfinite().all()
-    assert len(losses) == 40
-    assert losses[-5:].mean() < 0.7 * losses[:5].mean()
-    assert all(t.isfinite().all() for t in trained(problem, solver, at=20).values())
+    assert len(losses) == 150
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+    assert all(t.isfinite().all() for t in trained(problem, solver, at=70).values())
 
 
 def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
@@ -468,6 +491,23 @@ def test_units_are_run_again_whatever_they_do_to_their_input(make, count):
     assert len(runs(problem.blocks.module(0))) == count, "parts that share a layer are one unit"
     found = trained(problem, replace(SGD, weights="current"), checked=False)
     torch.testing.assert_close(found, make().plain_loop(), rtol=1e-12, atol=1e-14)
+
+
+def test_random_layers_draw_the_same_on_threads_and_after_a_resume():
+    def dropping():
+        hidden = nn.Conv2d(1, 3, 3), nn.Dropout(), nn.Conv2d(3, 3, 3), nn.Dropout(), nn.Flatten()
+        return nn.Sequential(*hidden, nn.Linear(12, 4))
+
+    def drawing():
+        problem = chain(dropping)
+        build, (units,) = problem.build, problem.blocks.drawing(problem.batches[0].images())
+        assert len(units) == 2
+        problem.build = lambda *arguments: replace(build(*arguments), draws=Draws(3, units))
+        return problem
+
+    found = trained(drawing(), PDASGD())
+    assert_same(trained(drawing(), PDASGD(threads=True)), found)
+    assert_same(trained(drawing(), PDASGD(), at=3), found)
 
 
 def test_a_unit_that_is_given_several_tensors_is_not_run_again():

@@ -11,7 +11,15 @@ from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
 from hybrid.ranks import launch
 from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
-from solvers import DDG, AugmentedLagrangian, Backprop, FeaturesReplay, LocalUpdates, Petra
+from solvers import (
+    DDG,
+    PDASGD,
+    AugmentedLagrangian,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+    Petra,
+)
 from solvers.layers.reversible import Reversible
 from solvers.passes.pipeline import Gaps
 
@@ -27,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ddg": {"solver": DDG()},
     "features-replay": {"solver": FeaturesReplay()},
     "petra": {"solver": Petra()},
+    "pd-asgd": {"solver": PDASGD(micro_batches=2)},
     "local-updates": {"solver": LocalUpdates(style="overlapping")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
     "gaps": {"solver": AugmentedLagrangian(), "gaps": GAPS},
