@@ -14,6 +14,7 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, Transform
 from hybrid.links import Place, RankLinks
+from hybrid.ranks import launch
 from hybrid.rounds import optimisers
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.alone import Alone
@@ -249,7 +250,7 @@ class RunSetup(Options):
         if place.replicas == 1:
             return self
         blocks, drawing = self.blocks, self.drawing
-        if place.replica:  # threads of one process have one model
+        if place.replica and launch.communicator() is None:  # threads have one model
             blocks, drawing = deepcopy((blocks, drawing))
         method = self.method.of_replica(place)
         return replace(self, blocks=blocks, drawing=drawing, method=method)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Data, Dataset, as_data
 from hybrid.links import RankLinks
+from hybrid.links.base import Side
 from hybrid.ranks import caches, launch
 from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -62,6 +63,8 @@ class Trainer(Options):
     """These ten are the settings of [rounds], with the same defaults."""
 
     rounds: RoundSettings = field(init=False)
+    _side: Side = field(init=False, default="chain")
+    """As the blocks have been trained, which decides what rank has which."""
 
     def __post_init__(self) -> None:
         self.out = None if self.out is None else Path(self.out)  # a str will do
@@ -120,11 +123,12 @@ class Trainer(Options):
 
         failed = setup if isinstance(setup, ValueError) else None
         device = None if isinstance(setup, ValueError) else setup.device
-        side = "chain" if isinstance(setup, ValueError) else replicas.arrangement(setup)
+        if not isinstance(setup, ValueError):
+            self._side = replicas.arrangement(setup)
         grid = len(self.blocks), self.replicas
         try:
             with listening() as request:
-                return start(program, grid, self.links, device, failed, side)
+                return start(program, grid, self.links, device, failed, self._side)
         finally:
             for each in data:
                 each.close()
@@ -177,7 +181,8 @@ class Trainer(Options):
         try:
             # under mpirun each replica has the weights; in one process one will do
             count = self.replicas if comm is not None else 1
-            return start(program, (len(self.blocks), count), self.links, device, failed)
+            grid = len(self.blocks), count
+            return start(program, grid, self.links, device, failed, self._side)
         finally:
             if failed is None and data is not given:
                 data.close()

@@ -73,6 +73,8 @@ class DiLoCoSync(AnchoredSync):
         self._sent: list[Tensor] = []
         """This replica's weights when the round under way began its sum."""
         self._started = 0
+        self._left: Tensors = {}
+        """What messages had left out before the sum under way."""
         block, steps = self.block, self.strategy.steps
         streamed = self.strategy.streamed
         self._offset = block.index * steps // block.count if streamed else 0
@@ -104,6 +106,7 @@ class DiLoCoSync(AnchoredSync):
         self._begin_sum()
 
     def _begin_sum(self) -> None:
+        self._left = self._mean.state()
         moved = [b - w for b, w in zip(self.anchors(), self._sent, strict=True)]
         self._landing = self._mean.start(packed(moved) / self.peers.replicas)
 
@@ -125,6 +128,9 @@ class DiLoCoSync(AnchoredSync):
         self._sent = []
         if not strategy.lag:
             self.join_statistics()
+
+    def rounding(self) -> Tensors:
+        return super().rounding() if self._landing is None else self._left
 
     def under_way(self) -> Tensors:
         if self._landing is None:

@@ -126,16 +126,17 @@ class LocalSync(Sync):
         return found
 
     def state(self) -> State:
+        rounding = {f"rounding {name}": t for name, t in self.rounding().items()}
         if not self.count:
-            return State()
+            return State(flight=rounding)
         own = {f"weight {i:05}": p.detach() for i, p in enumerate(self.weights())}
         own |= {f"statistic {i:05}": b for i, b in enumerate(statistics(self.block.module))}
         own |= {f"optimiser {name}": value for name, value in self._optimiser_state().items()}
-        rounding = {f"rounding {name}": t for name, t in self._mean.state().items()}
         return State(flight=own | rounding | {"count": torch.tensor(self.count)} | self.under_way())
 
     def load_state(self, state: State) -> None:
         kept = state.flight
+        self._mean.load_state(entries(kept, "rounding "))
         if "count" not in kept:
             return
         self.count = int(kept["count"])
@@ -147,8 +148,11 @@ class LocalSync(Sync):
         mine = self._optimiser_state()
         for name, value in entries(kept, "optimiser ").items():
             mine[name].copy_(value)
-        self._mean.load_state(entries(kept, "rounding "))
         self.go_on(kept)
+
+    def rounding(self) -> Tensors:
+        """What messages have left out, but for one that a resumed run sends again."""
+        return self._mean.state()
 
     def under_way(self) -> Tensors:
         """What a checkpoint within a round keeps besides."""
