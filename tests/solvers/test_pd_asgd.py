@@ -5,31 +5,26 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil
 from threading import Barrier
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import Fixed, Problem, assert_same, copied, make_problem
+from problems import assert_same, copied
 from torch import nn
 from torch.func import functional_call
 from trainings import digits, fitted, interrupted, trainer, weights
+from unit_steps import MOMENTUM, SGD, made, numbered, trained
 
-from hybrid import split
 from hybrid.links import run_threads, run_virtual
 from hybrid.settings.config import CheckpointSettings
-from solvers import FDG, PDASGD, Batch
+from solvers import FDG, PDASGD
 from solvers.base import Setup
-from solvers.blocks.average import Average
 from solvers.blocks.draws import Draws
 from solvers.blocks.norms import frozen_statistics
-from solvers.passes.slots import Table
 from solvers.passes.units import Again, Stashed, Units, runs
 
-MOMENTUM = 0.9
-SGD = PDASGD(backward_slots=0)
 ONE_BLOCK = {
     "the paper's ratio": PDASGD(),
     "one backward slot": PDASGD(backward_slots=1),
@@ -39,43 +34,6 @@ ONE_BLOCK = {
     "one backward slot, current weights": PDASGD(backward_slots=1, weights="current"),
     "in parts": PDASGD(micro_batches=3, clip_norm=0.1),
 }
-
-
-def made(K=1, batches=6, batch=6, units=4, cuts=None):
-    problem = make_problem(5, units, cuts or [*range(1, K)], batch=batch, batches=batches)
-    return replace(
-        problem,
-        batches=[replace(b, learning_rate=0.1 / (t + 1)) for t, b in enumerate(problem.batches)],
-    )
-
-
-def numbered(problem):
-    steps = enumerate(problem.batches)
-    return replace(problem, batches=[replace(b, step=t) for t, b in steps])
-
-
-def trained(problem, solver, at=None, run=run_threads, checked=True):
-    """The network after all mini-batches; broken off and gone on with at mini-batch `at`."""
-
-    def program(block, links):
-        if checked:
-            solver.check(problem.setup(window=0))
-        mine = solver.start(block, links, problem.setup(window=0))
-        if at is not None:
-            mine.train(problem.window(1, 0, at))
-            state = type(mine.state())(flight=copied(mine.state().flight))
-            statistics = copied(dict(block.module.named_buffers()))
-            block.module.zero_grad()
-            mine = solver.start(block, links, problem.setup(window=0))
-            mine.load_state(state)
-            assert_same(copied(dict(block.module.named_buffers())), statistics)
-        stats = mine.train(problem.window(1, at or 0))
-        mine.drain()
-        assert mine.state().flight == {}
-        return stats
-
-    problem.stats = problem.on_every_block(program, MOMENTUM, run)
-    return problem.tensors()
 
 
 class Simulated:
@@ -191,67 +149,6 @@ def test_one_slot_without_a_queue_is_sgd_bit_for_bit():
 def test_where_a_block_s_units_have_one_delay_it_is_delayed_by_that_bit_for_bit(K, m):
     expected = trained(made(K), FDG(micro_batches=m))
     assert_same(trained(made(K), PDASGD(micro_batches=m)), expected)
-
-
-def delays(units, slots, queue=0):
-    return [Table(units, slots, queue).delay(u) for u in range(units)]
-
-
-@pytest.mark.parametrize("M", [3, 4, 7, 12, 56])
-def test_delays_follow_from_the_table(M):
-    table = Table(M, 2, 0)
-    for u in range(M):
-        late = Fraction(table.lands(9, u) - table.reads(9, u), M)
-        assert late == 3 * (1 - Fraction(u, M)), "in ticks, which are forward passes"
-        assert table.delay(u) == ceil(late) - 1
-    assert delays(M, 2)[0] == 2
-    assert delays(M, 2)[-1] == delays(M, 1)[-1] == 0, "the head's"
-    assert delays(M, 1) == [1 if u <= 2 * M / 3 - 1e-9 else 0 for u in range(M)]
-    for q in (0, 1, 5):
-        assert delays(M, 0, q) == [q] * M
-        assert delays(M, 1, q) == [q + d for d in delays(M, 1)]
-
-
-def scheduled(units, slots, queue, items):
-    """When passes begin, by giving each the first free slot; forward, and backward."""
-    up, down, free, now = [], [], [0] * max(slots, 1), 0
-    for n in range(items):
-        if slots == 0:
-            if n > queue:
-                down.append(now)
-                now += 2 * units
-            up.append(now)
-            now += units
-            continue
-        begin = up[-1] + units if up else 0
-        up.append(max(begin, down[n - 1 - queue] if n > queue else 0))
-        slot = free.index(min(free))
-        down.append(max(up[-1] + units, free[slot]))
-        free[slot] = down[-1] + 2 * units
-    return up, down
-
-
-@given(
-    units=st.integers(1, 9),
-    slots=st.integers(0, 2),
-    queue=st.integers(0, 4),
-    items=st.integers(1, 25),
-)
-def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, items):
-    table = Table(units, slots, queue)
-    up, down = scheduled(units, slots, queue, items)
-    assert [table.begins(n) for n in range(items)] == up
-    assert [table.turns(n) for n in range(len(down))] == down
-    ops = [op for n in range(items) for op in table.tick(n)]
-    assert ops == sorted(ops), "by time, unit and item"
-    risen = [(op.item, op.unit) for op in ops if op.forward]
-    assert risen == [(n, u) for n in range(items) for u in range(units)]
-    left = dict.fromkeys(range(items), units)
-    for op in ops:
-        if not op.forward:
-            left[op.item] -= 1
-            assert op.unit == left[op.item], "from the head down"
-    assert table.under_way(items) == [n for n in left.values() if n]
 
 
 @pytest.mark.parametrize("name", [n for n, s in ONE_BLOCK.items() if s.backward_slots])
@@ -398,154 +295,6 @@ def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
     for solver in (PDASGD(threads=True), PDASGD(any_order=True)):
         with pytest.raises(ValueError, match=r"^no$"):
             trained(made(), solver)
-
-
-def chain(make):
-    torch.manual_seed(0)
-    model = make().double()
-    x = torch.randn(24, 1, 6, 6, dtype=torch.float64)
-    source, every = Fixed(x, torch.randint(0, 4, (24,))), torch.arange(24).split(4)
-    return Problem(
-        split(model, 1, sample=x[:4]), [Batch(i, 0.05, source, t) for t, i in enumerate(every)]
-    )
-
-
-class Shares(nn.Module):
-    """Traced, a chain of which two units have one layer, with another between them."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.same, self.head = nn.Conv2d(1, 3, 3), Shared(), nn.Linear(48, 4)
-        self.other = nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x):
-        x = self.same(torch.relu(self.stem(x)))
-        x = self.same(torch.tanh(self.other(x)))
-        return self.head(x.flatten(1))
-
-
-class Shared(nn.Conv2d):
-    def __init__(self):
-        super().__init__(3, 3, 3, padding=1)
-
-
-def shared():
-    return chain(Shares)
-
-
-def in_place():
-    def make():
-        body = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1), Writes(), nn.Tanh()
-        return nn.Sequential(nn.Conv2d(1, 3, 3), *body, nn.Flatten(), nn.Linear(48, 4))
-
-    return chain(make)
-
-
-class Writes(nn.Module):
-    """Changes what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        return x.mul_(2.0) * self.scale
-
-
-class Two(nn.Module):
-    """One tensor to two, or a layer on the second of two; the first goes by."""
-
-    def __init__(self, begins=False):
-        super().__init__()
-        self.begins, self.layer = begins, nn.Linear(36, 36)
-
-    def forward(self, x):
-        past, now = (x.flatten(1), x.flatten(1)) if self.begins else x
-        return past, torch.tanh(self.layer(now)) + past
-
-
-class Joins(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(36, 4)
-
-    def forward(self, x):
-        return self.layer(x[0] + x[1])
-
-
-def several_tensors():
-    return chain(lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), Two(True), Two(), Joins()))
-
-
-@pytest.mark.parametrize("make", [shared, in_place, several_tensors])
-def test_odd_chains_are_trained_like_any_other(make):
-    assert_same(trained(make(), SGD), make().plain_loop())
-    found = trained(make(), PDASGD())
-    assert_same(trained(make(), PDASGD(threads=True)), found)
-    assert_same(trained(make(), PDASGD(), at=3), found)
-
-
-@pytest.mark.parametrize(("make", "count"), [(shared, 3), (in_place, 4)])
-def test_units_are_run_again_whatever_they_do_to_their_input(make, count):
-    problem = make()
-    assert len(runs(problem.blocks.module(0))) == count, "parts that share a layer are one unit"
-    found = trained(problem, replace(SGD, weights="current"), checked=False)
-    torch.testing.assert_close(found, make().plain_loop(), rtol=1e-12, atol=1e-14)
-
-
-def test_random_layers_draw_the_same_on_threads_and_after_a_resume():
-    def dropping():
-        hidden = nn.Conv2d(1, 3, 3), nn.Dropout(), nn.Conv2d(3, 3, 3), nn.Dropout(), nn.Flatten()
-        return nn.Sequential(*hidden, nn.Linear(12, 4))
-
-    def drawing():
-        problem = chain(dropping)
-        build, (units,) = problem.build, problem.blocks.drawing(problem.batches[0].images())
-        assert len(units) == 2
-        problem.build = lambda *arguments: replace(build(*arguments), draws=Draws(3, units))
-        return problem
-
-    found = trained(drawing(), PDASGD())
-    assert_same(trained(drawing(), PDASGD(threads=True)), found)
-    assert_same(trained(drawing(), PDASGD(), at=3), found)
-
-
-def test_a_unit_that_is_given_several_tensors_is_not_run_again():
-    with pytest.raises(ValueError, match=r"one tensor .* but unit 2 .* is given a tuple: choose"):
-        trained(several_tensors(), PDASGD(weights="current"))
-
-
-def test_a_step_of_a_unit_moves_that_unit_s_weights_and_averages_alone():
-    """With what any optimiser keeps, and an average of the weights."""
-
-    def kinds(parameters):
-        yield torch.optim.AdamW(parameters, lr=0.1)
-        yield torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}], 0.1, 0.9)
-
-    for i in range(2):
-        one, other = (made().build(0) for _ in range(2))
-        for block in (one, other):
-            own = [*block.module.parameters()]
-            block.optimisers["local"] = [*kinds(own)][i]
-            block.optimisers["ema"] = Average(own, 0.5)
-        for step in range(3):
-            for block in (one, other):
-                torch.manual_seed(step)
-                for p in block.module.parameters():
-                    p.grad = torch.randn_like(p)
-            one.step("local", 0.1 / (step + 1))
-            parameters = [*other.module.parameters()]
-            for some in (parameters[4:], parameters[:1], parameters[1:4]):
-                before = [p.clone() for p in parameters]
-                other.step("local", 0.1 / (step + 1), only=some)
-                moved = [not torch.equal(b, p) for b, p in zip(before, parameters, strict=True)]
-                assert moved == [any(p is q for q in some) for p in parameters]
-        assert_same(dict(other.module.state_dict()), dict(one.module.state_dict()))
-        averages = [
-            [block.average.state[p]["average"] for p in block.module.parameters()]
-            for block in (one, other)
-        ]
-        assert all(map(torch.equal, *averages))
 
 
 @pytest.mark.parametrize(
