@@ -1,7 +1,7 @@
 """N seeded faults, and a table of what came of them.
 
     python -m tests.faults [--runs 200] [--seed 0] [--only WORD] [--launcher threads]
-        [--out docs/benchmarks/faults.json]
+        [--replicas 2] [--out docs/benchmarks/faults.json]
 
 Exit status 1 if any fault broke a promise.
 """
@@ -26,12 +26,15 @@ def main() -> int:
     parser.add_argument("--only", default="", help="kinds with this word in their names")
     parser.add_argument("--out", type=Path, help="JSON; the table goes beside it as Markdown")
     parser.add_argument("--launcher", choices=("threads", "mpirun"), help="of every run")
+    parser.add_argument("--replicas", type=int, default=1, help="of two blocks each")
     options = parser.parse_args()
     launchers = [options.launcher] if options.launcher else []
     about = facts("python -m tests.faults " + " ".join(sys.argv[1:]))
     done = []
     with tempfile.TemporaryDirectory(prefix="hybrid-faults-") as root:
-        for outcome in outcomes(options.runs, options.seed, Path(root), options.only, launchers):
+        for outcome in outcomes(
+            options.runs, options.seed, Path(root), options.only, launchers, options.replicas
+        ):
             done.append(outcome)
             print(_line(outcome), flush=True)
             if options.out is not None:
@@ -44,7 +47,8 @@ def main() -> int:
 
 def _line(outcome: Outcome) -> str:
     return (
-        f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, {outcome.way}] "
+        f"{outcome.seed:4d} {outcome.kind} [{outcome.launcher} {outcome.ranks}, "
+        f"{outcome.how}] "
         f"{outcome.detail}: status {outcome.status}, {outcome.seconds} s, "
         f"{outcome.resumes} resumes; {' | '.join(outcome.said)}"
         + "".join(f"\n     {problem}" for problem in outcome.problems)

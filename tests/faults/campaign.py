@@ -16,11 +16,13 @@ from time import monotonic
 from tests.faults import cluster, kinds, sharing, storage
 from tests.faults.kinds import PATIENCE, Fault, Scene
 from tests.faults.processes import Job
-from tests.faults.training import WAYS, References, Training, result, whole
+from tests.faults.training import GRIDS, WAYS, References, Training, result, whole
 
 LIMIT = 10.0
 """Seconds from a fault to the end of every process, on a machine that has its cores to itself."""
-KINDS: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS, *cluster.KINDS)
+ON_A_GRID: tuple[Fault, ...] = (*kinds.KINDS, *storage.KINDS, *sharing.KINDS)
+"""Kinds that replicas make a difference to."""
+KINDS = (*ON_A_GRID, *cluster.KINDS)
 CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sign in (-n, 128 + n)]
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
@@ -49,33 +51,62 @@ class Outcome:
     """late, hang, orphan, traceback, reason, status, lost, mixed, bits: each with a word on it."""
     load: float = 0.0
     """Processes that wanted a core in the last minute, over the cores: above 1 they waited."""
+    replicas: int = 1
+    sync: str = ""
+    """How they are kept together, where there are several."""
+
+    @property
+    def how(self) -> str:
+        """By which way they train, and agree."""
+        return f"{self.way}, {self.sync}" if self.sync else self.way
 
 
 def outcomes(
-    runs: int, seed: int, root: Path, only: str = "", launchers: Sequence[str] = ()
+    runs: int,
+    seed: int,
+    root: Path,
+    only: str = "",
+    launchers: Sequence[str] = (),
+    replicas: int = 1,
 ) -> Iterator[Outcome]:
     """Run so many faults; the kinds take turns, the rest is up to the seed.
 
     `only` kinds with this word in their names, and those that all these launchers may meet.
     """
     references = References(root)
-    chosen = [k for k in KINDS if only in k.name and set(launchers) <= set(k.launchers)]
+    found = KINDS if replicas == 1 else ON_A_GRID
+    chosen = [k for k in found if only in k.name and set(launchers) <= set(k.launchers)]
     for number in range(seed, seed + runs):
         folder = root / f"fault-{number}"
         folder.mkdir()
-        yield one(number, chosen[number % len(chosen)], folder, references, launchers)
+        fault = chosen[number % len(chosen)]
+        yield one(number, fault, folder, references, launchers, replicas)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def one(
-    seed: int, fault: Fault, folder: Path, references: References, launchers: Sequence[str] = ()
+    seed: int,
+    fault: Fault,
+    folder: Path,
+    references: References,
+    launchers: Sequence[str] = (),
+    replicas: int = 1,
 ) -> Outcome:
-    """Strike one run, by one of these launchers, and bring it to its end."""
+    """Strike one run, by one of these launchers, and bring it to its end.
+
+    Replicas have two blocks each, and ranks of their own where the fault may meet ranks.
+    """
     random = Random(seed)
-    launcher = random.choice(launchers or fault.launchers)
-    ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
-    training = Training(random.choice(list(WAYS)), launcher, ranks)
+    if replicas > 1:
+        launcher = random.choice(launchers or fault.launchers[-1:])
+        way, sync = random.choice(GRIDS)
+        training = Training(way, launcher, 2 * replicas, replicas=replicas, sync=sync)
+    else:
+        launcher = random.choice(launchers or fault.launchers)
+        ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
+        training = Training(random.choice(list(WAYS)), launcher, ranks)
     outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
+    outcome.replicas, outcome.sync = training.replicas, training.sync
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
     with scene.clean:

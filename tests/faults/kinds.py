@@ -171,11 +171,14 @@ def clock_jump(scene: Scene) -> Acts:
 
 
 def poison(scene: Scene) -> Acts:
-    """Weights that are no numbers: fails with a word, or rolls back and ends well."""
+    """Weights that are no numbers: fails with a word, or rolls back and ends well.
+
+    Of one replica alone, where there are several.
+    """
     rank, call = scene.random.randrange(scene.training.ranks), scene.random.randrange(1, 5)
     if scene.training.way == "kept windows":
         call = min(call, 3)
-    scene.now(f"of block {rank}, call {call}")
+    scene.now(f"of rank {rank}, call {call}")
     yield {"kind": "poison", "rank": rank, "call": call}
 
 

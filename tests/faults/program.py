@@ -47,14 +47,14 @@ def _let_the_clock_jump(after: float, by: float) -> None:
     time.time_ns = lambda: real_ns() + int(by * 1e9) * (time.monotonic() > at)
 
 
-def _poison(index: int, call: int) -> None:
-    """Once, before the n-th rounds, make weights of one block not a number."""
+def _poison(number: int, call: int) -> None:
+    """Once, before the n-th rounds, make weights of one rank's block not a number."""
     from hybrid.rounds.base import Rounds
 
     run, calls = Rounds.run, count(1)
 
     def poisoned(self: Rounds, *arguments: Any) -> Any:
-        if self.exact.block.index == index and next(calls) == call:
+        if self.links.place.number == number and next(calls) == call:
             next(iter(self.exact.block.module.parameters())).data.fill_(float("nan"))
         return run(self, *arguments)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from time import monotonic, sleep
 
 from tests.faults.kinds import PATIENCE, Acts, Fault, Scene, lines_of, moment
 from tests.faults.processes import Job, send
 from tests.faults.storage import can_mount, close, run_quietly
-from tests.faults.training import Training
 
 _IN_USE = "is in use by the run of"
 _ENDS = ("stays as it is", _IN_USE, "already holds a run", "no checkpoint to resume from")
@@ -23,7 +23,7 @@ def second_run(scene: Scene) -> Acts:
     which = scene.random.choice(("--resume", "--resume --lr 0.3", "--auto-resume", "new"))
     words = ["train", *which.split(), "--out", str(scene.out)]
     if which == "new":
-        words = Training(scene.training.way, "threads", scene.training.ranks).words(scene.out)
+        words = replace(scene.training, launcher="threads").words(scene.out)
     scene.now(f"{which} {when}")
     other = Job(words, scene.out.with_suffix(".second"), 2, "threads")
     if not other.wait(PATIENCE):

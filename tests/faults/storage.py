@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.faults.kinds import ANY, Acts, Fault, Scene, moment
-from tests.faults.training import Training
 
 
 @cache
@@ -122,7 +122,7 @@ def damage(scene: Scene) -> Acts:
     elif how == "flip":
         content[place] ^= 1 << random.randrange(8)
     elif how == "replace":  # by the file of that name of another run
-        other = Training(scene.training.way, "threads", scene.training.ranks, seed=1)
+        other = replace(scene.training, launcher="threads", seed=1)
         folder = scene.references.folder(other)
         content[:] = (folder / file.relative_to(scene.out)).read_bytes()
     file.write_bytes(content)
@@ -137,7 +137,7 @@ def foreign(scene: Scene) -> Acts:
     """The newest checkpoint is another run's, whole and sound."""
     folder = scene.stopped(2)[-1]
     changed = scene.random.choice([{"seed": 1}, {"model": "resnet14"}])
-    other = Training("serial", "threads", scene.training.ranks, **changed)  # type: ignore[arg-type]
+    other = replace(scene.training, way="serial", launcher="threads", **changed)  # type: ignore[arg-type]
     shutil.rmtree(folder)
     shutil.copytree(scene.references.folder(other) / folder.relative_to(scene.out), folder)
     scene.damaged = {folder.name}

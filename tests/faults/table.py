@@ -43,8 +43,8 @@ def render(outcomes: Sequence[Outcome], about: Mapping[str, Any] | None = None) 
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     head = f"`{about['command']}`\n\n{about['machine']}; {versions}\n\n"
     broken = [
-        f"- {outcome.kind}, seed {outcome.seed} ({outcome.launcher}, {outcome.ranks} blocks, "
-        f"{outcome.way}; {outcome.detail}): {problem}"
+        f"- {outcome.kind}, seed {outcome.seed} ({outcome.launcher}, {outcome.ranks} ranks, "
+        f"{outcome.how}; {outcome.detail}): {problem}"
         for outcome in outcomes
         for problem in outcome.problems
     ]

@@ -21,6 +21,26 @@ WAYS = {
         *("--set", "rounds.correct_every=0"),
     ),
 }
+WITHOUT_BUBBLE = "without bubble"
+ON_A_GRID = WAYS | {WITHOUT_BUBBLE: ("--solver", "ddg")}
+_ROUNDS = ("--set", "sync.steps=5", "--set", "train.report_every=7")
+"""A report, after which a run may stop, falls into the middle of a round."""
+_LATE = (*_ROUNDS, "--set", "sync.lag=3")
+SYNCS = {
+    "all-reduce": (),
+    "all-reduce of int8": ("--set", "sync.messages=int8", "--set", "train.report_every=7"),
+    "local-sgd": ("--set", "sync.name=local-sgd", *_ROUNDS),
+    "diloco": ("--set", "sync.name=diloco", *_LATE),
+    "diloco, streamed": ("--set", "sync.name=diloco", *_LATE, "--set", "sync.streamed=true"),
+    "hpsgd": ("--set", "sync.name=hpsgd", *_LATE),
+}
+"""How replicas are kept together."""
+GRIDS = [
+    (way, sync)
+    for sync in SYNCS
+    for way in ON_A_GRID
+    if sync != "hpsgd" or way in ("serial", WITHOUT_BUBBLE)  # steps of one kind
+]
 LR = "0.1"
 _SIZE = (
     *("--epochs", "3", "--batch-size", "8", "--lr", LR, "--set", "data.limit=192"),
@@ -37,14 +57,23 @@ class Training:
     launcher: str
     """threads | mpirun"""
     ranks: int
+    """Blocks times replicas."""
     model: str = "resnet8"
     seed: int = 0
+    replicas: int = 1
+    sync: str = ""
+
+    @property
+    def blocks(self) -> int:
+        """Of each replica."""
+        return self.ranks // self.replicas
 
     def words(self, out: Path) -> list[str]:
         """The command's words for a new run."""
         named = ("--model", self.model, "--seed", str(self.seed))
-        blocks = () if self.launcher == "mpirun" else ("--blocks", str(self.ranks))
-        return ["train", *_SIZE, *WAYS[self.way], *named, *blocks, "--out", str(out)]
+        blocks = () if self.launcher == "mpirun" else ("--blocks", str(self.blocks))
+        grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
+        return ["train", *_SIZE, *ON_A_GRID[self.way], *named, *blocks, *grid, "--out", str(out)]
 
 
 def result(out: Path) -> dict[str, list[str]]:
@@ -88,7 +117,8 @@ class References:
         alone = replace(training, launcher="threads")
         if alone != training:
             return self.folder(alone)
-        out = self.root / f"{alone.way}-{alone.ranks}-{alone.model}-{alone.seed}".replace(" ", "-")
+        grid = f"{alone.ranks}-{alone.replicas}-{alone.sync}"
+        out = self.root / f"{alone.way}-{grid}-{alone.model}-{alone.seed}".replace(" ", "-")
         job = Job(alone.words(out), out.with_suffix(".err"), alone.ranks, "threads")
         if not job.wait(600) or job.status() != 0:
             job.kill()
