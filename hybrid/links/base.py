@@ -219,11 +219,19 @@ class Peers:
         return arrived
 
     def drop(self) -> None:
-        """Receive all that is under way, and forget it; all of them call it at the same point."""
-        for r in range(self.replicas):
-            while r != self.replica and self._arrived[r] < self._begun:
-                self._links._receive(self._numbers[r])
-                self._arrived[r] += 1
+        """Receive all that is under way, and forget it; all ranks call it at the same point.
+
+        Some may have failed before they began as many exchanges as others.
+        """
+        if self.replicas == 1:
+            return
+        everyone = self._links.everyone(self._begun)
+        begun = [everyone[number] for number in self._numbers]
+        for r, number in enumerate(self._numbers):
+            for _ in range(self._arrived[r], begun[r]) if r != self.replica else ():
+                self._links._receive(number)
+        self._begun = max(begun)
+        self._arrived = [self._begun] * self.replicas
         self._early.clear()
 
     def _take(self, replica: int, exchange: int) -> Tensor:

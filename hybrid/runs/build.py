@@ -19,7 +19,7 @@ from hybrid.samplers import sampler_class
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
-from hybrid.settings.text import to_toml
+from hybrid.settings.text import read_toml, to_toml
 from hybrid.training.replicas import wrong_product
 from hybrid.training.trainer import Trainer
 from solvers import registry
@@ -47,7 +47,20 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
         if "rounds.gaps" not in overrides:
             # they are of other blocks
             resolved.rounds = resolved.rounds.model_copy(update={"gaps": []})
-    return _with_blocks(resolved)
+    resolved = _with_blocks(resolved)
+    if resolved.split.replicas == 1:
+        _forget_replicas(resolved, {} if path is None else read_toml(path), overrides)
+    return resolved
+
+
+def _forget_replicas(
+    resolved: Config, file: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> None:
+    """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
+    if "sync" not in file and not any(name.startswith("sync.") for name in overrides):
+        resolved.sync = dict(Config().sync)
+    if "split.side_by_side" not in overrides and "side_by_side" not in file.get("split", {}):
+        resolved.split = resolved.split.model_copy(update={"side_by_side": "auto"})
 
 
 def _resumed_grid(blocks: int, replicas: int, asked: Mapping[str, int]) -> tuple[int, int]:
@@ -67,8 +80,8 @@ def _resumed_grid(blocks: int, replicas: int, asked: Mapping[str, int]) -> tuple
     if replicas > 1:
         raise ValueError(
             f"the run has {blocks} blocks x {replicas} replicas, and {comm.size} ranks are no "
-            f"multiple of either: start mpirun -n {blocks * replicas}, or give --blocks and "
-            "--replicas"
+            f"multiple of either: start mpirun -n {blocks} or a multiple of it, or give --blocks "
+            "and --replicas"
         )
     return comm.size, 1
 

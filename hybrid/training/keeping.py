@@ -116,14 +116,21 @@ def dropped(
 ) -> list[str]:
     """What a user should know of what is not taken back; empty if nothing is lost."""
     same = same_grid(manifest, place)
-    if (same and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
-        return []
     blocks, replicas = len(manifest["cuts"]) + 1, manifest["replicas"]
+    left = []
+    if replicas > 1 == place.replicas:
+        left.append(
+            f"{folder}: {replicas} replicas, kept together by {manifest['sync']}, go on as 1; "
+            "--replicas and sync.name ask for more again"
+        )
+    if (same and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
+        return left
     changed = "number of replicas" if manifest["cuts"] == place.cuts else "cuts"
     where = f"{blocks} blocks" + (f" of {replicas} replicas" if replicas > 1 else "")
     return [
+        *left,
         f"{folder}: what {manifest['solver']} had under way on {where} is dropped, because the "
-        f"{'solver' if same else changed} changed"
+        f"{'solver' if same else changed} changed",
     ]
 
 

@@ -40,7 +40,7 @@ def check_inputs(
         if spoilt.any():
             found = int(batch.ids[spoilt.nonzero()[0].cpu()])
             break
-    found = links.everyone(found)[0]
+    found = next((sample for sample in links.everyone(found) if sample is not None), None)
     if found is not None:
         raise AgreedError(
             f"{error}: the input of sample {found} has nan in it: correct it, or leave it out"

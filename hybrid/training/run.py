@@ -74,6 +74,9 @@ class Run:
             found = self._fit() if ended is None else ended
             self.block.swap_average()  # for good: the model holds what was tested
             return found
+        except AgreedError:
+            self.links.peers.drop()  # nobody else will take it
+            raise
         finally:
             self.callbacks.close()
             self.folder.settle()
@@ -325,11 +328,9 @@ class Run:
         why = f"stopped by {self.stopped} after step {self.step}"
         if self.folder.path is None:
             self.rounds.drain()
-            self.links.peers.drop()
             raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
         self._keep()
         self.folder.finish()
-        self.links.peers.drop()
         raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:

@@ -225,7 +225,10 @@ class RunSetup(Options):
     def carried_as(self) -> list[object]:
         """What the shapes of carried variables depend on, but for the cuts; empty without any."""
         setup = self.method.setup
-        return [setup.samples, *self.method.solver.layout()] if setup.carried else []
+        # not this replica's own samples: shares differ by one
+        whole = [self.replicas, setup.window * setup.total]
+        samples = whole if self.replicas > 1 else [setup.samples]
+        return [*samples, *self.method.solver.layout()] if setup.carried else []
 
     def check_memory(self) -> None:
         """ValueError if the auxiliary variables of a block need more memory than allowed."""

@@ -1,0 +1,130 @@
+"""What is left when replicas go: a run that goes on on fewer, one that ends or diverges as one."""
+
+import math
+import signal
+from dataclasses import replace
+from time import monotonic, sleep
+
+import pytest
+import torch
+from answers import output
+from trainings import BATCH, assert_same, digits, fitted, interrupted, summary, trainer
+
+from hybrid.errors import AgreedError
+from hybrid.folder.checkpoint import complete
+from hybrid.links.base import Place
+from hybrid.links.threads import run_threads
+from solvers import Backprop, BlockADMM
+from solvers.sync.all_reduce import AllReduce
+from solvers.sync.diloco import DiLoCo
+from solvers.sync.hpsgd import HPSGD
+from solvers.sync.local_sgd import LocalSGD
+from tests.faults.processes import Job, send
+
+SYNCS = {
+    "all-reduce": AllReduce(),
+    "local-sgd": LocalSGD(steps=3),
+    "diloco": DiLoCo(steps=3, lag=1),
+    "hpsgd": HPSGD(steps=3, lag=2),
+}
+FLAGS = (
+    *("train", "--epochs", 2, "--batch-size", BATCH, "--set", "train.threads=1"),
+    *("--set", f"data.limit={4 * BATCH}", "--set", "checkpoint.keep_last=0"),
+    *("--solver", "backprop", "--replicas", 2),
+)
+
+
+def words(sync):
+    flags = [f"sync.{k}={v}" for k, v in vars(sync).items()]
+    return [word for flag in [f"sync.name={sync.name}", *flags] for word in ("--set", flag)]
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(4)
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_one_replica_goes_on_without_what_kept_two_together(sync, hybrid, tmp_path):
+    out = tmp_path / "run"
+    side = ("--set", "split.side_by_side=peers")
+    output(hybrid(*FLAGS, *words(SYNCS[sync]), *side, "--blocks", 2, "--out", out))
+    interrupted(out, after=1)
+    said = output(hybrid("train", "--resume", "--replicas", 1, "--out", out))
+    assert f"2 replicas, kept together by {sync}, go on as 1" in said
+    assert (summary(out)["blocks"], summary(out)["replicas"], summary(out)["sync"]) == (2, 1, "")
+    interrupted(out, after=1)
+    again = hybrid("train", "--resume", "--replicas", 2, *words(SYNCS[sync]), "--out", out)
+    output(again)
+    assert (summary(out)["replicas"], summary(out)["sync"]) == (2, sync)
+
+
+def test_a_strategy_that_is_given_to_one_replica_is_refused_in_a_resume_too(hybrid, tmp_path):
+    out = tmp_path / "run"
+    output(hybrid(*FLAGS, *words(LocalSGD()), "--blocks", 2, "--out", out))
+    interrupted(out, after=1)
+    given = ("--set", "sync.name=local-sgd")
+    status, _, err = hybrid("train", "--resume", "--replicas", 1, *given, "--out", out)
+    assert status
+    assert "sync.name is 'local-sgd', but there is 1 replica" in err
+
+
+def test_a_lost_rank_ends_the_job_and_fewer_ranks_go_on(tmp_path):
+    """About 20 s: three jobs of mpirun, each of which imports torch on all of its ranks."""
+    out = tmp_path / "run"
+    long = ("--epochs", 200, *words(SYNCS["diloco"]), "--out", out)
+    first = Job([*map(str, (*FLAGS, *long))], tmp_path / "first.err", 4, "mpirun")
+    end = monotonic() + 100
+    while len(complete(out / "checkpoints")) < 3 and monotonic() < end:
+        assert first.status() is None, first.output()
+        sleep(0.02)
+    send(first.ranks()[3], signal.SIGKILL)  # block 1 of replica 1
+    assert first.wait(20)
+    assert first.status() == 137
+    assert first.output().count("noticed that process rank 3") == 1
+    kept = [int(folder.name) for folder in complete(out / "checkpoints")]
+    wrong = Job(["train", "--resume", "--out", str(out)], tmp_path / "wrong.err", 3, "mpirun")
+    assert wrong.wait(100)
+    assert wrong.status()
+    (line,) = [line for line in wrong.output().splitlines() if line.startswith("hybrid: ")]
+    assert "2 blocks x 2 replicas, and 3 ranks are no multiple of either" in line
+    assert "start mpirun -n 2 or a multiple of it" in line
+    more = ["train", "--resume", "--epochs", str(kept[-1] // 4 + 1), "--out", str(out)]
+    last = Job(more, tmp_path / "last.err", 2, "mpirun")
+    assert last.wait(100)
+    assert last.status() == 0, last.output()
+    found = summary(out)
+    assert (found["blocks"], found["replicas"]) == (2, 1)
+    assert complete(out / "checkpoints")[-1].name == f"{kept[-1] + 4:08d}"
+
+
+def test_what_is_carried_goes_on_where_shares_differ_by_a_sample(few, tmp_path):
+    made = {"window": "all", "correct_every": 0, "replicas": 3}
+    run, solver = tmp_path / "run", BlockADMM(rho=0.1)
+    expected = fitted(trainer(solver, run, **made), few)
+    interrupted(run, after=1)
+    assert_same(fitted(trainer(solver, run, resume=True, **made), few), expected)
+
+
+@pytest.mark.parametrize("begun", [(0, 0), (2, 2), (2, 0), (1, 3)])
+def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begun):
+    def program(links):
+        peers, mine = links.peers, torch.tensor([float(links.place.number)])
+        for _ in range(begun[peers.replica]):
+            peers.start([mine, mine])
+        peers.drop()
+        return [float(t) for t in peers.start([mine, mine])()]
+
+    assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert Place.of(2, 2, 2).replica == 1
+
+
+def test_a_spoilt_sample_of_any_replica_is_named(few):
+    train, test = few
+    last = int(train.labels.numel()) - 1
+    images = train.images.clone().float()
+    images[last] = math.nan
+    for replicas in (1, 2, 4):
+        spoilt = replace(train, images=images)
+        with pytest.raises(AgreedError, match=f"the input of sample {last} has nan in it"):
+            trainer(Backprop(), replicas=replicas).fit(spoilt, test)
