@@ -88,8 +88,8 @@ class Progress(_Part):
     sync: str
     carried_as: list[Any]
     gaps: list[list[Count]]
-    tested: dict[str, float]
-    """Test loss and metrics by name."""
+    tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
+    """Test loss and metrics by name; of finite weights that are about to diverge not a number."""
     tested_step: Count | None
     """Whose weights had them."""
     residual: list[float]

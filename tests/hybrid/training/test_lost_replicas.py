@@ -2,7 +2,6 @@
 
 import math
 import signal
-from dataclasses import replace
 from time import monotonic, sleep
 
 import pytest
@@ -11,10 +10,12 @@ from answers import output
 from trainings import BATCH, assert_same, digits, fitted, interrupted, summary, trainer
 
 from hybrid.errors import AgreedError
-from hybrid.folder.checkpoint import complete
-from hybrid.links.base import Place
+from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.links.threads import run_threads
-from solvers import Backprop, BlockADMM
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.report import DivergedError
+from hybrid.settings.config import CheckpointSettings, OptimiserSettings
+from solvers import DDG, Backprop, BlockADMM
 from solvers.sync.all_reduce import AllReduce
 from solvers.sync.diloco import DiLoCo
 from solvers.sync.hpsgd import HPSGD
@@ -32,6 +33,8 @@ FLAGS = (
     *("--set", f"data.limit={4 * BATCH}", "--set", "checkpoint.keep_last=0"),
     *("--solver", "backprop", "--replicas", 2),
 )
+STEP = 6
+"""Of the second epoch, in the middle of a round, whatever the strategy."""
 
 
 def words(sync):
@@ -116,15 +119,65 @@ def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begu
         return [float(t) for t in peers.start([mine, mine])()]
 
     assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    assert Place.of(2, 2, 2).replica == 1
 
 
-def test_a_spoilt_sample_of_any_replica_is_named(few):
-    train, test = few
-    last = int(train.labels.numel()) - 1
-    images = train.images.clone().float()
-    images[last] = math.nan
-    for replicas in (1, 2, 4):
-        spoilt = replace(train, images=images)
-        with pytest.raises(AgreedError, match=f"the input of sample {last} has nan in it"):
-            trainer(Backprop(), replicas=replicas).fit(spoilt, test)
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_spoilt_sample_of_any_replica_is_named(replicas, few):
+    train, test = ((data.images / 255.0, data.labels) for data in few)
+    train[0][77] = math.nan
+    with pytest.raises(AgreedError, match="the input of sample 77 has nan in it"):
+        trainer(Backprop(), replicas=replicas).fit(train, test)
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
+    sync, replica, few, tmp_path, monkeypatch
+):
+    """One replica diverges while sums are under way; with the old rates it changes no bit."""
+    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or reports wait for its end
+    settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
+    solver = DDG() if SYNCS[sync].exact else Backprop()
+    expected = fitted(trainer(solver, **settings), few)
+    monkeypatch.setattr("hybrid.training.recovery.rates", lambda *_: {})
+    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    plain, spoilt = Rounds.run, set()
+
+    def run(self, windows, first_step, epoch, closing=None):
+        mine = self.links.place.number
+        if first_step == STEP and mine == 2 * replica and mine not in spoilt:
+            spoilt.add(mine)
+            next(self.exact.block.module.parameters()).data.fill_(math.nan)
+        return plain(self, windows, first_step, epoch, closing)
+
+    monkeypatch.setattr(Rounds, "run", run)
+    every = CheckpointSettings(keep_last=0, minutes=1)
+    found = fitted(trainer(solver, tmp_path / "run", checkpoint=every, **settings), few)
+    (told,) = summary(tmp_path / "run")["rollbacks"]
+    assert told["to"] == STEP
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("sync", ["all-reduce", "diloco"])
+def test_a_rate_that_is_hopeless_is_said_once_by_a_grid(sync, world, hybrid, tmp_path):
+    """About 3 s: a grid of ranks and one of threads."""
+    wild = (*FLAGS, *words(SYNCS[sync]), "--lr", "1e7", "--blocks", 2, "--out")
+    said = []
+    for status, _, err in (
+        world.hybrid(4, *wild, tmp_path / "ranks"),
+        hybrid(*wild, tmp_path / "threads"),
+    ):
+        assert status
+        assert err.count("hybrid: error:") == 1
+        assert "3 roll-backs did not help" in err
+        said.append(err.replace("ranks", "threads"))
+    assert said[0] == said[1]
+
+
+def test_weights_of_which_the_test_loss_is_no_number_can_be_gone_back_to(few, tmp_path):
+    """Of finite weights; the next steps diverge, and then the checkpoint before holds."""
+    made = {"replicas": 2, "optimiser": OptimiserSettings(lr=1e4)}
+    with pytest.raises(DivergedError, match="3 roll-backs did not help"):
+        trainer(Backprop(), tmp_path / "run", **made).fit(*few)
+    manifest = read_manifest(complete(tmp_path / "run" / "checkpoints")[-1])
+    assert math.isnan(manifest["tested"]["loss"])
