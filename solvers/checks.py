@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from math import inf
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -49,3 +51,11 @@ def check_momentum(momentum: float | None) -> None:
     """ValueError unless it is unset or lies in [0, 1)."""
     if momentum is not None and not 0 <= momentum < 1:
         raise ValueError(f"momentum is {momentum}; it must lie in [0, 1)")
+
+
+def unknown(name: str, known: Iterable[str], kind: str) -> str:
+    """That a name is none of those known, and which may be meant."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}; {hint}"

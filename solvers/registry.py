@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
+
+from solvers.checks import unknown
 
 if TYPE_CHECKING:
     from solvers.base import Solver
@@ -48,14 +48,6 @@ def solver_class(name: str) -> type[Solver]:
     if name not in others:
         raise ValueError(unknown(name, [*OWN, *others], "solver"))
     return _loaded(others[name])
-
-
-def unknown(name: str, known: Iterable[str], kind: str) -> str:
-    """That a name is none of those known, and which may be meant."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown {kind} {name!r}; {hint}"
 
 
 def _others() -> dict[str, EntryPoint]:

@@ -28,7 +28,7 @@ ROOMS = (
     *("hybrid.settings", "hybrid.errors"),
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
-    *("solvers.windows", "solvers.state", "solvers.sync", "solvers.layers", "solvers.kernels"),
+    *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.checks",),
 )
 

@@ -15,7 +15,7 @@ from hybrid.data.files.download import Download
 from hybrid.data.files.formats import check_labels, read_cifar_binary, read_cifar_python, read_idx
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
-from solvers.registry import unknown
+from solvers.checks import unknown
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
 

@@ -2,7 +2,7 @@
 
 from hybrid.samplers.base import Sampler
 from hybrid.samplers.uniform import Uniform
-from solvers.registry import unknown
+from solvers.checks import unknown
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "uniform": Uniform,

@@ -14,8 +14,8 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from solvers.blocks.objective import Loss, Metric, Objective, detached, right_answers
+from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
-from solvers.registry import unknown
 
 if TYPE_CHECKING:
     from hybrid.training.setup import Options

@@ -1,6 +1,6 @@
 """The strategies by name: one file each, a line here."""
 
-from solvers.registry import unknown
+from solvers.checks import unknown
 from solvers.sync.all_reduce import AllReduce
 from solvers.sync.base import Strategy
 from solvers.sync.diloco import DiLoCo
