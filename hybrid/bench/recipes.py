@@ -15,12 +15,15 @@ from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
 from hybrid.models import units
 from hybrid.settings.config import Config
-from hybrid.training.setup import Method, factorised_cuts, make_block
+from hybrid.training.setup import Method, factorised_cuts, make_block, share_size
 from solvers import Backprop, Batch, Setup, Solver, Window, registry
 from solvers.base import Shape
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import Gaps
 from solvers.passes.wire import WireFormat
+from solvers.sync.base import Strategy
+from solvers.sync.messages import MessageFormat
+from solvers.sync.registry import DEFAULT, strategy_class
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Recipe:
     sweeps: int = 0
     fill: bool = False
     window: int = 4
+    sync: Strategy = field(default_factory=strategy_class(DEFAULT))
+    """How replicas keep together, where there are any."""
 
     @property
     def windowed(self) -> bool:
@@ -59,9 +64,25 @@ class Recipe:
         own = {"correction": changed} if self.solver.alternates else {"solver": changed}
         return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
 
+    def narrowed_between(self, messages: MessageFormat) -> Recipe | None:
+        """The same with what goes between replicas in a number format, likewise."""
+        before = getattr(self.sync, "messages", None)
+        if before is None or before == messages:
+            return None
+        name = self.name.removesuffix(", bfloat16 between replicas")
+        sync = replace(self.sync, messages=messages)  # type: ignore[type-var]
+        return replace(self, name=f"{name}, {messages} between replicas", sync=sync)
+
+    def kept_by(self, sync: Strategy) -> Recipe:
+        """The same, its replicas kept together by another strategy."""
+        return replace(self, name=f"{self.name}, {sync.name}", sync=sync)
+
     def settings(self) -> dict[str, Any]:
         """What gives this recipe to a run: "section.key" -> value."""
         made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
+        if self.sync.name != DEFAULT:
+            made["sync.name"] = self.sync.name
+        made |= _changed("sync", self.sync)
         if self.solver.alternates:
             made |= _changed("correction", self.correction)
             if self.windowed:
@@ -82,17 +103,24 @@ class Recipe:
         return " ".join(parts)
 
     def method(
-        self, blocks: Blocks, shapes: Sequence[Shape], batch_size: int, gaps: Sequence[Gaps]
+        self,
+        blocks: Blocks,
+        shapes: Sequence[Shape],
+        batch_size: int,
+        gaps: Sequence[Gaps],
+        replicas: int = 1,
     ) -> Method:
-        """What a rank's rounds are started from."""
+        """What the rounds of the first replica's ranks are started from."""
         setup = Setup(
             tuple(shapes),
-            batch_size,
+            share_size(batch_size, 0, replicas),
             window=self.window if self.windowed else 0,
             sweeps=max(self.sweeps, 1),
             fills=self.fill,
             correct_every=1 if self.solver.alternates else 0,
             factorised=factorised_cuts(blocks),
+            total=batch_size if replicas > 1 else 0,
+            replicas=replicas,
         )
         return Method(self.solver, self.correction, setup, tuple(gaps) if self.fill else ())
 
@@ -101,10 +129,10 @@ BASE = Recipe("plain loop", Backprop())
 """The base of every comparison: one block, serial."""
 
 
-def _changed(section: str, solver: Solver | PassSettings) -> dict[str, Any]:
+def _changed(section: str, made: Solver | PassSettings | Strategy) -> dict[str, Any]:
     """The settings that are not the default."""
-    assert is_dataclass(solver)
-    values = {f.name: (getattr(solver, f.name), f.default) for f in fields(solver)}
+    assert is_dataclass(made)
+    values = {f.name: (getattr(made, f.name), f.default) for f in fields(made)}
     return {f"{section}.{name}": v for name, (v, default) in values.items() if v != default}
 
 
@@ -156,7 +184,10 @@ def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, 
 
 
 class OwnContender(Contender):
-    """A recipe on this rank: rounds over windows; its bytes and waits are counted by its links."""
+    """A recipe on this rank of a grid: rounds over windows of its replica's share.
+
+    Its bytes and waits are counted by its links.
+    """
 
     def __init__(
         self,
@@ -170,24 +201,38 @@ class OwnContender(Contender):
         self.recipe, self.links = recipe, links
         model = deepcopy(blocks.model)
         self.blocks = replace(blocks, model=model, units=units(model))
-        self.block = make_block(self.blocks, links.rank, settings.optimiser, device)
+        place, size = links.place, settings.train.batch_size
+        self.block = make_block(self.blocks, place.block, settings.optimiser, device)
         shapes = self.blocks.cut_shapes(default_sample(model, None))
-        method = recipe.method(self.blocks, shapes, settings.train.batch_size, gaps)
+        method = recipe.method(self.blocks, shapes, size, gaps, place.replicas).of_replica(place)
+        if place.replicas > 1:
+            share = method.setup.batch_size / size
+            self.block.sync = recipe.sync.start(self.block, links.peers, share)
         self.rounds = method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:
         length, sweeps = self.recipe.window, max(self.recipe.sweeps, 1)
-        starts = range(0, len(batches), length)
-        windows = [Window(list(batches[start : start + length]), sweeps) for start in starts]
+        place = self.links.place
+        mine = [batch.of_replica(place.replica, place.replicas) for batch in batches]
+        starts = range(0, len(mine), length)
+        windows = [Window(mine[start : start + length], sweeps) for start in starts]
         self.rounds.run([(window, window) for window in windows], 0, 0)
+
+    def end_epoch(self) -> None:
+        """Forget the epoch's records, and let replicas be equal; all ranks call it."""
+        self.rounds.end_epoch()
+        if self.block.sync is not None:
+            self.block.sync.join()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         self.rounds.drain()
+        if self.block.sync is not None:
+            self.block.sync.join()
         module = self.blocks.module(self.links.rank)
         mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
         everyone = self.links.all_gather(mine)
         whole = {k: v for part in everyone for k, v in part.items()}
-        return whole if self.links.rank == 0 else None
+        return whole if self.links.place.number == 0 else None
 
     def spent(self) -> tuple[float, float]:
         return self.links.traffic.total_bytes, self.links.traffic.total_waiting

@@ -75,24 +75,37 @@ def plan(
         str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
     ] = None,
     data_dir: options.DataDir = None,
-    counts: Annotated[str, typer.Option("--blocks", help="Numbers of blocks.")] = "2,4",
+    counts: Annotated[
+        str | None, typer.Option("--blocks", help="Numbers of blocks.  [default: 2,4]")
+    ] = None,
+    replicas: Annotated[int | None, options.flag("replicas")] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help="Numbers of ranks: every grid of blocks x replicas for each."),
+    ] = None,
     micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,
     latency: Annotated[float | None, options.flag("latency")] = None,
     set_: options.AnyOther = None,
 ) -> None:
-    """Predict from this machine alone what K ranks would do, and say which setting to take."""
-    blocks, parts = (
-        options.numbers("--blocks", counts),
-        options.numbers("--micro-batches", micro_batches),
-    )
+    """Predict from this machine alone what K x R ranks would do, and say which setting to take."""
+    if ranks is not None:
+        for name, given in (("--blocks", counts), ("--replicas", replicas)):
+            if given is not None:
+                raise ValueError(
+                    f"{name} is {given}, and --ranks {ranks} takes every grid of so many ranks: "
+                    "leave one of the two out"
+                )
+    blocks = options.numbers("--blocks", counts or "2,4") if ranks is None else []
+    totals = [] if ranks is None else options.numbers("--ranks", ranks)
+    parts = options.numbers("--micro-batches", micro_batches)
     from hybrid.plan.advice import report
     from hybrid.settings.resolve import load
 
     def table() -> str:
         resolved = load(config, _settings(context))
-        return report(resolved, blocks, parts, lambda text: typer.echo(text, err=True))
+        return report(resolved, blocks, totals, parts, lambda text: typer.echo(text, err=True))
 
     options.first_says(table)
 

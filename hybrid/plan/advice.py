@@ -11,19 +11,33 @@ from hybrid.links import Network
 from hybrid.plan.planner import Planner, Prediction, Say, best
 from hybrid.runs import build
 from hybrid.settings.config import Config
+from hybrid.training.replicas import Grid
 
 
-def report(settings: Config, counts: Sequence[int], micro_batches: Sequence[int], say: Say) -> str:
-    """The table of all predictions, and the commands to take."""
+def report(
+    settings: Config,
+    counts: Sequence[int],
+    ranks: Sequence[int],
+    micro_batches: Sequence[int],
+    say: Say,
+) -> str:
+    """The table of all predictions, and the commands to take.
+
+    Of `counts` of blocks, on as many ranks for each replica of the settings, or of every grid of
+    so many `ranks`.
+    """
     images, _ = build.images(settings.data)
     network = Network.asked(settings.links)
     planner = Planner(settings, build.model(settings, images), images, network, say)
+    wanted = [Grid(count, settings.split.replicas or 1) for count in counts]
+    wanted += [grid for count in ranks for grid in planner.grids(count)]
+    found = planner.predictions(wanted, micro_batches)
     base = planner.predict(split(planner.model, 1), BASE)
-    found = planner.predictions(counts, micro_batches)
-    replicas = {count: data_parallel(planner, count) for count in counts if count > 1}
+    totals = dict.fromkeys(p.grid.ranks for p in found)
+    replicas = {n: data_parallel(planner, n) for n in totals if 1 < n <= planner.size}
     lines = [table(base, found, replicas, len(images))]
-    for count in dict.fromkeys(p.blocks for p in found):
-        lines.append(advice([p for p in found if p.blocks == count], replicas, settings))
+    for total in totals:
+        lines.append(advice([p for p in found if p.grid.ranks == total], replicas, settings))
     return "\n\n".join(lines)
 
 
@@ -45,7 +59,7 @@ def table(
 ) -> str:
     """Markdown: a row each."""
     lines = [
-        "| blocks | | images/s | epoch | speed-up | by progress | idle share "
+        "| blocks x replicas | | images/s | epoch | speed-up | by progress | idle share "
         "| KB sent an image | memory a rank |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -53,8 +67,9 @@ def table(
     for p in [base, *predictions]:
         idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
         worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
+        shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
         lines.append(
-            f"| {p.blocks} | {p.recipe.name} | {p.images_per_second:.0f} "
+            f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
             f"| {epoch_images / p.images_per_second:.1f} s "
             f"| {p.images_per_second / alone:.2f} | {worth} | {idle} "
             f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
@@ -76,13 +91,15 @@ def advice(
 
 
 def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> str:
-    """What is best at one number of blocks, against the flushed pipeline and data parallelism."""
+    """What is best on one number of ranks, against the flushed pipeline and data parallelism."""
     chosen = best(predictions)
-    count, made = chosen.blocks, chosen.progress or 0.0
+    count, made = chosen.grid.ranks, chosen.worth
     said = f"{chosen.recipe.name} on {count} ranks"
-    flushed = best([p for p in predictions if p.recipe.solver.exact])
-    if chosen is not flushed:
-        said += f", {made / (flushed.progress or made):.2f} times the best flushed pipeline"
+    if any(p.grid != chosen.grid for p in predictions):
+        said += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
+    pipelines = [p for p in predictions if p.recipe.solver.exact and p.blocks > 1]
+    if pipelines and chosen is not (flushed := best(pipelines)):
+        said += f", {made / (flushed.worth or made):.2f} times the best flushed pipeline"
     if (rate := replicas.get(count, 0.0)) > made:
         said += f"; data parallelism would at best be {rate / made:.2f} times as fast as that"
     elif rate:
@@ -95,9 +112,10 @@ def command(chosen: Prediction, settings: Config) -> str:
     names = ",".join(f'"{cut}"' for cut in chosen.cuts)
     pairs = ",".join(f"[{g.middle},{g.turn}]" for g in chosen.gaps)
     return (
-        f"mpirun -n {chosen.blocks} hybrid train --model {settings.model.name} "
+        f"mpirun -n {chosen.grid.ranks} hybrid train --model {settings.model.name} "
         f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
-        f"{chosen.recipe.flags()}"
+        + (f"--blocks {chosen.blocks} --replicas {chosen.replicas} " if chosen.replicas > 1 else "")
+        + f"{chosen.recipe.flags()}"
         + (f" --set 'split.cuts=[{names}]'" if names else "")
         + (f" --set 'rounds.gaps=[{pairs}]'" if pairs else "")
     )

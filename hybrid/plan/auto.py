@@ -12,12 +12,17 @@ import numpy as np
 from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.plan.advice import spoken
-from hybrid.plan.planner import Planner, Say, best
+from hybrid.plan.planner import Planner, Say, best, named
 from hybrid.ranks import launch
 from hybrid.runs import build
+from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
+from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml
+from hybrid.training.replicas import Grid, refuse_inert
+from hybrid.training.setup import Options
 from solvers import registry
+from solvers.sync.registry import DEFAULT, strategy_class
 
 AUTO = "auto"
 PROBE_BYTES = 2**21
@@ -65,9 +70,13 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             "--solver auto times units on a CPU, and this run's device is a GPU: name a solver, or "
             "--set train.device=cpu"
         )
-    blocks = found.split.blocks
-    threads = 1 if found.links.kind == "virtual" else launch.threads_per_rank(blocks)
+    ranks = found.split.blocks * found.split.replicas
+    threads = 1 if found.links.kind == "virtual" else launch.threads_per_rank(ranks)
     found.train = found.train.model_copy(update={"threads": found.train.threads or threads})
+    asked = load(path, {**overrides, "solver.name": registry.DEFAULT}).split
+    if not (asked.blocks or asked.cuts or asked.replicas):
+        # the grid is chosen, too: as many ranks, of which none has a place yet
+        found.split = found.split.model_copy(update={"blocks": ranks, "replicas": 0})
     return found
 
 
@@ -83,18 +92,43 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     """The settings of the recipe that makes most progress a second, "section.key" -> value."""
     images, _ = build.images(found.data)
     planner = Planner(found, build.model(found, images), images, joined)
-    count, size = found.split.blocks, found.train.batch_size
-    say(f"auto: planning for {count} blocks and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
+    wanted, size = _grids(found, planner), found.train.batch_size
+    there = named(wanted[0]) if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
+    say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
     parts = [m for m in (4, 8) if size >= 2 * m] or [1]
-    predictions = planner.predictions([count], parts, found.split.cuts)
+    predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.fill]
+    if (sync := methods.sync(found)) != strategy_class(DEFAULT)():
+        predictions = [p for p in predictions if p.recipe.sync == sync]
+    if not predictions:
+        raise ValueError(planner.refused[0])
     taken = best(predictions)
     say(f"auto: {spoken(predictions, {})}")
     made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
+    made |= {"split.blocks": taken.blocks, "split.replicas": taken.replicas}
     if taken.gaps:
         made["rounds.gaps"] = [list(pair) for pair in taken.gaps]
     return made
+
+
+def _grids(found: Config, planner: Planner) -> list[Grid]:
+    """Those to choose from: the one that is asked for, or what may train all the ranks there are.
+
+    A replica has two samples at least, or there would be nothing to normalise by; what is asked of
+    replicas, such as a strategy, is not left without any.
+    """
+    asked = found.split
+    if asked.replicas:
+        return [Grid(asked.blocks, asked.replicas)]
+    every = planner.grids(asked.blocks)
+    some = [grid for grid in every if 2 * grid.replicas <= planner.size]
+    options = Options(sync=methods.sync(found), side_by_side=asked.side_by_side, train=found.train)
+    try:
+        refuse_inert(options)
+    except ValueError:
+        some = [grid for grid in some if grid.replicas > 1]
+    return some or every
 
 
 def measured_network(comm: Any) -> Network:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
 from hybrid.models import Chain
+from hybrid.training.setup import share_size
 from solvers.passes.pipeline import Gaps
 
 
@@ -23,14 +24,21 @@ class Memory:
         """Of the weights: themselves, their gradients, what the optimiser keeps."""
         self._saved: dict[tuple[object, ...], float] = {}
 
-    def needed(self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps]) -> list[int]:
-        """A rank each: weights, their optimiser, graphs alive at once, auxiliary variables."""
-        size, exact, K = self._size, recipe.serial, len(blocks)
+    def needed(
+        self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps], replicas: int = 1
+    ) -> list[int]:
+        """A block each, of the first replica, whose share of the mini-batch is the largest.
+
+        Weights, their optimiser, what keeps replicas together, graphs alive at once, auxiliary
+        variables.
+        """
+        size, exact, K = share_size(self._size, 0, replicas), recipe.serial, len(blocks)
+        copies = self._copies + (recipe.sync.copies(replicas) if replicas > 1 else 0)
         m = exact.micro_batches
         share = ceil(size / m)
         image = tuple(self._model.input_shape)
         shapes = blocks.cut_shapes(torch.zeros(1, *image))
-        method = recipe.method(blocks, shapes, size, gaps)
+        method = recipe.method(blocks, shapes, self._size, gaps, replicas)
         needed = []
         for k, lam in enumerate([image, *shapes]):
             module = blocks.module(k)
@@ -48,7 +56,7 @@ class Memory:
                 live = max(live, round(size * a_sample))
             if recipe.fill:
                 live += round(min(max(gaps[k]), size) * a_sample)
-            needed.append(self._copies * weights + live + method.memory(k))
+            needed.append(round(copies * weights) + live + method.memory(k))
         return needed
 
     def graph(self, module: nn.Module, x: Tensor) -> int:

@@ -1,15 +1,16 @@
-"""What a cluster would do: every recipe at every number of blocks, on virtual links."""
+"""What a cluster would do: every recipe on every grid of ranks, on virtual links."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, lcm
+from typing import Any
 
 import torch
 
 from hybrid.bench.measure import CPU, still_batches
-from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
 from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import measured_costs
 from hybrid.cuts.partition import Blocks, split
@@ -23,9 +24,14 @@ from hybrid.ranks import launch
 from hybrid.rounds import optimisers
 from hybrid.settings import methods
 from hybrid.settings.config import Config
+from hybrid.training import replicas as replication
+from hybrid.training.replicas import Grid, grids
+from hybrid.training.setup import Options, share_size
 from solvers import Batch, Solver, registry
+from solvers.base import Shape
 from solvers.passes.pipeline import Cost, Gaps, fit
 from solvers.passes.wire import Wire, WireFormat
+from solvers.sync.base import Strategy
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 """Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
@@ -36,13 +42,17 @@ Measured with tuned learning rates: docs/benchmarks/README.md, "What a sweep is 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
 NARROWER = 1.05
 """What messages of fewer bits must gain to be advised."""
+LONGEST = 64
+"""Steps of a round of replicas that are timed, of longer ones as many."""
 
 Say = Callable[[str], None]
+Narrow = Callable[[Recipe, Any], Recipe | None]
+"""(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
 
 
 @dataclass
 class Prediction:
-    """One recipe at one number of blocks. Lists are per rank."""
+    """One recipe on one grid. Lists are per rank, of memory per block."""
 
     blocks: int
     recipe: Recipe
@@ -54,20 +64,33 @@ class Prediction:
     bytes_per_image: float
     memory_bytes: list[int]
     batch_size: int
+    """Of a replica's share."""
     gaps: list[Gaps] = field(default_factory=list)
+    replicas: int = 1
+
+    @property
+    def grid(self) -> Grid:
+        """K x R."""
+        return Grid(self.blocks, self.replicas)
 
     @property
     def progress(self) -> float | None:
         """Images a second, each counted as what it is worth; None where that is not measured."""
+        known = self.recipe.sync.exact or self.replicas == 1
+        return (self.worth or None) if known else None
+
+    @property
+    def worth(self) -> float:
+        """The same as if replicas always agreed; 0 where it is not measured."""
         own = self.recipe.solver.progress(self.blocks, self.batch_size)
         if self.recipe.solver.alternates:
             own = 1 + (FILL_WORTH if self.recipe.fill else SWEEP_WORTH) * self.local_share
-        return None if own is None else own * self.images_per_second
+        return (own or 0.0) * self.images_per_second
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """What makes most progress a second."""
-    return max(predictions, key=lambda p: p.progress or 0.0)
+    """What makes most progress a second; of replicas that all drift apart, as if they did not."""
+    return max(predictions, key=lambda p: (p.progress or 0.0, p.worth))
 
 
 class Planner:
@@ -87,6 +110,8 @@ class Planner:
         launch.keep_memory()
         torch.set_num_threads(self.threads)
         self.size = settings.train.batch_size
+        self.refused: list[str] = []
+        """Why recipes that replicas cannot train were left out."""
         self._table: dict[int, list[Cost]] = {}
         copies = optimisers.copies(settings.optimiser) + (settings.train.ema > 0)
         self._memory = Memory(self.model, self.size, copies)
@@ -110,43 +135,109 @@ class Planner:
         starts = balanced_starts([sum(cost) for cost in costs], count)
         return replace(split(self.model, count, balance="even"), starts=starts, costs=costs)
 
+    def grids(self, ranks: int) -> list[Grid]:
+        """Every way to write so many ranks as K x R."""
+        return grids(ranks, len(units(self.model)), self.size)
+
     def predictions(
-        self, counts: Sequence[int], micro_batches: Sequence[int], cuts: Sequence[str] = ()
+        self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
     ) -> list[Prediction]:
-        """Every recipe at every number of blocks, over `cuts` or balanced by measured cost."""
-        if max(counts) > (most := len(units(self.model))):
-            raise ValueError(
-                f"--blocks asks for {max(counts)} blocks, the model has {most} units: ask for at "
-                f"most {most}, or take a deeper model"
-            )
-        made = []
-        exact = methods.correction(self.settings)
-        for count in counts:
-            blocks = self.blocks(count, ceil(self.size / micro_batches[0]))
-            blocks.starts = split(self.model, cuts=cuts).starts if cuts else blocks.starts
-            here = []
-            for recipe in recipes(micro_batches, exact, self.solvers()):
-                self._say(f"{count} blocks: {recipe.name}")
-                here.append(self.predict(blocks, recipe))
-            made += here
-            known = [p for p in here if p.progress is not None and count > 1]
-            for name in dict.fromkeys(p.recipe.solver.name for p in known):
-                own = best([p for p in known if p.recipe.solver.name == name])
-                made += self._narrower(blocks, own)
+        """Every recipe on every grid, over `cuts` or balanced by measured cost.
+
+        ValueError if the settings leave no recipe on any of them.
+        """
+        for grid in wanted:
+            self._check(grid)
+        made = [p for grid in wanted for p in self._on(grid, micro_batches, cuts)]
+        if not made:
+            raise ValueError(self.refused[0])
         return made
 
-    def _narrower(self, blocks: Blocks, chosen: Prediction) -> Iterator[Prediction]:
-        """A recipe with messages of fewer bits, as long as each format gains `NARROWER` times."""
-        for number_format in NARROW:
-            recipe = chosen.recipe.narrowed(number_format)
-            if recipe is None:
-                continue
-            self._say(f"{len(blocks)} blocks: {recipe.name}")
-            found = self.predict(blocks, recipe)
-            if (found.progress or 0.0) < NARROWER * (chosen.progress or 0.0):
-                return
-            yield found
-            chosen = found
+    def _check(self, grid: Grid) -> None:
+        if grid.blocks > (most := len(units(self.model))):
+            raise ValueError(
+                f"--blocks asks for {grid.blocks} blocks, the model has {most} units: ask for at "
+                f"most {most}, or take a deeper model"
+            )
+        if grid.replicas > self.size:
+            raise ValueError(
+                f"--replicas asks for {grid.replicas} replicas, a mini-batch has {self.size} "
+                f"samples: ask for at most {self.size}, or take a larger --batch-size"
+            )
+
+    def _on(
+        self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
+    ) -> list[Prediction]:
+        """On one grid: all recipes, and the best of each solver with narrower messages."""
+        K, R = grid
+        share = share_size(self.size, 0, R)
+        parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
+        blocks = self.blocks(K, ceil(share / parts[0]))
+        blocks.starts = split(self.model, cuts=cuts).starts if cuts else blocks.starts
+        asked = methods.sync(self.settings)
+        others = [asked] if R > 1 and not asked.exact else []
+
+        def predicted(recipe: Recipe) -> Prediction:
+            self._say(f"{named(grid)}: {recipe.name}")
+            return self.predict(blocks, recipe, replicas=R)
+
+        def possible(recipes: Iterable[Recipe]) -> Iterator[Prediction]:
+            for recipe in recipes:
+                if reason := self._refusal(blocks, recipe, R):
+                    self.refused.append(reason)
+                    self._say(f"{named(grid)}: {recipe.name} is left out: {reason}")
+                else:
+                    yield predicted(recipe)
+
+        def narrower(own: Prediction, narrow: Narrow) -> list[Prediction]:
+            """With messages of fewer bits, as long as each format gains `NARROWER` times."""
+            found = [own]
+            for number_format in NARROW:
+                recipe = narrow(found[-1].recipe, number_format)
+                if recipe is None or self._refusal(blocks, recipe, R):
+                    continue
+                tried = predicted(recipe)
+                if (tried.progress or 0.0) < NARROWER * (found[-1].progress or 0.0):
+                    break
+                found.append(tried)
+            return found[1:]
+
+        made = list(possible(self._recipes(grid, parts, asked)))
+        known = [p for p in made if p.progress is not None and grid.ranks > 1]
+        for name in dict.fromkeys(p.recipe.solver.name for p in known):
+            own = best([p for p in known if p.recipe.solver.name == name])
+            if K > 1:
+                made += (found := narrower(own, Recipe.narrowed))
+                own = [own, *found][-1]
+            if R > 1:
+                made += narrower(own, Recipe.narrowed_between)
+            made += possible(own.recipe.kept_by(sync) for sync in others)
+        return made
+
+    def _recipes(self, grid: Grid, parts: Sequence[int], asked: Strategy) -> list[Recipe]:
+        """Those of one grid; a single block of several replicas has nothing to pipeline."""
+        exact = methods.correction(self.settings)
+        if grid.replicas == 1:
+            return recipes(parts, exact, self.solvers())
+        made = recipes(parts, exact, self.solvers() if grid.blocks > 1 else [BASE.solver])
+        if grid.blocks == 1:
+            made = made[:1]
+        return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made
+
+    def _refusal(self, blocks: Blocks, recipe: Recipe, R: int) -> str:
+        """Why R replicas cannot train a recipe; empty: they can."""
+        if R == 1:
+            return ""
+        shapes: list[Shape] = [()] * (len(blocks) - 1)
+        setup = recipe.method(blocks, shapes, self.size, [], R).setup
+        options = Options(replicas=R, sync=recipe.sync, train=self.settings.train)
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        normed = any(isinstance(m, norms) for m in self.model.modules())
+        try:
+            replication.check(options, recipe.solver, setup, normed)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def solvers(self) -> list[Solver]:
         """The one that is asked for, and those whose steps are known to be worth something."""
@@ -156,23 +247,30 @@ class Planner:
         return [asked, *known]
 
     def predict(
-        self, blocks: Blocks, recipe: Recipe, steps: int = 4, real: bool = False
+        self,
+        blocks: Blocks,
+        recipe: Recipe,
+        steps: int = 4,
+        real: bool = False,
+        replicas: int = 1,
     ) -> Prediction:
-        """Time `steps` mini-batches (whole windows) after as many to warm up.
+        """Time `steps` mini-batches (whole windows, whole rounds) after as many to warm up.
 
         Units only take the time they were measured to need, unless they shall be `real`. A solver
         that trains alone has a pipeline that every report empties: it is timed over as many and
         four times as many, which gives the time of those between two reports.
         """
-        size = self.size
+        size, share = self.size, share_size(self.size, 0, replicas)
         steps = recipe.window if recipe.windowed else steps
+        if replicas > 1:
+            steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
         batches = still_batches(self.data, size, steps, CPU)
         delay = recipe.solver.delay(0, len(blocks))
-        warm_up = max(steps, ceil(delay / recipe.solver.parts(size)))
-        gaps = self.gaps(blocks, recipe) if recipe.fill else []
+        warm_up = max(steps, ceil(delay / recipe.solver.parts(share)))
+        gaps = self.gaps(blocks, recipe, share) if recipe.fill else []
         if not real:
-            self.measure(size, ceil(size / recipe.solver.parts(size)))
-            self.measure(ceil(size / recipe.serial.micro_batches))
+            self.measure(share, ceil(share / recipe.solver.parts(share)))
+            self.measure(ceil(share / recipe.serial.micro_batches))
         timed = blocks if real else self._stand_in(blocks)
 
         def program(links: RankLinks) -> dict[str, float]:
@@ -188,35 +286,42 @@ class Planner:
             longer = _timed(row, links, batches * 4)
             return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
-        ranks = run_virtual(len(blocks), program, self.network, self.threads)
+        ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = recipe.sweeps if recipe.windowed else 0
-        local = sum(sum(g) for g in gaps) / (len(gaps) * size) if gaps else swept
+        local = sum(sum(g) for g in gaps) / (len(gaps) * share) if gaps else swept
         idle = [max(0.0, r["waited"]) / elapsed for r in ranks]
         sent = sum(r["sent"] for r in ranks)
-        memory = self._memory.needed(blocks, recipe, gaps)
-        told = images / elapsed, float(local), idle, sent / images, memory, size, gaps
+        memory = self._memory.needed(blocks, recipe, gaps, replicas)
+        told = images / elapsed, float(local), idle, sent / images, memory, share, gaps, replicas
         return Prediction(len(blocks), recipe, blocks.cuts, *told)
 
     def _stand_in(self, blocks: Blocks) -> Blocks:
         made = stand_in(self.model, self._table)
         return replace(blocks, model=made, units=units(made))
 
-    def gaps(self, blocks: Blocks, recipe: Recipe) -> list[Gaps]:
-        """The local work that fits, by measured costs and this network."""
+    def gaps(self, blocks: Blocks, recipe: Recipe, share: int = 0) -> list[Gaps]:
+        """The local work that fits beside a replica's share, by measured costs and this network."""
         exact = recipe.serial
         wire = Wire(exact.messages, exact.filter)
         rate = self.network.bytes_per_second
         shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
         transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
-        size = self.size
+        size = share or self.size
         costs = self.costs(ceil(size / exact.micro_batches))
         return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
 
 
+def named(grid: Grid) -> str:
+    """For people."""
+    K, R = grid
+    blocks = f"{K} block{'s' * (K > 1)}"
+    return blocks if R == 1 else f"{blocks} x {R} replicas"
+
+
 def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
-    links.all_gather(None)
+    links.everyone(None)
     names, before = ("seconds", "sent", "waited"), (links.now(), *row.spent())
     row.train(batches)
     after = links.now(), *row.spent()

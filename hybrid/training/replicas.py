@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from math import prod
+from typing import NamedTuple
 
 from hybrid.links.base import Side
 from hybrid.training.setup import Options, RunSetup
@@ -16,7 +17,7 @@ def check(options: Options, solver: Solver, setup: Setup, normed: bool) -> None:
     sync, train, R = options.sync, options.train, options.replicas
     name = sync.name
     if R == 1:
-        _refuse_inert(options)
+        refuse_inert(options)
         return
     if train.sync_batchnorm:
         _check_norms(options, normed)
@@ -69,7 +70,7 @@ def _check_norms(options: Options, normed: bool) -> None:
             )
 
 
-def _refuse_inert(options: Options) -> None:
+def refuse_inert(options: Options) -> None:
     """ValueError for settings of replicas where there are none."""
     sync, plain = options.sync, type(options.sync)()
     given = [f.name for f in fields(sync) if getattr(sync, f.name) != getattr(plain, f.name)]  # type: ignore[arg-type]
@@ -86,6 +87,37 @@ def _refuse_inert(options: Options) -> None:
             f"split.side_by_side is {options.side_by_side!r}, but there is 1 replica, so it would "
             "change nothing: leave it out, or ask for --replicas"
         )
+
+
+class Grid(NamedTuple):
+    """K blocks x R replicas."""
+
+    blocks: int
+    replicas: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """K R."""
+        return self.blocks * self.replicas
+
+
+def grids(ranks: int, units: int, samples: int) -> list[Grid]:
+    """Every way to write so many ranks as K x R, most blocks first; ValueError if there is none.
+
+    A block has a unit of the model at least, and a replica a sample of the mini-batch.
+    """
+
+    def ways(count: int) -> list[Grid]:
+        blocks = range(min(units, count), 0, -1)
+        return [Grid(K, count // K) for K in blocks if count % K == 0 and count <= K * samples]
+
+    if found := ways(ranks):
+        return found
+    near = next(count for count in range(min(ranks, units * samples), 0, -1) if ways(count))
+    raise ValueError(
+        f"{ranks} ranks are no K blocks x R replicas of a model of {units} units and a mini-batch "
+        f"of {samples} samples: take {near} ranks, or a larger --batch-size"
+    )
 
 
 def wrong_product(blocks: int, replicas: int, ranks: int) -> str:

@@ -14,7 +14,7 @@ from solvers.checks import check_choices
 from solvers.state import State, entries
 from solvers.sync.base import Strategy, Sync, statistics
 from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import Reduction, packed, unpack
+from solvers.sync.reduction import Reduction, left_over, packed, unpack
 
 BUCKET_BYTES = 1 << 18
 """Of gradients that travel together, at least."""
@@ -42,6 +42,9 @@ class AllReduce(Strategy):
 
     def __post_init__(self) -> None:
         check_choices(self)
+
+    def copies(self, replicas: int) -> float:
+        return left_over(self.messages, replicas)
 
 
 class AllReduced(Sync):

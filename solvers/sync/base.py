@@ -106,6 +106,10 @@ class Strategy(ABC):
     plain: ClassVar[bool] = False
     """Whether all steps must be of one kind."""
 
+    def copies(self, replicas: int) -> float:
+        """Numbers that a rank keeps for each of its weights, from one step to the next."""
+        return 0.0
+
     def start(self, block: Replica, peers: Peers, share: float) -> Sync:
         """This rank's part; `share` is what its replica has of every mini-batch."""
         return self.program(self, block, peers, share)

@@ -14,7 +14,7 @@ from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync
 from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import packed, unpack
+from solvers.sync.reduction import left_over, packed, unpack
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class DiLoCo(Strategy):
             raise ValueError(
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one below sync.steps"
             )
+
+    def copies(self, replicas: int) -> float:
+        """B and V; while a sum is under way what is in it, and the weights it began with."""
+        return 2 + left_over(self.messages, replicas) + (2 if self.lag else 0)
 
 
 class DiLoCoSync(AnchoredSync):

@@ -53,6 +53,10 @@ class HPSGD(Strategy):
                 "sync.steps, or two rounds would be under way"
             )
 
+    def copies(self, replicas: int) -> float:
+        """B, a slot of `Outer`, S; while a round is under way P, as it is and packed."""
+        return 5 if self.lag else 3
+
 
 class HPSGDSync(AnchoredSync):
     """One replica's drift, and the round that is under way."""

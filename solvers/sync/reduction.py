@@ -81,6 +81,11 @@ class Reduction:
                 self._down[int(where)] = feedback
 
 
+def left_over(kind: MessageFormat, replicas: int) -> float:
+    """Numbers a rank keeps for each one of a vector: what rounding has left out, up and down."""
+    return 0.0 if kind == "float32" else 1 + 1 / replicas
+
+
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """One vector of all numbers, each tensor in the order of its memory, at least in float32."""
     dtype = torch.float32

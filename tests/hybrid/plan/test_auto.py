@@ -1,11 +1,15 @@
 """`--solver auto` takes what a plan for these ranks recommends, and says so."""
 
+import json
+
 import pytest
 import tomllib
-from answers import output
+from answers import output, refusal
 
+from hybrid.links import Network
 from hybrid.plan import auto
 from hybrid.plan.planner import best
+from hybrid.settings.resolve import load
 from solvers import registry
 
 TINY = "--epochs 1 --batch-size 32 --set data.limit=128 --set train.threads=1"
@@ -60,6 +64,49 @@ def test_settings_that_it_chooses_are_refused(key, tmp_path):
 def test_settings_that_it_knows_nothing_of_are_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is '{value}'"):
         auto.settings(None, {"solver.name": "auto", key: value})
+
+
+def on_a_slow_network(**given):
+    """The settings, and those that are chosen for them where messages take long."""
+    asked = {"solver.name": "auto", "data.limit": 256, "train.threads": 1, **given}
+    found = auto.settings(None, asked)
+    made = auto.chosen(found, Network(1e5), lambda text: None)
+    return load(None, asked | made)
+
+
+def test_the_grid_is_chosen_too_unless_it_is_asked_for():
+    """Gradients are less than a large mini-batch's activations, and more than a small one's."""
+    for batch, grid in ((256, (1, 2)), (8, (2, 1))):
+        split = on_a_slow_network(**{"train.batch_size": batch}).split
+        assert (split.blocks, split.replicas) == grid
+    split = on_a_slow_network(**{"train.batch_size": 256, "split.blocks": 2}).split
+    assert (split.blocks, split.replicas) == (2, 1)
+
+
+def test_a_strategy_that_is_asked_for_has_replicas_and_stays_as_it_is():
+    asked = {"train.batch_size": 8, "sync.name": "local-sgd", "sync.steps": 2}
+    made = on_a_slow_network(**asked)
+    assert (made.split.blocks, made.split.replicas) == (1, 2)
+    assert made.sync == {"name": "local-sgd", "steps": 2}
+    made = on_a_slow_network(**{"train.batch_size": 8, "sync.messages": "bfloat16"})
+    assert made.sync["messages"] == "bfloat16"
+
+
+def test_a_strategy_that_nothing_can_have_is_refused():
+    asked = {"train.precision": "float16", "sync.name": "local-sgd"}
+    assert "train.precision is float16" in refusal(on_a_slow_network, **asked)
+
+
+def test_replicas_that_are_chosen_train_as_they_are(hybrid, tmp_path):
+    slow = ["links.kind=virtual", "links.gigabits_per_second=0.001", "data.limit=256"]
+    flags = [word for text in (*slow, "train.threads=1") for word in ("--set", text)]
+    words = ("train", "--solver", "auto", "--epochs", 1, "--batch-size", 256, *flags)
+    status, _, err = hybrid(*words, "--out", tmp_path / "run")
+    assert status == 0, err
+    assert "auto: planning for 2 ranks" in err
+    assert "on 2 ranks (--blocks 1 --replicas 2)" in err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["blocks"], summary["replicas"]) == (1, 2)
 
 
 def test_the_users_cuts_are_what_is_planned(monkeypatch):

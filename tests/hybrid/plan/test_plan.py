@@ -17,6 +17,7 @@ from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.runs import build
 from hybrid.settings.resolve import load
+from hybrid.training.replicas import Grid
 from solvers import (
     DDG,
     FDG,
@@ -117,7 +118,7 @@ def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
 
 def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned():
     asked = {"solver.name": "ddg", "solver.micro_batches": 2}
-    names = [p.recipe.name for p in planner(**asked).predictions([2], [4])]
+    names = [p.recipe.name for p in planner(**asked).predictions([Grid(2)], [4])]
     assert [name for name in names if name.startswith("ddg")] == ["ddg, m=2"]
 
 
@@ -150,7 +151,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
 
 def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     made = planner()
-    found = made.predictions([2], [2])
+    found = made.predictions([Grid(2)], [2])
     words = advice.command(plan.best(found), made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
     assert words[0] == "hybrid"
@@ -174,5 +175,5 @@ def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
 def test_a_slow_link_is_advised_messages_in_fewer_bits():
     for rate, slow in ((1e12, False), (1e6, True)):
         made = planner(Network(bytes_per_second=rate))
-        best = plan.best(made.predictions([2], [4]))
+        best = plan.best(made.predictions([Grid(2)], [4]))
         assert ("messages=int8" in best.recipe.flags()) == slow

@@ -1,0 +1,172 @@
+"""Grids of blocks and replicas on virtual clocks, over units whose time is given."""
+
+import pytest
+import torch
+from answers import assert_one_line, output, refusal
+
+from hybrid.bench.recipes import BASE, Recipe
+from hybrid.cuts.partition import split
+from hybrid.links import Network
+from hybrid.plan import advice
+from hybrid.plan import planner as plan
+from hybrid.runs import build
+from hybrid.settings.resolve import load
+from hybrid.training.replicas import Grid, grids
+from solvers import DDG, Backprop
+from solvers.passes.pipeline import Cost
+from solvers.sync.all_reduce import AllReduce
+from solvers.sync.diloco import DiLoCo
+from solvers.sync.hpsgd import HPSGD
+from solvers.sync.local_sgd import LocalSGD
+
+FAST, SLOW = Network(1e12, 0.0), Network(1e5)
+
+
+def planner(network=FAST, batch=32, **settings):
+    given = {"data.name": "digits", "data.limit": 512, "train.threads": 1}
+    resolved = load(None, {**given, "train.batch_size": batch, **settings})
+    images, _ = build.images(resolved.data)
+    made = plan.Planner(resolved, build.model(resolved, images), images, network)
+    made._table = {n: [Cost(0.001, 0.002)] * 5 for n in range(1, batch + 1)}
+    return made
+
+
+def weights(made):
+    return sum(p.nbytes for p in made.model.parameters())
+
+
+def test_every_way_to_write_a_number_of_ranks_is_a_grid():
+    assert grids(6, 5, 32) == [(3, 2), (2, 3), (1, 6)]
+    assert grids(6, 6, 32) == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    assert grids(6, 6, 2) == [(6, 1), (3, 2)], "a replica has a sample"
+    assert grids(1, 5, 32) == [(1, 1)]
+
+
+def test_ranks_that_are_no_grid_are_refused_with_a_number_that_is():
+    said = refusal(grids, 17, 5, 8)
+    assert all(part in said for part in ("17 ranks", "5 units", "8 samples", "take 16 ranks"))
+    assert "take 40 ranks" in refusal(grids, 10**15, 5, 8)
+
+
+def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_network():
+    made = planner()
+    rates = [
+        made.predict(made.blocks(K, 32), BASE, replicas=R).images_per_second
+        for K, R in ((1, 1), (1, 2), (1, 4))
+    ]
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.1)
+    assert rates[2] == pytest.approx(4 * rates[0], rel=0.2)
+    delayed = Recipe("ddg", DDG(4), sweeps=1)
+    alone, two = (made.predict(made.blocks(5, 8), delayed, replicas=R) for R in (1, 2))
+    assert two.images_per_second == pytest.approx(2 * alone.images_per_second, rel=0.2)
+    assert len(two.idle_share) == 10
+
+
+def test_bytes_are_those_of_the_cuts_and_of_the_sums_over_replicas():
+    made = planner()
+    blocks = split(made.model, cuts=["layer2.0"])
+    (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))
+    R, cut = 2, 2 * 4 * shape[0] * shape[1] * shape[2]
+    recipe = Recipe("exact", Backprop(micro_batches=4))
+    summed = 2 * (R - 1) * weights(made) / 32
+    found = made.predict(blocks, recipe, replicas=R)
+    assert found.bytes_per_image == pytest.approx(cut + summed)
+    narrow = recipe.narrowed_between("bfloat16")
+    found = made.predict(blocks, narrow, replicas=R)
+    assert found.bytes_per_image == pytest.approx(cut + summed / 2)
+    rarely = made.predict(blocks, recipe.kept_by(LocalSGD(steps=8)), replicas=R)
+    assert rarely.bytes_per_image == pytest.approx(cut + summed / 8)
+
+
+def test_on_a_slow_network_the_grid_that_sends_less_wins():
+    """A cut's activations grow with the mini-batch, gradients of the weights do not."""
+    for batch, expected in ((256, (1, 2)), (8, (2, 1))):
+        made = planner(SLOW, batch)
+        found = made.predictions(made.grids(2), [4])
+        assert plan.best(found).grid == expected
+
+
+def test_a_slow_network_is_advised_narrower_messages_between_replicas():
+    slow, fast = (plan.best(planner(n).predictions([Grid(1, 2)], [4])) for n in (SLOW, FAST))
+    assert slow.recipe.flags() == "--solver backprop --set sync.messages=int8"
+    assert fast.recipe.flags() == "--solver backprop"
+
+
+@pytest.mark.parametrize(
+    ("sync", "copies"),
+    [
+        (AllReduce(), 0),
+        (AllReduce(messages="int8"), 1.5),
+        (LocalSGD(), 0),
+        (DiLoCo(), 2),
+        (DiLoCo(lag=1, messages="bfloat16"), 5.5),
+        (HPSGD(steps=2, lag=0), 3),
+        (HPSGD(), 5),
+    ],
+    ids=str,
+)
+def test_memory_counts_what_a_strategy_keeps(sync, copies):
+    made = planner()
+    blocks = made.blocks(1, 16)
+    plain, other = (
+        made._memory.needed(blocks, recipe, [], 2) for recipe in (BASE, BASE.kept_by(sync))
+    )
+    assert other[0] - plain[0] == pytest.approx(copies * weights(made), abs=1)
+
+
+def test_memory_of_a_replica_is_that_of_its_share():
+    made = planner()
+    whole, half = (made._memory.needed(made.blocks(1, 16), BASE, [], R)[0] for R in (1, 2))
+    kept = made._memory._copies * weights(made)
+    assert half - kept == pytest.approx((whole - kept) / 2)
+
+
+def test_a_strategy_that_is_asked_for_has_rows_and_is_not_advised_before_it_is_measured():
+    asked = {"sync.name": "local-sgd", "sync.steps": 16}
+    made = planner(SLOW, **asked)
+    found = made.predictions([Grid(1, 2)], [4])
+    (own,) = (p for p in found if p.recipe.sync == LocalSGD(steps=16))
+    assert own.images_per_second > plan.best(found).images_per_second
+    assert own.progress is None
+    assert "--set sync.name=local-sgd --set sync.steps=16" in own.recipe.flags()
+    # where all drift apart they are compared as if they did not
+    assert plan.best([own]) is own
+
+
+def test_a_strategy_that_no_recipe_can_have_is_told():
+    made = planner(**{"train.precision": "float16", "sync.messages": "int8"})
+    assert "sync.messages is 'int8'" in refusal(made.predictions, [Grid(1, 2)], [4])
+
+
+def test_the_advice_names_the_grid_and_is_a_command_that_runs(hybrid, tmp_path):
+    made = planner(SLOW, 256)
+    found = made.predictions(made.grids(2), [4])
+    assert "on 2 ranks (--blocks 1 --replicas 2)" in advice.spoken(found, {})
+    words = advice.command(plan.best(found), made.settings).split()
+    assert words[:4] == ["mpirun", "-n", "2", "hybrid"]
+    assert "--blocks 1 --replicas 2" in " ".join(words)
+    output(hybrid(*words[4:], "--epochs", 1, "--set", "data.limit=256", "--out", tmp_path))
+
+
+def test_the_command_says_every_grid(hybrid):
+    words = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=64"
+    said = output(hybrid(*words.split(), "--ranks", "2", "--set", "train.threads=1"))
+    assert {line.split("|")[1].strip() for line in said.splitlines() if "| backprop" in line} == {
+        *("2", "1 x 2")
+    }
+    assert said.count("mpirun -n 2 hybrid train") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--ranks", "4", "--blocks", "2"), "--blocks is 2, and --ranks 4 takes every grid"),
+        (("--ranks", "4", "--replicas", "2"), "--replicas is 2, and --ranks 4 takes every grid"),
+        (("--ranks", "none"), "--ranks is 'none'"),
+        (("--ranks", "997"), "997 ranks are no K blocks x R replicas"),
+        (("--blocks", "2", "--replicas", "64"), "--replicas asks for 64 replicas"),
+    ],
+)
+def test_wrong_use_gets_one_line(hybrid, flags, reason):
+    words = "plan --data digits --batch-size 32 --set data.limit=64"
+    assert_one_line(hybrid(*words.split(), *flags), reason)
