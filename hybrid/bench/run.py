@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -20,11 +20,11 @@ from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.measure import Contender, Runs, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import BASE, OwnContender, recipes
-from hybrid.cuts.partition import Blocks, split
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
+from hybrid.cuts.partition import Blocks, default_sample, split
 from hybrid.links import AgreedError, run_threads
-from hybrid.links.mpi import MpiLinks
-from hybrid.models import Chain
+from hybrid.links.mpi import MpiLinks, arranged
+from hybrid.models import Chain, units
 from hybrid.ranks import launch
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.windows import Windows
@@ -33,10 +33,12 @@ from hybrid.samplers import Uniform
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.training.evaluation import measure
+from hybrid.training.replicas import Grid, closest
+from hybrid.training.setup import share_size
 from solvers import registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
-from solvers.passes.pipeline import fit
+from solvers.passes.pipeline import Gaps, fit
 
 
 class Bench:
@@ -55,6 +57,8 @@ class Bench:
                 f"train.precision is {settings.train.precision!r}, but the bench's rows all train "
                 "in float32: leave it out"
             )
+        why = "the bench's replicas normalise by their own samples"
+        settings.train.refuse("train", why, "sync_batchnorm")
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
             # hours of measuring must not end at a folder nobody may write to
@@ -66,7 +70,8 @@ class Bench:
         classes = map(registry.solver_class, registry.names())
         solvers = [mine if kind is type(mine) else kind() for kind in classes]
         made = recipes(micro_batches, methods.correction(settings), solvers)
-        self.own = {recipe.name: recipe for recipe in made}
+        self.own = {recipe.name: (recipe, Grid(comm.size)) for recipe in made}
+        self.own |= self._replicated(made)
         self.threads = settings.train.threads or 1
         self.left_out: dict[str, str] = {}
         """Rows that cannot be, and why."""
@@ -80,6 +85,30 @@ class Bench:
                 f"the batch size is {settings.train.batch_size} but there are {len(self.train)} "
                 f"training images: choose a batch size of at most {len(self.train)}"
             )
+
+    def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
+        """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
+        wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
+        sync, first = methods.sync(self.settings), self.micro_batches[0]
+        every = [Grid(K, ranks // K) for K in range(ranks - 1, 0, -1) if ranks % K == 0]
+        if wanted.replicas > 1:
+            every = [Grid(wanted.blocks, wanted.replicas)]
+        found: dict[str, tuple[Recipe, Grid]] = {}
+        for grid in every:
+            (K, R), share = grid, share_size(size, 0, grid.replicas)
+            m = 1 if K == 1 else first
+            rows = [r for r in made if r.solver.exact and r.serial.micro_batches == m][:1]
+            worth = {
+                r: (-r.solver.parts(share), r.solver.progress(K, share) or 0.0)
+                for r in made
+                if r.alone and K > 1 and r.solver.progress(K, share)
+            }
+            rows += sorted(worth, key=lambda r: worth[r])[-1:]
+            for r in rows:
+                if size < R * max(r.serial.micro_batches, r.solver.parts(share)):
+                    continue
+                found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
+        return found
 
     def connect(self) -> None:
         """Settle the rows, and let the ranks reach each other through torch, too.
@@ -102,34 +131,47 @@ class Bench:
         chosen = self.settings.train.model_copy(update={"seed": seed})
         return build.model(self.settings.model_copy(update={"train": chosen}), self.train)
 
-    def blocks(self, model: Chain) -> Blocks:
-        """The cuts of our own rows."""
+    def blocks(self, model: Chain, count: int) -> Blocks:
+        """The cuts of our own rows of so many blocks."""
         asked = self.settings.split
-        blocks = split(model, self.comm.size, cuts=asked.cuts or None, balance=asked.balance)
+        cuts = asked.cuts if len(asked.cuts) == count - 1 else None
+        blocks = split(model, count, cuts=cuts or None, balance=asked.balance)
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return blocks
 
     def contenders(self, seed: int) -> dict[str, Contender]:
         """The base case, torch's own ways, ours, as far as they are chosen and can be."""
         model = self.model(seed)
-        settings, blocks, theirs = self.settings, self.blocks(model), self._theirs(model)
-        costs = replace(blocks, costs=[]).block_costs()
+        # measured cuts differ from one time to the next
+        blocks = cache(partial(self.blocks, model))
+        makers = self._theirs(model)
+        makers |= {
+            name: partial(self._ours, blocks, recipe, grid)
+            for name, (recipe, grid) in self.own.items()
+        }
         made: dict[str, Contender] = {}
         for name in self.chosen:
-            if name in self.own:
-                micro_batches = self.own[name].serial.micro_batches
-                gaps = fit(costs, settings.train.batch_size, micro_batches)
-                links = MpiLinks(self.comm.Dup(), self.device)
-                made[name] = OwnContender(
-                    self.own[name], blocks, links, gaps, settings, self.device
-                )
-                continue
             try:
-                made[name] = theirs[name]()
+                made[name] = makers[name]()
             except ValueError as error:
-                # the same on every rank: what a schedule cannot do follows from K and m
+                # the same on every rank: what cannot be follows from K, R and m
                 self.left_out[name] = str(error)
         return made
+
+    def _ours(self, cut: Callable[[int], Blocks], recipe: Recipe, grid: Grid) -> Contender:
+        """One of our own rows; ValueError for a grid that cannot be."""
+        settings, size, (K, R) = self.settings, self.settings.train.batch_size, grid
+        blocks = cut(K)
+        gaps: list[Gaps] = []
+        if recipe.fill:
+            costs = replace(blocks, costs=[]).block_costs()
+            gaps = fit(costs, size, recipe.serial.micro_batches)
+        side = settings.split.side_by_side
+        if side == "auto":
+            shapes = blocks.cut_shapes(default_sample(blocks.model, None))
+            side = closest(blocks, shapes, size, R, recipe.sync)
+        links = MpiLinks(arranged(self.comm.Dup(), R, side), self.device, replicas=R)
+        return OwnContender(recipe, blocks, links, gaps, settings, self.device)
 
     def _theirs(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """What makes the base case and torch's own ways."""
@@ -189,7 +231,7 @@ class Bench:
             trained, _ = next(windows.of_epoch(epoch, epoch * every))
             for name, row in rows.items():
                 if isinstance(row, OwnContender):
-                    row.rounds.end_epoch()
+                    row.end_epoch()
                 totals[name] += timed(self.comm, partial(row.train, trained.batches))
         return totals
 
@@ -218,7 +260,8 @@ class Bench:
         runs = [] if target is None else self.to_accuracy(target, lengths, seeds)
         dist.destroy_process_group()
         hosts = len(set(self.comm.allgather(socket.gethostname())))
-        cuts = self.blocks(self.model(settings.train.seed)).cuts
+        model = self.model(settings.train.seed)
+        cuts = self.blocks(model, min(self.comm.size, len(units(model)))).cuts
         if self.comm.rank != 0:
             return None
         facts = {

@@ -12,7 +12,7 @@ import numpy as np
 from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.plan.advice import spoken
-from hybrid.plan.planner import Planner, Say, best, named
+from hybrid.plan.planner import Planner, Say, best
 from hybrid.ranks import launch
 from hybrid.runs import build
 from hybrid.settings import methods
@@ -93,7 +93,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     images, _ = build.images(found.data)
     planner = Planner(found, build.model(found, images), images, joined)
     wanted, size = _grids(found, planner), found.train.batch_size
-    there = named(wanted[0]) if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
+    there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
     parts = [m for m in (4, 8) if size >= 2 * m] or [1]
     predictions = planner.predictions(wanted, parts, found.split.cuts)

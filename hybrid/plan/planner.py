@@ -178,14 +178,14 @@ class Planner:
         others = [asked] if R > 1 and not asked.exact else []
 
         def predicted(recipe: Recipe) -> Prediction:
-            self._say(f"{named(grid)}: {recipe.name}")
+            self._say(f"{grid}: {recipe.name}")
             return self.predict(blocks, recipe, replicas=R)
 
         def possible(recipes: Iterable[Recipe]) -> Iterator[Prediction]:
             for recipe in recipes:
                 if reason := self._refusal(blocks, recipe, R):
                     self.refused.append(reason)
-                    self._say(f"{named(grid)}: {recipe.name} is left out: {reason}")
+                    self._say(f"{grid}: {recipe.name} is left out: {reason}")
                 else:
                     yield predicted(recipe)
 
@@ -310,13 +310,6 @@ class Planner:
         size = share or self.size
         costs = self.costs(ceil(size / exact.micro_batches))
         return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
-
-
-def named(grid: Grid) -> str:
-    """For people."""
-    K, R = grid
-    blocks = f"{K} block{'s' * (K > 1)}"
-    return blocks if R == 1 else f"{blocks} x {R} replicas"
 
 
 def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from math import prod
 from typing import NamedTuple
 
+from hybrid.cuts.partition import Blocks
 from hybrid.links.base import Side
 from hybrid.training.setup import Options, RunSetup
-from solvers.base import Setup, Solver
+from solvers.base import Setup, Shape, Solver
+from solvers.sync.base import Strategy
 from solvers.sync.registry import DEFAULT
 
 
@@ -100,6 +103,14 @@ class Grid(NamedTuple):
         """K R."""
         return self.blocks * self.replicas
 
+    def __str__(self) -> str:
+        parts = [
+            f"{count} {what}{'s' * (count > 1)}"
+            for count, what in ((self.blocks, "block"), (self.replicas, "replica"))
+            if count > 1
+        ]
+        return " x ".join(parts) or "1 block"
+
 
 def grids(ranks: int, units: int, samples: int) -> list[Grid]:
     """Every way to write so many ranks as K x R, most blocks first; ValueError if there is none.
@@ -134,15 +145,23 @@ def wrong_product(blocks: int, replicas: int, ranks: int) -> str:
 
 
 def arrangement(setup: RunSetup) -> Side:
-    """Which ranks lie side by side, as a rule on one host: those that send each other more.
+    """Which ranks lie side by side, as a rule on one host: as asked for, else `closest`."""
+    if setup.side_by_side != "auto":
+        return setup.side_by_side
+    size, shapes = setup.train.batch_size, setup.method.setup.shapes
+    return closest(setup.blocks, shapes, size, setup.replicas, setup.sync)
+
+
+def closest(
+    blocks: Blocks, shapes: Sequence[Shape], size: int, replicas: int, sync: Strategy
+) -> Side:
+    """Which ranks send each other more: those of a chain, or peers.
 
     In a step a chain sends activations and adjoints of its share of the mini-batch over every cut,
     peers their gradients twice, but for what is their own.
     """
-    if setup.side_by_side != "auto":
-        return setup.side_by_side
-    R, shapes = setup.replicas, setup.method.setup.shapes
-    values = sum(map(prod, shapes)) * setup.train.batch_size / R
-    weights = sum(p.numel() for p in setup.blocks.model.parameters())
-    every = getattr(setup.sync, "steps", 1)
+    R = replicas
+    values = sum(map(prod, shapes)) * size / R
+    weights = sum(p.numel() for p in blocks.model.parameters())
+    every = getattr(sync, "steps", 1)
     return "chain" if values >= weights * (R - 1) / R / every else "peers"

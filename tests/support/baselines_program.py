@@ -14,7 +14,11 @@ from hybrid import models
 from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.pipelines import Pipeline
 from hybrid.bench.processes import host_cores, process_group
+from hybrid.bench.recipes import BASE, OwnContender
+from hybrid.cuts.partition import split
+from hybrid.links.mpi import MpiLinks
 from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.resolve import resolve
 from solvers import Batch
 
 SETTINGS = OptimiserSettings()
@@ -139,6 +143,13 @@ def trained(row, source, norms=False):
     return found
 
 
+def replicas(comm):
+    """Our own row of as many replicas as there are ranks."""
+    model, settings = network(False), resolve({"train": {"batch_size": 32}})
+    links = MpiLinks(comm.Dup(), replicas=comm.size)
+    return OwnContender(BASE, split(model, 1), links, [], settings)
+
+
 def resized():
     """The second mini-batch is smaller than the first."""
     wanted = [batches(1)[0], batches(1, size=16)[0]]
@@ -173,6 +184,7 @@ def facts(comm):
         "rank": [dist.get_rank(), dist.get_world_size()],
         "plain": plain(comm),
         "data parallel": trained(DataParallel(network(False), SETTINGS), slow),
+        "replicas": trained(replicas(comm), Noted()),
         "exact": trained(Pipeline(network(), SETTINGS, "gpipe", 1), Noted(), norms=True),
         "resized": resized(),
         "refusals": refusals(),

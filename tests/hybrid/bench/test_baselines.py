@@ -30,7 +30,7 @@ def test_the_plain_loop_equals_one_written_by_hand_bit_for_bit_on_rank_0_alone(f
     assert plain["cores"]["during"] == [[plain["host"]] * 2]
 
 
-@pytest.mark.parametrize("row", ["data parallel", *PIPELINES])
+@pytest.mark.parametrize("row", ["data parallel", "replicas", *PIPELINES])
 def test_parts_of_a_batch_add_up_to_the_plain_loop(facts, row):
     # a gradient that is 1/4 too large or small is off by about 0.2
     assert facts[0][row]["off"] < 1e-3
@@ -40,17 +40,20 @@ def test_parts_of_a_batch_add_up_to_the_plain_loop(facts, row):
     assert facts[0]["resized"] < 1e-3, "a second mini-batch of another size"
 
 
-@pytest.mark.parametrize("row", ["data parallel", "exact", *PIPELINES])
+@pytest.mark.parametrize("row", ["data parallel", "replicas", "exact", *PIPELINES])
 def test_the_state_has_the_model_s_names_and_is_the_model_s_before_training(facts, row):
     assert [rank[row]["untouched"] for rank in facts] == [True, None]
     # the first stage alone makes images, the last labels; data parallel ranks their own part
-    made = [[32, 32]] * 2 if row == "data parallel" else [[64, 0], [0, 64]]
+    shared = row in ("data parallel", "replicas")
+    made = [[32, 32]] * 2 if shared else [[64, 0], [0, 64]]
     assert [rank[row]["made"] for rank in facts] == made
 
 
 def test_data_parallel_ranks_send_a_ring_all_reduce_a_step_and_wait_for_the_slower_one(facts):
     count = sum(p.numel() for p in models.build("resnet8", 10, 1, 8).parameters())
     assert [rank["data parallel"]["sent"] for rank in facts] == [4 * count * 2] * 2
+    # SampleNorm has no statistics to average
+    assert [rank["replicas"]["sent"] for rank in facts] == [4 * count * 2] * 2
     # rank 0 takes 0.3 seconds longer for its images in each of two steps
     assert facts[1]["data parallel"]["waited"] > 0.3
 

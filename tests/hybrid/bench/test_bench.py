@@ -26,6 +26,7 @@ NAMES = [
     "backprop, m=2, bfloat16 messages",
     "augmented-lagrangian, m=2, gaps filled",
     "augmented-lagrangian, m=2, window 4",
+    "backprop, m=1, 2 replicas, all-reduce",
 ]
 
 

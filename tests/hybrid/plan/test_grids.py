@@ -42,6 +42,11 @@ def test_every_way_to_write_a_number_of_ranks_is_a_grid():
     assert grids(1, 5, 32) == [(1, 1)]
 
 
+def test_a_grid_is_named_by_what_there_is_more_than_one_of():
+    named = [str(Grid(*pair)) for pair in ((1, 1), (4, 1), (1, 4), (2, 3))]
+    assert named == ["1 block", "4 blocks", "4 replicas", "2 blocks x 3 replicas"]
+
+
 def test_ranks_that_are_no_grid_are_refused_with_a_number_that_is():
     said = refusal(grids, 17, 5, 8)
     assert all(part in said for part in ("17 ranks", "5 units", "8 samples", "take 16 ranks"))
