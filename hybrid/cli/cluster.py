@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hybrid.cli.options import AnyOther, flag, now, overrides
+from hybrid.errors import tell
 from hybrid.ranks import launch
 
 commands = typer.Typer()
@@ -34,7 +35,10 @@ def submit(
     context: typer.Context,
     config: Annotated[Path, typer.Argument(help="Settings as TOML, read when the job starts.")],
     nodes: Annotated[int, typer.Option(help="Nodes of a job.")],
-    ranks_per_node: Annotated[int, typer.Option(help="MPI ranks a node, one block each.")],
+    ranks_per_node: Annotated[
+        int, typer.Option(help="MPI ranks a node, one block of one replica each.")
+    ],
+    replicas: Annotated[int | None, flag("replicas")] = None,
     gpus_per_rank: Annotated[
         int | None,
         typer.Option(help="GPUs a rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
@@ -85,8 +89,10 @@ def submit(
     asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out)), "seeds": array}
     asked |= {"gpus_per_rank": gpus_per_rank, "settings": tuple(set_ or ())}
     request = slurm.Request(**asked)  # type: ignore[arg-type]
-    slurm.check_blocks(resolved.split, request)
+    notices = slurm.check_grid(resolved.split, request)
     slurm.check_setup(setup)
+    for notice in notices:
+        tell(f"hybrid: {notice}")
     if dry_run:
         typer.echo(slurm.script(request), nl=False)
         return

@@ -18,7 +18,9 @@ LAUNCHERS = {
     "mpirun": "mpirun --map-by ppr:{ranks}:node:pe={cpus} --bind-to core",
     # srun does not take --cpus-per-task from the job since 22.05; with --kill-on-bad-exit=1, some
     # sites' default, the first rank to leave with 75 would get the others killed
-    "srun": "srun --mpi=pmix --cpus-per-task={cpus} --cpu-bind=cores --kill-on-bad-exit=0",
+    # block: ranks that follow each other, such as a chain's, are on one node
+    "srun": "srun --mpi=pmix --distribution=block --cpus-per-task={cpus} --cpu-bind=cores "
+    "--kill-on-bad-exit=0",
 }
 
 
@@ -45,12 +47,14 @@ class Request:
     """Shell commands that make hybrid and MPI available."""
     settings: tuple[str, ...] = ()
     """Values of --set, "section.key=value"."""
+    replicas: int | None = None
+    """Chains of blocks; None: as the settings have it."""
 
     def __post_init__(self) -> None:
-        least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
+        least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "replicas": 1}
         for name in (*least, "gpus_per_rank", "max_requeues"):
             value = getattr(self, name)
-            if value < least.get(name, 0):
+            if value is not None and value < least.get(name, 0):
                 at_least = f"it must be at least {least.get(name, 0)}"
                 raise ValueError(f"--{name.replace('_', '-')} is {value}; {at_least}")
         for field in fields(self):
@@ -77,7 +81,7 @@ class Request:
 
     @property
     def ranks(self) -> int:
-        """MPI ranks of a job, one block each."""
+        """MPI ranks of a job, one block of one replica each."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -119,17 +123,48 @@ def submit(request: Request) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def check_blocks(split: SplitSettings, request: Request) -> None:
-    """ValueError unless the settings' blocks, where they give any, are the ranks asked for."""
+def check_grid(split: SplitSettings, request: Request) -> list[str]:
+    """ValueError unless the settings' blocks times replicas can be the ranks asked for.
+
+    Where the settings have but one of the two, the ranks tell the other. Gives what to say of a
+    grid with replicas, and of its chains that do not fit the nodes.
+    """
+    ranks, R = request.ranks, split.replicas
     named = len(split.cuts) + 1 if split.cuts else 0
-    for key, blocks in (("split.blocks", split.blocks), ("split.cuts", named)):
-        if blocks not in (0, request.ranks):
-            raise ValueError(
-                f"{key} asks for {blocks} blocks but {request.nodes} nodes of "
-                f"{request.ranks_per_node} ranks are {request.ranks}, one block each: change "
-                f"--nodes and --ranks-per-node, or --set {key}="
-                + (f"{request.ranks}" if key == "split.blocks" else "[]")
-            )
+    for key, K in (("split.blocks", split.blocks), ("split.cuts", named)):
+        if ranks % ((K or 1) * (R or 1)) or (K and R and ranks != K * R):
+            raise ValueError(_wrong_grid(key, K, R, request))
+    K = split.blocks or named or ranks // (R or 1)
+    if ranks == K:
+        return []
+    said = [f"{K} blocks x {ranks // K} replicas"]
+    near, what = (
+        (ranks // K, "peers") if split.side_by_side == "peers" else (K, "blocks of a chain")
+    )
+    if (most := request.ranks_per_node) % near and near % most:
+        said.append(
+            f"{near} {what} follow each other and a node has {most} ranks, so some are cut off "
+            f"from the rest: a multiple or a divisor of {near} as --ranks-per-node would not do so"
+        )
+    return said
+
+
+def _wrong_grid(key: str, K: int, R: int, request: Request) -> str:
+    """That blocks times replicas are not the ranks, and what would do."""
+    ranks, size = request.ranks, (K or 1) * (R or 1)
+    asked = [f"{key} asks for {K} blocks"] if K else []
+    asked += [f"split.replicas for {R} replicas" if K else f"split.replicas is {R}"] if R else []
+    multiple = "" if K and R else "a multiple of "
+    ways = [f"let --nodes times --ranks-per-node be {multiple}{size}"]
+    if K and ranks % K == 0:
+        ways.append(f"--replicas {ranks // K}")
+    if K and ranks % (R or 1) == 0:
+        blocks = f"{ranks // (R or 1)}" if key == "split.blocks" else "[]"
+        ways.append(f"--set {key}={blocks}")
+    return (
+        f"{' and '.join(asked)}, but {request.nodes} nodes of {request.ranks_per_node} ranks are "
+        f"{ranks}, and ranks are blocks times replicas: {', or '.join(ways)}"
+    )
 
 
 def check_setup(setup: str) -> None:
@@ -192,6 +227,8 @@ def _job(request: Request) -> str:
     start = LAUNCHERS[request.launcher]
     start = start.format(ranks=request.ranks_per_node, cpus=request.cpus_per_rank)
     words = ["train", str(request.config)]
+    if request.replicas is not None:
+        words += ["--replicas", str(request.replicas)]
     for text in request.settings:
         words += ["--set", text]
     run, train = quote(str(request.out)), " ".join(quote(word) for word in words)

@@ -49,6 +49,35 @@ def test_no_gpu_is_asked_for_where_the_settings_say_cpu(submit) -> None:
     assert "gpus" not in submit("--dry-run", "--set", "train.device=cpu")[1]
 
 
+@pytest.mark.parametrize("by", [("--replicas", "2"), ("--set", "split.replicas=2")])
+def test_replicas_reach_the_job_and_the_grid_is_told(submit, by) -> None:
+    status, out, err = submit("--dry-run", "--ranks-per-node", "4", *by)
+    assert (status, err) == (0, "hybrid: 4 blocks x 2 replicas\n")
+    assert f"{by[0]} {by[1]}" in out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "more", "what"),
+    [
+        (2, 6, (), "4 blocks of a chain"),
+        (3, 4, ("--set", "split.side_by_side=peers"), "3 peers"),
+        (2, 4, ("--set", "split.side_by_side=peers"), ""),
+        (3, 4, ("--set", "split.blocks=2", "--set", "split.side_by_side=peers"), "6 peers"),
+        (4, 2, (), ""),
+        (1, 8, (), ""),
+    ],
+)
+def test_chains_that_do_not_fit_the_nodes_are_told_in_one_line(
+    submit, nodes, ranks, more, what
+) -> None:
+    words = ("--nodes", str(nodes), "--ranks-per-node", str(ranks), *more)
+    status, _, err = submit("--dry-run", *words)
+    assert status == 0
+    assert err.count("\n") == (2 if what else 1)
+    if what:
+        assert f"{what} follow each other and a node has {ranks} ranks" in err
+
+
 def test_sbatch_gets_the_script_and_the_number_is_printed(
     submit, cluster, tmp_path, monkeypatch
 ) -> None:
@@ -86,7 +115,15 @@ def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> N
         (("--nodes", "0"), ("--nodes is 0", "at least 1")),
         (("--ranks-per-node", "-1"), ("--ranks-per-node is -1", "at least 1")),
         (("--ranks-per-node", "3"), ("4 blocks", "2 nodes of 3 ranks are 6", "split.blocks=6")),
-        (("--set", "split.cuts=['layer2.0']", "--set", "split.blocks=0"), ("2 blocks", "4")),
+        (("--set", "split.cuts=['a', 'b']", "--set", "split.blocks=0"), ("3 blocks", "4", "=[]")),
+        (("--replicas", "2"), ("4 blocks", "2 replicas", "are 4", "--replicas 1", "blocks=2")),
+        (("--ranks-per-node", "6", "--replicas", "2"), ("4 blocks", "be 8", "split.blocks=6")),
+        (
+            ("--ranks-per-node", "8", "--replicas", "3"),
+            ("16", "be 12", "--replicas 4"),
+        ),
+        (("--replicas", "3", "--set", "split.blocks=0"), ("replicas is 3", "a multiple of 3")),
+        (("--replicas", "0"), ("--replicas is 0", "at least 1")),
         (("--time", "4h"), ("'4h'", "HH:MM:SS")),
         (("--time", "1-24:00:00"), ("D-HH:MM:SS",)),
         (("--time", "2"), ("120 seconds", "more")),
