@@ -119,9 +119,9 @@ def messages(comm):
     class Counting(MpiLinks):
         posted = 0
 
-        def _post(self, request, buffer):
+        def _post(self, number, request, buffer):
             self.posted += 1
-            super()._post(request, buffer)
+            super()._post(number, request, buffer)
 
     links = Counting(comm)
     exchange(links, 10, lambda i, rank: torch.full((3, 2 + i % 2), float(rank)))

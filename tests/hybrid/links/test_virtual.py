@@ -77,9 +77,9 @@ def test_waiting_is_recorded_on_its_side_and_shown_to_the_watcher():
         return links.traffic.waiting_seconds, links.traffic.bytes_sent, spans
 
     (sender, sent, _), (receiver, _, spans) = by_hand(2, program)
-    assert sender == {"next": 0.0, "previous": 0.0, "everyone": 0.0}
-    assert sent == {"next": 100, "previous": 0}
-    assert receiver == {"next": 0.0, "previous": pytest.approx(1.25), "everyone": 0.0}
+    assert sender == {"next": 0.0, "previous": 0.0, "peers": 0.0, "everyone": 0.0}
+    assert sent == {"next": 100, "previous": 0, "peers": 0}
+    assert receiver == {"next": 0.0, "previous": pytest.approx(1.25), "peers": 0.0, "everyone": 0.0}
     assert spans == [("wait: previous", 0.5, pytest.approx(1.75))]
 
 
