@@ -102,9 +102,13 @@ class LocalSync(Sync):
         return self.block.everything()
 
     def replace(self, weights: list[Tensor]) -> None:
-        """Other values, in memory of their own."""
+        """Other values, in memory of their own, with the strides that a fresh weight has.
+
+        A sum may have others where a dimension is 1, and then other kernels, and bits, follow.
+        """
         for p, new in zip(self.weights(), weights, strict=True):
-            p.data = new
+            same = new.stride() == p.stride()
+            p.data = new if same else torch.empty_like(p.data).copy_(new)
 
     def _optimisers_tensors(self) -> list[Tensor]:
         return list(self._optimiser_state().values())

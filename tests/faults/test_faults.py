@@ -10,7 +10,7 @@ from time import sleep
 
 import pytest
 
-from tests.faults.campaign import KINDS, LIMIT, load, one, reasons
+from tests.faults.campaign import KINDS, LIMIT, ON_A_GRID, Outcome, load, one, reasons
 from tests.faults.kinds import Fault
 from tests.faults.processes import Job, send
 from tests.faults.training import References, Training, whole
@@ -48,7 +48,30 @@ def test_a_job_ends_with_a_reason_and_resumes_to_the_same_bits(
     kind: Fault, references, tmp_path
 ) -> None:
     launcher = "mpirun" if kind.name in ON_RANKS else kind.launchers[0]
-    outcome = one(KINDS.index(kind), kind, tmp_path, references, [launcher])
+    _sound(one(KINDS.index(kind), kind, tmp_path, references, [launcher]))
+
+
+IN_A_ROUND = 16
+"""A seed of serial passes kept together by diloco, struck while it trains."""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            fault, id=fault.name, marks=() if fault.name == "USR1, USR2" else pytest.mark.slow
+        )
+        for fault in ON_A_GRID
+    ],
+)
+def test_a_grid_ends_with_a_reason_and_resumes_to_the_same_bits(
+    fault: Fault, references, tmp_path
+) -> None:
+    """About 10 s: four ranks import torch."""
+    _sound(one(IN_A_ROUND, fault, tmp_path, references, replicas=2))
+
+
+def _sound(outcome: Outcome) -> None:
     busy = outcome.load > 1.5  # others take the cores: ten seconds are not ten
     broken = [word for word in outcome.problems if not (busy and word.startswith("late"))]
     assert not broken, outcome
