@@ -30,7 +30,11 @@ FOUND = {
     "flush leaves no send behind": ("pending", [0] * 3),
     "bytes are counted exactly": (
         "bytes",
-        [{"next": 28, "previous": 0, "peers": 0}, {"next": 28, "previous": 3, "peers": 0}, {"next": 0, "previous": 3, "peers": 0}],
+        [
+            {"next": 28, "previous": 0, "peers": 0},
+            {"next": 28, "previous": 3, "peers": 0},
+            {"next": 0, "previous": 3, "peers": 0},
+        ],
     ),
     "all_gather is in rank order": ("gathered", [[0, 10, 20]] * 3),
     "a failed agreement is the same error everywhere": ("agreed", ["rank 1 is unwell"] * 3),
