@@ -1,0 +1,86 @@
+"""Which grid of K x R ranks is fastest, by the virtual clock, and whether `plan` knows.
+
+    python docs/benchmarks/grids.py [--model resnet20]
+
+Batches of 128 and 32, 4 and 8 ranks, 10 Gb/s, 1 Gb/s and 100 Mb/s, one thread a rank. Every grid
+with back-propagation (4 micro-batches; undivided where K = 1) and `ddg` (4), all-reduce
+between replicas. "Planned" is what `hybrid plan` computes from the measured time of every unit,
+"run" the same passes really run on virtual links. Cases that the JSON holds are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hybrid.bench.recipes import BASE, Recipe, recipes
+from hybrid.links import Network
+from hybrid.plan.planner import Planner
+from hybrid.runs import build
+from hybrid.settings import methods
+from hybrid.settings.resolve import resolve
+from hybrid.training.replicas import Grid
+from solvers import DDG
+
+FILE = Path(__file__).with_suffix(".json")
+RATES = (10.0, 1.0, 0.1)
+
+
+def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
+    """Images a second of every grid and recipe, planned and run."""
+    wanted = {"model": {"name": model}, "train": {"batch_size": batch, "threads": 1}}
+    settings = resolve({**wanted, "data": {"name": "synthetic"}})
+    network = Network(gigabits * 1e9 / 8)
+    data, _ = build.images(settings.data)
+    planner = Planner(settings, build.model(settings, data), data, network)
+    exact = methods.correction(settings)
+    found: dict[str, Any] = {}
+    for grid in planner.grids(ranks):
+        parts = [4] if batch // grid.replicas >= 8 else [2]
+        made = [r for r in recipes(parts, exact, [BASE.solver, DDG()]) if _wanted(r, grid)]
+        blocks = planner.blocks(grid.blocks, max(1, batch // grid.replicas // parts[0]))
+        for recipe in made:
+            rates = [
+                planner.predict(blocks, recipe, real=real, replicas=grid.replicas)
+                for real in (False, True)
+            ]
+            key = f"({grid.blocks}, {grid.replicas}) {recipe.name}"
+            planned, run = (round(p.images_per_second) for p in rates)
+            worth = [round(p.progress or 0.0) for p in rates]
+            found[key] = {"planned": planned, "run": run, "progress": worth}
+    return found
+
+
+def _wanted(recipe: Recipe, grid: Grid) -> bool:
+    if grid.blocks == 1:
+        return recipe.solver.exact and recipe.solver.micro_batches == 1  # type: ignore[attr-defined]
+    whole = getattr(recipe.solver, "messages", "float32") == "float32"
+    return whole and getattr(recipe.solver, "micro_batches", 1) > 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="resnet20")
+    options = parser.parse_args()
+    for batch, ranks, gigabits in product((128, 32), (4, 8), RATES):
+        key = f"{options.model}, batch {batch}, {ranks} ranks, {gigabits:g} Gb/s"
+        body = json.loads(FILE.read_text()) if FILE.exists() else {}
+        if key not in body:
+            body[key] = case(options.model, batch, ranks, gigabits)
+            FILE.write_text(json.dumps(body, indent=1) + "\n")
+    print("| case | fastest, run | planned fastest | lost by it |\n|---|---|---|---|")
+    right, body = 0, json.loads(FILE.read_text())
+    for key, rows in body.items():
+        best = max(rows, key=lambda name: rows[name]["run"])
+        chosen = max(rows, key=lambda name: rows[name]["planned"])
+        lost = 1 - rows[chosen]["run"] / rows[best]["run"]
+        right += lost < 0.03
+        print(f"| {key} | {best}, {rows[best]['run']:,} images/s | {chosen} | {100 * lost:.0f} % |")
+    print(f"\nplan is right, or loses less than 3 %, in {right} of {len(body)} cases")
+
+
+if __name__ == "__main__":
+    main()
