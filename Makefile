@@ -39,6 +39,7 @@ audit: .venv/ready
 
 faults: .venv/ready
 	$(BIN)/python -m tests.faults --runs 200 --seed 0 --out docs/benchmarks/faults.json
+	$(BIN)/python -m tests.faults --runs 50 --seed 0 --replicas 2 --out docs/benchmarks/faults_grid.json
 
 bench: .venv/ready
 	$(BIN)/python docs/benchmarks/overhead.py
