@@ -12,7 +12,7 @@ from hybrid.settings.methods import known_settings, values
 from hybrid.settings.resolve import resolve
 from hybrid.settings.text import to_toml
 from solvers import Backprop, registry
-from solvers.sync.registry import DEFAULT, STRATEGIES
+from solvers.sync.registry import DEFAULT, STRATEGIES, strategy_class
 
 DOCS = Path(__file__).parent
 HEAD = """# Settings
@@ -74,7 +74,7 @@ def _all_settings() -> str:
 def _own(method: str) -> list[str]:
     """A method's settings, without those in the table of a method that it derives from."""
     if method in STRATEGIES:
-        return [f"sync.{f.name}" for f in fields(STRATEGIES[method])]  # type: ignore[arg-type]
+        return [f"sync.{f.name}" for f in fields(strategy_class(method))]  # type: ignore[arg-type]
     if method not in registry.OWN:
         return []
     cls = registry.solver_class(method)
@@ -103,7 +103,9 @@ def _row(key: str, page: str) -> str:
 
 def _default(key: str, method: str) -> str:
     section, _, name = key.partition(".")
-    made: Any = {"sync": STRATEGIES.get(method), "correction": Backprop}.get(section)
+    made: Any = {"correction": Backprop}.get(section)
+    if section == "sync" and method in STRATEGIES:
+        made = strategy_class(method)
     if section == "solver":
         made = registry.solver_class(method)
     if key == "sync.name":

@@ -138,7 +138,7 @@ def run_threads(
         rank_main(0)
     else:
         threads = [
-            threading.Thread(target=rank_main, args=(n,), name=f"rank-{n}", daemon=True)
+            threading.Thread(target=rank_main, args=(n,), name=_name(n, room), daemon=True)
             for n in range(size)
         ]
         try:
@@ -152,6 +152,11 @@ def run_threads(
     if failures:
         raise failures[0]
     return results
+
+
+def _name(number: int, room: Room) -> str:
+    place = Place.of(number, room.blocks, room.replicas)
+    return f"block-{place.block}" + (f"-of-{place.replica}" if room.replicas > 1 else "")
 
 
 @contextmanager

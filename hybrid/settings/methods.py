@@ -91,7 +91,8 @@ def _named(key: str, known: Iterable[str]) -> list[str]:
 
 
 def _strategies_with(key: str) -> list[str]:
-    return [name for name, cls in strategies.STRATEGIES.items() if key in _field_docs(cls)]
+    every = strategies.STRATEGIES
+    return [name for name in every if key in _field_docs(strategies.strategy_class(name))]
 
 
 def _methods_with(key: str) -> list[str]:

@@ -9,7 +9,7 @@ from hybrid.settings.config import Config, RoundSettings, Section
 from hybrid.settings.text import to_toml
 from hybrid.training.setup import Method, Options
 from solvers import registry
-from solvers.sync.registry import STRATEGIES
+from solvers.sync.registry import STRATEGIES, strategy_class
 
 OWN_LOSS = "your own"
 """What the file calls a loss of the caller's."""
@@ -30,7 +30,8 @@ def described(options: Options, method: Method, rounds: RoundSettings, cuts: Seq
         "rounds": rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
     }
-    if type(options.sync) in STRATEGIES.values():
+    known = options.sync.name in STRATEGIES
+    if known and strategy_class(options.sync.name) is type(options.sync):
         tables["sync"] = {"name": options.sync.name, **methods.values(options.sync)}
     else:
         notes.append(f"# the strategy of replicas is the caller's own: {options.sync.name}")

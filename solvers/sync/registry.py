@@ -1,21 +1,30 @@
-"""The strategies by name: one file each, a line here."""
+"""The strategies by name: one file each, a line here; a strategy is imported when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from solvers.checks import unknown
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.base import Strategy
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
 
-DEFAULT = AllReduce.name
+if TYPE_CHECKING:
+    from solvers.sync.base import Strategy
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    cls.name: cls for cls in (AllReduce, LocalSGD, DiLoCo, HPSGD)
+STRATEGIES = {
+    "all-reduce": "solvers.sync.all_reduce:AllReduce",
+    "local-sgd": "solvers.sync.local_sgd:LocalSGD",
+    "diloco": "solvers.sync.diloco:DiLoCo",
+    "hpsgd": "solvers.sync.hpsgd:HPSGD",
 }
+"""Name -> where its class is."""
+
+DEFAULT = "all-reduce"
 
 
 def strategy_class(name: str) -> type[Strategy]:
     """The class of a strategy; ValueError names the nearest known name."""
     if name not in STRATEGIES:
         raise ValueError(unknown(name, STRATEGIES, "strategy"))
-    return STRATEGIES[name]
+    module, _, attribute = STRATEGIES[name].partition(":")
+    found: type[Strategy] = getattr(import_module(module), attribute)
+    return found

@@ -172,7 +172,7 @@ def test_a_pass_sends_the_bytes_of_the_wire_over_every_cut_both_ways(messages, f
     # int8 sends the scales of a sample's channels once a sample, however samples are grouped
     cut = 6 * Wire(messages, factor).bytes_per_sample((3, 6, 6))
     assert problem.on_every_block(program) == [
-        {"next": cut, "previous": 0},
-        {"next": cut, "previous": cut},
-        {"next": 0, "previous": cut},
+        {"next": cut, "previous": 0, "peers": 0},
+        {"next": cut, "previous": cut, "peers": 0},
+        {"next": 0, "previous": cut, "peers": 0},
     ]
