@@ -1,1 +1,28 @@
-"""How the replicas of a block agree on its weights: one file a strategy."""
+"""How replicas keep together: one file a strategy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from solvers.sync import registry
+
+if TYPE_CHECKING:
+    from solvers.sync.all_reduce import AllReduce
+    from solvers.sync.base import Peers, Strategy, Sync
+    from solvers.sync.diloco import DiLoCo
+    from solvers.sync.hpsgd import HPSGD
+    from solvers.sync.local_sgd import LocalSGD
+
+__all__ = ["HPSGD", "AllReduce", "DiLoCo", "LocalSGD", "Peers", "Strategy", "Sync"]
+
+_HOMES = {
+    place.partition(":")[2]: place.partition(":")[0] for place in registry.STRATEGIES.values()
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then, as `solvers` does."""
+    if name not in __all__ and name not in _HOMES:
+        raise AttributeError(f"module 'solvers.sync' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "solvers.sync.base")), name)
