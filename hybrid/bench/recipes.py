@@ -23,7 +23,7 @@ from solvers.passes.pipeline import Gaps
 from solvers.passes.wire import WireFormat
 from solvers.sync.base import Strategy
 from solvers.sync.messages import MessageFormat
-from solvers.sync.registry import DEFAULT, strategy_class
+from solvers.sync.registry import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Recipe:
     sweeps: int = 0
     fill: bool = False
     window: int = 4
-    sync: Strategy = field(default_factory=strategy_class(DEFAULT))
+    sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep together, where there are any."""
 
     @property
@@ -80,7 +80,7 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """What gives this recipe to a run: "section.key" -> value."""
         made = {"solver.name": self.solver.name, **_changed("solver", self.solver)}
-        if self.sync.name != DEFAULT:
+        if self.sync.name != STRATEGIES.default:
             made["sync.name"] = self.sync.name
         made |= _changed("sync", self.sync)
         if self.solver.alternates:

@@ -22,7 +22,7 @@ from hybrid.settings.text import read_toml
 from hybrid.training.replicas import Grid, refuse_inert
 from hybrid.training.setup import Options
 from solvers import registry
-from solvers.sync.registry import DEFAULT, strategy_class
+from solvers.sync.registry import STRATEGIES
 
 AUTO = "auto"
 PROBE_BYTES = 2**21
@@ -99,7 +99,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.fill]
-    if (sync := methods.sync(found)) != strategy_class(DEFAULT)():
+    if (sync := methods.sync(found)) != STRATEGIES[STRATEGIES.default]():
         predictions = [p for p in predictions if p.recipe.sync == sync]
     if not predictions:
         raise ValueError(planner.refused[0])

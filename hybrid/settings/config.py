@@ -13,10 +13,11 @@ from pydantic import (
     field_validator,
 )
 
+from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import torch_classes
 from solvers import registry
 from solvers.passes.pipeline import FillSamples, FillStep
-from solvers.sync import registry as strategies
+from solvers.sync.registry import STRATEGIES
 
 WorkerKind = Literal["thread", "forkserver"]
 MANY, LARGE = 10**9, 1e15
@@ -61,8 +62,6 @@ class DataSettings(Section):
     """Train on the first so many images; 0: all."""
     augment: bool = True
     """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
-    sampler: str = "uniform"
-    """Who chooses the samples of a mini-batch: uniform (every sample once an epoch)."""
     workers: int = Field(default=0, ge=0, le=1024)
     """Threads or processes that read samples of your own data ahead; 0: none."""
     worker_kind: WorkerKind = "thread"
@@ -247,7 +246,7 @@ class CheckpointSettings(Section):
 
 
 class Config(Section):
-    """All settings of a run; those of [solver], [correction] and [sync] by what they are of."""
+    """All settings of a run; those of solver, correction, sync, sampler by what they are of."""
 
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
@@ -256,7 +255,8 @@ class Config(Section):
     schedule: ScheduleSettings = ScheduleSettings()
     solver: dict[str, Any] = {"name": registry.DEFAULT}
     correction: dict[str, Any] = {}
-    sync: dict[str, Any] = {"name": strategies.DEFAULT}
+    sync: dict[str, Any] = {"name": STRATEGIES.default}
+    sampler: dict[str, Any] = {"name": SAMPLERS.default}
     rounds: RoundSettings = RoundSettings()
     split: SplitSettings = SplitSettings()
     links: LinkSettings = LinkSettings()
@@ -267,7 +267,8 @@ def declared_settings() -> dict[str, str]:
     """Every "section.key" declared here, and its help."""
     known = {
         "solver.name": f"The method: {', '.join(registry.OWN)}; train takes auto, too.",
-        "sync.name": f"How replicas keep together: {', '.join(strategies.STRATEGIES)}.",
+        "sync.name": f"How replicas keep together: {', '.join(STRATEGIES)}.",
+        "sampler.name": f"Who chooses the samples of a mini-batch: {', '.join(SAMPLERS)}.",
     }
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):

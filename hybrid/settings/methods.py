@@ -1,4 +1,4 @@
-"""The settings that methods and strategies declare: [solver], [correction] and [sync]."""
+"""The settings that methods, strategies and samplers declare, each in a section of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import Config, declared_settings, first_fault
 from solvers import Solver, registry
+from solvers.named import Named
 from solvers.passes.exact import PassSettings
-from solvers.sync import registry as strategies
 from solvers.sync.base import Strategy
+from solvers.sync.registry import STRATEGIES
 
 Made = TypeVar("Made")
+
+NAMED: Mapping[str, Named[Any]] = {"sync": STRATEGIES, "sampler": SAMPLERS}
+"""Sections whose settings are those of what their `name` names; a line a section."""
 
 
 def solver(config: Config) -> Solver:
@@ -38,34 +43,46 @@ def correction(config: Config) -> PassSettings:
 
 def sync(config: Config) -> Strategy:
     """The strategy named in [sync], with its settings."""
-    settings = dict(config.sync)
-    return _make(strategies.strategy_class(settings.pop("name")), "sync", settings)
+    made: Strategy = named(config, "sync")
+    return made
 
 
-def values(made: Solver | PassSettings | Strategy) -> dict[str, Any]:
-    """The settings of a solver, of a pass, or of a strategy."""
+def named(config: Config, section: str) -> Any:
+    """What a section of `NAMED` names, with its settings."""
+    settings = dict(getattr(config, section))
+    return _make(NAMED[section][settings.pop("name")], section, settings)
+
+
+def values(made: Any) -> dict[str, Any]:
+    """The settings of a solver, of a pass, of a strategy, of a sampler."""
     assert is_dataclass(made)
     return {f.name: getattr(made, f.name) for f in fields(made) if f.init}
 
 
-def known_settings(name: str, strategy: str = strategies.DEFAULT) -> dict[str, str]:
-    """Every "section.key" there is with the solver `name` and the strategy, and its help."""
+def known_settings(name: str, names: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every "section.key" there is with the solver `name`, and its help.
+
+    `names`: what sections of `NAMED` name, if not their default.
+    """
     known = declared_settings()
+    chosen = {section: (names or {}).get(section, of.default) for section, of in NAMED.items()}
     for section, cls in (
         ("solver", registry.solver_class(name)),
         ("correction", PassSettings),
-        ("sync", strategies.strategy_class(strategy)),
+        *((section, NAMED[section][each]) for section, each in chosen.items()),
     ):
         known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
     return known
 
 
-def unknown(dotted: str, name: str, strategy: str = strategies.DEFAULT) -> str:
+def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> str:
     """What to say of a setting that a run with the solver `name` does not have."""
-    known = known_settings(name, strategy)
+    known = known_settings(name, names)
     section, _, key = dotted.rpartition(".")
-    if section == "sync" and (having := _strategies_with(key)):
-        return f"sync.{key} is a setting of {', '.join(having)}; this run's sync.name is {strategy}"
+    if section in NAMED and (having := _having(section, key)):
+        chosen = (names or {}).get(section, NAMED[section].default)
+        many = ", ".join(having)
+        return f"{dotted} is a setting of {many}; this run's {section}.name is {chosen}"
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
     if others:
@@ -80,9 +97,8 @@ def unknown(dotted: str, name: str, strategy: str = strategies.DEFAULT) -> str:
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
     anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(PassSettings))]
-    own = [f"solver.{key}"] * bool(_methods_with(key)) + [f"sync.{key}"] * bool(
-        _strategies_with(key)
-    )
+    own = [f"solver.{key}"] * bool(_methods_with(key))
+    own += [f"{section}.{key}" for section in NAMED if _having(section, key)]
     return [*_named(key, anywhere), *own]
 
 
@@ -90,9 +106,10 @@ def _named(key: str, known: Iterable[str]) -> list[str]:
     return [dotted for dotted in known if dotted.rpartition(".")[2] == key]
 
 
-def _strategies_with(key: str) -> list[str]:
-    every = strategies.STRATEGIES
-    return [name for name in every if key in _field_docs(strategies.strategy_class(name))]
+def _having(section: str, key: str) -> list[str]:
+    """What there is for a section of `NAMED` that has a setting."""
+    known = NAMED[section]
+    return [name for name in known if key in (f.name for f in fields(known[name]))]
 
 
 def _methods_with(key: str) -> list[str]:

@@ -13,7 +13,6 @@ from hybrid.settings.config import Config, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.settings.text import read_toml
 from solvers import registry
-from solvers.sync import registry as strategies
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
@@ -39,8 +38,9 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         tree.pop("correction", None)
         rounds = tree.get("rounds", {})
         tree["rounds"] = {k: rounds[k] for k in rounds if k == "memory_gb"}
-    if _name(upper, _name(tree, None, "sync"), "sync") != _name(tree, None, "sync"):
-        tree.pop("sync", None)
+    for section in methods.NAMED:
+        if _name(upper, _name(tree, None, section), section) != _name(tree, None, section):
+            tree.pop(section, None)
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
@@ -54,18 +54,21 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     if isinstance(tree.get("solver", {}), dict):
         tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
         name = str(tree["solver"]["name"])
-        if isinstance(tree.get("sync", {}), dict):
-            tree["sync"] = {"name": strategies.DEFAULT, **tree.get("sync", {})}
-        strategy = _name(tree, strategies.DEFAULT, "sync")
-        known = methods.known_settings(name, str(strategy))
+        for section, of in methods.NAMED.items():
+            if isinstance(tree.get(section, {}), dict):
+                tree[section] = {"name": of.default, **tree.get(section, {})}
+        names = {
+            section: str(_name(tree, of.default, section)) for section, of in methods.NAMED.items()
+        }
+        known = methods.known_settings(name, names)
         for section, table in tree.items():
             if section not in Config.model_fields:
                 inside = next(iter(table), "") if isinstance(table, dict) else ""
                 dotted = f"{section}.{inside}" if inside else section
-                raise ValueError(methods.unknown(dotted, name, str(strategy)))
+                raise ValueError(methods.unknown(dotted, name, names))
             for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
                 if dotted not in known:
-                    raise ValueError(methods.unknown(dotted, name, str(strategy)))
+                    raise ValueError(methods.unknown(dotted, name, names))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -79,8 +82,9 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         )
     config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
-    sync = methods.sync(config)
-    config.sync = {"name": sync.name, **methods.values(sync)}
+    for section in methods.NAMED:
+        made = methods.named(config, section)
+        setattr(config, section, {"name": made.name, **methods.values(made)})
     share = config.train.batch_size // max(1, config.split.replicas)
     wanted = wanted_correction(solver, config.rounds, share)
     config.correction = {**wanted, **config.correction}
@@ -101,6 +105,6 @@ def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(tree: Mapping[str, Any], default: object = None, section: str = "solver") -> object:
-    """The method, or strategy, that a tree of settings names."""
+    """The method, the strategy or the sampler that a tree of settings names."""
     table = tree.get(section, {})
     return table.get("name", default) if isinstance(table, dict) else default

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from hybrid.settings.config import Config
-from hybrid.settings.methods import known_settings, sections_of
+from hybrid.settings.methods import NAMED, known_settings, sections_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,7 +49,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The settings as a commented TOML file that repeats the run."""
-    known = known_settings(config.solver["name"], config.sync["name"])
+    chosen = {section: getattr(config, section)["name"] for section in NAMED}
+    known = known_settings(config.solver["name"], chosen)
     lines: list[str] = []
     for section, table in config.model_dump().items():
         lines.append(f"[{section}]")

@@ -12,7 +12,7 @@ from hybrid.links.base import Side
 from hybrid.training.setup import Options, RunSetup
 from solvers.base import Setup, Shape, Solver
 from solvers.sync.base import Strategy
-from solvers.sync.registry import DEFAULT
+from solvers.sync.registry import STRATEGIES
 
 
 def check(options: Options, solver: Solver, setup: Setup, normed: bool) -> None:
@@ -44,12 +44,12 @@ def check(options: Options, solver: Solver, setup: Setup, normed: bool) -> None:
         if value:
             raise ValueError(
                 f"{setting} is {value}, and replicas have other weights within a round of "
-                f"{name}: {instead}, or choose sync.name={DEFAULT}"
+                f"{name}: {instead}, or choose sync.name={STRATEGIES.default}"
             )
     if sync.anchored and solver.trains_beside:
         raise ValueError(
             f"sync.name is {name!r}, which keeps a copy of the network's weights, and "
-            f"{solver.name!r} trains others beside them: choose sync.name={DEFAULT}"
+            f"{solver.name!r} trains others beside them: choose sync.name={STRATEGIES.default}"
         )
     if sync.plain and not solver.exact and (solver.alternates or setup.correct_every):
         raise ValueError(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["HPSGD", "AllReduce", "DiLoCo", "LocalSGD", "Peers", "Strategy", "Sync"]
 
 _HOMES = {
-    place.partition(":")[2]: place.partition(":")[0] for place in registry.STRATEGIES.values()
+    place.partition(":")[2]: place.partition(":")[0]
+    for place in registry.STRATEGIES.places.values()
 }
 
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from solvers.checks import unknown
+from solvers.named import Named
 
 if TYPE_CHECKING:
     from solvers.sync.base import Strategy
 
-STRATEGIES = {
-    "all-reduce": "solvers.sync.all_reduce:AllReduce",
-    "local-sgd": "solvers.sync.local_sgd:LocalSGD",
-    "diloco": "solvers.sync.diloco:DiLoCo",
-    "hpsgd": "solvers.sync.hpsgd:HPSGD",
-}
+STRATEGIES: Named[Strategy] = Named(
+    "strategy",
+    {
+        "all-reduce": "solvers.sync.all_reduce:AllReduce",
+        "local-sgd": "solvers.sync.local_sgd:LocalSGD",
+        "diloco": "solvers.sync.diloco:DiLoCo",
+        "hpsgd": "solvers.sync.hpsgd:HPSGD",
+    },
+    default="all-reduce",
+)
 """Name -> where its class is."""
-
-DEFAULT = "all-reduce"
-
-
-def strategy_class(name: str) -> type[Strategy]:
-    """The class of a strategy; ValueError names the nearest known name."""
-    if name not in STRATEGIES:
-        raise ValueError(unknown(name, STRATEGIES, "strategy"))
-    module, _, attribute = STRATEGIES[name].partition(":")
-    found: type[Strategy] = getattr(import_module(module), attribute)
-    return found
