@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.settings.config import Config
-from hybrid.settings.methods import known_settings, values
+from hybrid.settings.methods import NAMED, known_settings, values
 from hybrid.settings.resolve import resolve
 from hybrid.settings.text import to_toml
 from solvers import Backprop, registry
-from solvers.sync.registry import DEFAULT, STRATEGIES, strategy_class
 
 DOCS = Path(__file__).parent
 HEAD = """# Settings
@@ -42,6 +41,10 @@ BESIDE = {
     "replicas": ["split.replicas", "split.blocks", "split.side_by_side", "sync.name"],
 }
 """Settings that a page's table has beside its method's own."""
+SECTIONS = {
+    "sync": "how [replicas](replicas.md) keep together",
+    "sampler": "who [chooses the samples](samplers.md)",
+}
 
 
 def written() -> dict[Path, str]:
@@ -63,18 +66,24 @@ def _all_settings() -> str:
         config = to_toml(resolve({"solver": {"name": name}}))
         table = config[config.index("[solver]") : config.index("[correction]")]
         parts.append(f"```toml\n{table.strip()}\n```\n")
-    parts.append("The table `[sync]` depends on how [replicas](replicas.md) keep together:\n")
-    for name in STRATEGIES:
-        config = to_toml(resolve({"sync": {"name": name}}))
-        table = config[config.index("[sync]") : config.index("[rounds]")]
-        parts.append(f"```toml\n{table.strip()}\n```\n")
+    for section, text in SECTIONS.items():
+        parts.append(f"The table `[{section}]` depends on {text}:\n")
+        for name in NAMED[section]:
+            config = to_toml(resolve({section: {"name": name}}))
+            table = config[config.index(f"[{section}]") :].split("\n\n")[0]
+            parts.append(f"```toml\n{table.strip()}\n```\n")
     return "\n".join(parts)
+
+
+def _home(page: str) -> str:
+    """The section whose settings a page is about; empty if none."""
+    return next((section for section, known in NAMED.items() if page in known), "")
 
 
 def _own(method: str) -> list[str]:
     """A method's settings, without those in the table of a method that it derives from."""
-    if method in STRATEGIES:
-        return [f"sync.{f.name}" for f in fields(strategy_class(method))]  # type: ignore[arg-type]
+    if section := _home(method):
+        return [f"{section}.{f.name}" for f in fields(NAMED[section][method])]
     if method not in registry.OWN:
         return []
     cls = registry.solver_class(method)
@@ -93,8 +102,8 @@ def _page(method: str) -> str:
 
 
 def _row(key: str, page: str) -> str:
-    if page in STRATEGIES:
-        known = known_settings(registry.DEFAULT, page)
+    if section := _home(page):
+        known = known_settings(registry.DEFAULT, {section: page})
         return f"| `{key}` | {_default(key, page)} | {known[key]} |"
     methods = [page] if page in registry.OWN else [registry.DEFAULT, *registry.OWN]
     method = next(name for name in methods if key in known_settings(name))
@@ -104,12 +113,12 @@ def _row(key: str, page: str) -> str:
 def _default(key: str, method: str) -> str:
     section, _, name = key.partition(".")
     made: Any = {"correction": Backprop}.get(section)
-    if section == "sync" and method in STRATEGIES:
-        made = strategy_class(method)
+    if section in NAMED and method in NAMED[section]:
+        made = NAMED[section][method]
     if section == "solver":
         made = registry.solver_class(method)
-    if key == "sync.name":
-        return DEFAULT
+    if section in NAMED and name == "name":
+        return NAMED[section].default
     found = values(made())[name] if made else getattr(getattr(Config(), section), name)
     if found is None:
         return "unset"

@@ -275,7 +275,7 @@ class PDASGDProgram(DelayedProgram):
             return
         found = self._units.classify(flight, part.labels)
         flight.part = part._replace(images=None, labels=None)
-        stats.scored(found.correct)
+        stats.scored(found)
         self._losses.append(found.loss)
         if part.ends:
             stats.losses.append(torch.stack(self._losses).sum())

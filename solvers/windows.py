@@ -137,6 +137,8 @@ class Classified(NamedTuple):
     """Mean over the samples, with its graph."""
     correct: Tensor | None
     """Sum of the metric over the samples: of accuracy the number of right answers."""
+    each: Tensor | None = None
+    """Loss of each sample, (N,), if somebody wants to know."""
 
 
 @dataclass
@@ -149,6 +151,8 @@ class PhaseStats:
     losses: list[Tensor] = field(default_factory=list)
     """Mean loss of each step; of the last block the training loss, else the coupling loss."""
     correct: list[Tensor] = field(default_factory=list)
+    each: list[Tensor] = field(default_factory=list)
+    """Losses (N,) of the samples, if somebody wants to know, in the order they were met."""
     squares: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
     exchanged: list[Tensor] = field(default_factory=list)
@@ -159,12 +163,14 @@ class PhaseStats:
     def classified(self, found: Classified) -> None:
         """Count one mini-batch's loss and right answers."""
         self.losses.append(found.loss.detach())
-        self.scored(found.correct)
+        self.scored(found)
 
-    def scored(self, correct: Tensor | None) -> None:
-        """Count a sum of the metric, if there is one."""
-        if correct is not None:
-            self.correct.append(correct)
+    def scored(self, found: Classified) -> None:
+        """Count a sum of the metric, and the losses of the samples, where there are any."""
+        if found.correct is not None:
+            self.correct.append(found.correct)
+        if found.each is not None:
+            self.each.append(found.each)
 
     def add(self, part: PhaseStats) -> None:
         """Take in what another part of the phase did."""

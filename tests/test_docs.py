@@ -48,3 +48,10 @@ def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     exec(compile(code, "your-own-network.md", "exec"), {"__name__": "your_own_network"})
     assert (tmp_path / "runs" / "own" / "summary.json").exists()
     assert (tmp_path / "run.csv").exists()
+
+
+def test_the_page_on_samplers_has_one_that_trains(capsys):
+    text = (ROOT / "docs" / "samplers.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "samplers.md", "exec"), {"__name__": "own_sampler"})
+    assert "epoch 2/2" in capsys.readouterr().out

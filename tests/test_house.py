@@ -25,11 +25,11 @@ ROOMS = (
     *("hybrid", "hybrid.runs", "hybrid.training"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.errors"),
+    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.errors"),
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.checks",),
+    *("solvers.named", "solvers.checks"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

@@ -7,11 +7,11 @@ SETTINGS_SHARE=1, or `pytest -m slow`; `python -m tests.test_settings_act` count
 import os
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 from zlib import crc32
 
@@ -25,10 +25,10 @@ from hybrid.data import Augmentation, Dataset
 from hybrid.rounds.report import DivergedError
 from hybrid.runs import build
 from hybrid.samplers import SAMPLERS, Uniform
+from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
-from hybrid.settings.methods import known_settings
+from hybrid.settings.methods import NAMED, known_settings
 from solvers import Backprop, registry
-from solvers.sync.registry import DEFAULT, strategy_class
 from tests.support.setting_modes import ALONE, EXACT, GREEDY, LISTED, MODES, OTHERS, STORING, TINY
 
 SHARE = int(os.environ.get("SETTINGS_SHARE", "24"))
@@ -47,7 +47,13 @@ def triples():
 
 def known(mode):
     """The settings that a mode has."""
-    return known_settings(mode.solver, mode.settings.get("sync.name", DEFAULT))
+    return known_settings(mode.solver, names(mode))
+
+
+def names(mode):
+    """What the sections are of whose settings depend on it, where a mode says so."""
+    asked = {section: mode.settings.get(f"{section}.name") for section in NAMED}
+    return {section: name for section, name in asked.items() if name}
 
 
 def tried(setting, mode, share):
@@ -125,9 +131,9 @@ def others(setting, mode):
 
 def _generic(setting, current, mode):
     section, _, key = setting.partition(".")
-    if section in ("solver", "correction", "sync"):
-        strategy = strategy_class(mode.settings.get("sync.name", DEFAULT))
-        made = {"solver": registry.solver_class(mode.solver), "sync": strategy}
+    if section in ("solver", "correction", *NAMED):
+        made = {each: NAMED[each][name] for each, name in names(mode).items()}
+        made["solver"] = registry.solver_class(mode.solver)
         hint = get_type_hints(made.get(section, Backprop))[key]
     else:
         hint = get_type_hints(Config.model_fields[section].annotation)[key]
@@ -166,7 +172,7 @@ def _stand_ins():
     """Tiny images, a second sampler; no compiler, no GPU, and no time in the costs."""
     with (
         patch.object(data, "load", _load),
-        patch.dict(SAMPLERS, {"backwards": Backwards}),
+        patch.dict(SAMPLERS.places, {"backwards": f"{__name__}:Backwards"}),
         patch.object(torch.nn.Module, "compile"),
         patch.object(torch.cuda, "is_available", return_value=False),
         patch.object(costs, "operations", _operations),
@@ -194,9 +200,14 @@ def _operations(module, x, with_input):
     return _COUNTED[key]
 
 
+@dataclass(frozen=True)
 class Backwards(Uniform):
-    def choose(self, epoch, first, count):
-        return super().choose(epoch, first, count).flip(0)
+    name: ClassVar[str] = "backwards"
+
+    def start(self, data, seed):
+        choice = super().start(data, seed)
+        choice.choose = lambda *asked: Permutations.choose(choice, *asked).flip(0)
+        return choice
 
 
 def _load(name, directory=None, limit=0):
@@ -212,8 +223,9 @@ def _asked(mode, **more):
     kept = mode.settings
     if "solver.name" in more:
         kept = {key: value for key, value in kept.items() if not key.startswith("solver.")}
-    if "sync.name" in more:
-        kept = {key: value for key, value in kept.items() if not key.startswith("sync.")}
+    for section in NAMED:
+        if f"{section}.name" in more:
+            kept = {key: value for key, value in kept.items() if not key.startswith(f"{section}.")}
     return {**TINY, "solver.name": mode.solver, **kept, **more}
 
 

@@ -29,7 +29,8 @@ from hybrid.ranks import launch
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
-from hybrid.samplers import Uniform
+from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.training.evaluation import measure
@@ -224,8 +225,8 @@ class Bench:
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
         schedule = schedules.make(settings.schedule, settings.optimiser.lr, every, epochs)
-        sampler = Uniform(len(self.train), seed)
-        windows = Windows(self.train, size, every, False, 1, seed, schedule, sampler, self.device)
+        chosen = Chosen(SAMPLERS[SAMPLERS.default](), self.train, seed, size)
+        windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
         totals = dict.fromkeys(rows, 0.0)
         for epoch in range(epochs):
             trained, _ = next(windows.of_epoch(epoch, epoch * every))

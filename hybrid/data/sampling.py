@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ORDER_STREAM = 0
-"""Stream of `epoch_order`; whoever draws more numbers for a sample takes streams from 1 on."""
+"""Stream of `epoch_order`, which takes those below it, too; others take streams from 1 on."""
 
 # splitmix64 (Steele, Lea and Flood, OOPSLA 2014), its constants as signed 64-bit integers
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -14,11 +14,14 @@ _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
-def epoch_order(seed: int, epoch: int, n: int) -> Tensor:
-    """A permutation of 0..n-1, int64 `(n,)`: a pure function of its arguments."""
+def epoch_order(seed: int, epoch: int, n: int, number: int = 0) -> Tensor:
+    """A permutation of 0..n-1, int64 `(n,)`: a pure function of its arguments.
+
+    An epoch that takes several numbers them.
+    """
     if n < 1:
         raise ValueError(f"an epoch needs at least 1 sample, got {n}: choose a non-empty data set")
-    return torch.argsort(_hash(seed, epoch, torch.arange(n), ORDER_STREAM), stable=True)
+    return torch.argsort(_hash(seed, epoch, torch.arange(n), ORDER_STREAM - number), stable=True)
 
 
 def uniform(seed: int, epoch: int, ids: Tensor, stream: int) -> Tensor:

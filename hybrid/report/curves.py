@@ -35,6 +35,7 @@ def curves(lines: Sequence[Line]) -> dict[str, bytes]:
         ),
         "Primal and dual residual norms at each cut": (_norms, "norm"),
         "Rounds that follow residual and learning rate": (_rounds, "mini-batches, sweeps, rounds"),
+        "Candidates that the sampler accepted": (_accepted, "accepted, %"),
     }
     made: dict[str, bytes] = {}
     for title, (draw, quantity) in panels.items():
@@ -94,6 +95,23 @@ def _rounds(axes: Axes, lines: Sequence[Line]) -> None:
             axes.set_yscale("log", base=2)
             label, colour = name.replace("_", " "), _PHASES["parallel"]
             axes.plot(steps, values, style, color=colour, label=label, drawstyle="steps-pre")
+
+
+def _accepted(axes: Axes, lines: Sequence[Line]) -> None:
+    """Of all candidates of an epoch, and of those of each class."""
+    own = [line for line in lines if line.phase == "sampler" and line.accepted is not None]
+    steps, number = (
+        [line.step for line in own],
+        max((len(x.accepted_by_class) for x in own), default=0),
+    )
+    for each in range(number if number > 1 else 0):
+        shares = [dict(enumerate(line.accepted_by_class)).get(each) for line in own]
+        values = [nan if share is None else 100 * share for share in shares]
+        label = "_" if each else "each class"
+        axes.plot(steps, values, color=_PHASES["parallel"], linewidth=0.6, label=label, **_MARKED)
+    if own:
+        values = [100 * (line.accepted or 0.0) for line in own]
+        axes.plot(steps, values, color=_PHASES["serial"], linewidth=2, label="all", **_MARKED)
 
 
 def _cuts(

@@ -33,6 +33,9 @@ class Line(BaseModel):
     window: int = Field(default=0, ge=0, lt=2**53)
     sweeps: int = Field(default=0, ge=0, lt=2**53)
     correct_every: int = Field(default=0, ge=0, lt=2**53)
+    accepted: float | None = Field(default=None, ge=0, le=1)
+    """Share of an epoch's candidates that a sampler took."""
+    accepted_by_class: Annotated[list[float | None], Field(max_length=4096)] = []
 
 
 class Summary(BaseModel):

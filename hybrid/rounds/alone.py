@@ -40,10 +40,13 @@ class Alone(Rounds):
                 with own.timed(self.links.now):
                     self.drain()
                 with self.trace.span("serial"):
-                    serial.add(self.exact.train(trained))
+                    part = self.exact.train(trained)
+                serial.add(part)
             else:
                 with self.trace.span(phase):
-                    own.add(self.program.train(trained))
+                    part = self.program.train(trained)
+                own.add(part)
+            self.each += part.each
             self.tick(len(trained.batches))
         if closing is not None:
             with own.timed(self.links.now):

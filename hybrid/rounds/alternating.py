@@ -79,9 +79,13 @@ class Alternating(Rounds):
             corrected = self.corrects() or self.resting  # in this order: the round counts
             if corrected:
                 with self.trace.span("serial"):
-                    serial.add(self.exact.train(trained, recorder, fill))
+                    part = self.exact.train(trained, recorder, fill)
+                serial.add(part)
+                self.each += part.each
             if program is not None:
-                serial.add(self._record(swept, corrected, self.recorder))
+                part = self._record(swept, corrected, self.recorder)
+                serial.add(part)
+                self.each += part.each
                 with self.trace.span("parallel"):
                     part = program.train(swept)
                 if len(swept.batches) < length:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from hybrid.links import RankLinks
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, share
@@ -41,6 +43,10 @@ class Rounds(ABC):
         """Told, on this rank alone, of the mini-batches of every round."""
         self.heard: list[Any] = []
         """Every rank's news, as of the last call."""
+        self.each: list[Tensor] = []
+        """Losses of this rank's samples in the last call, in order, if somebody wants to know."""
+        self.losses: list[list[Tensor]] = []
+        """Those of every replica's last block."""
         self.count = 0
         """Rounds so far."""
         self.returns = 0
@@ -55,11 +61,15 @@ class Rounds(ABC):
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
+        self.each = []
         self.train(windows, serial, parallel, closing)
         mine = [share(stats) for stats in (serial, parallel)]
-        gathered = self.links.everyone((mine, self.news()))
-        everyone = [shares for shares, _ in gathered]
-        self.heard = [news for _, news in gathered]
+        last = self.links.rank == self.links.size - 1
+        each = [losses.cpu() for losses in self.each] if last else []
+        gathered = self.links.everyone((mine, self.news(), each))
+        everyone = [shares for shares, _, _ in gathered]
+        self.heard = [news for _, news, _ in gathered]
+        self.losses = [each for _, _, each in gathered[self.links.size - 1 :: self.links.size]]
         reports = [
             merged(phase, self._chains([rank[i] for rank in everyone]))
             for i, phase in enumerate(PHASES)

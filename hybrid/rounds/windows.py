@@ -14,7 +14,7 @@ from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.schedule import Rate
-from hybrid.samplers.base import Sampler
+from hybrid.samplers.chosen import Chosen
 from solvers.windows import Batch, Window
 
 CLOSING = 32
@@ -72,14 +72,13 @@ class Windows:
     """
 
     data: Data
-    batch_size: int
+    chosen: Chosen
     length: int
     """Mini-batches a window."""
     whole: bool
     sweeps: int
     seed: int
     schedule: Rate
-    sampler: Sampler
     device: torch.device
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
@@ -97,24 +96,24 @@ class Windows:
 
         `first_step` is the epoch's first, `start` the mini-batch of it to begin with.
         """
-        size, batches = self.batch_size, self.sampler.batches(self.batch_size)
+        batches = self.chosen.steps
         apart = self.whole and (self.carried or self.data.augmented)
 
         def window(numbers: range, sweeps: int, augment: bool, order: int) -> Window:
             source = EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)
             made = []
-            for i in numbers:
-                ids, step = self.sampler.choose(order, i * size, size), first_step + i
+            for i, ids in zip(numbers, self.chosen.ids(order, numbers), strict=True):
+                step = first_step + i
                 made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
             return Window(made, sweeps)
 
-        order = [self.sampler.choose(epoch, i * size, size) for i in range(batches)]
-        if not EpochSource(self.data, self.seed, epoch, True, self.device, self.mix).mixes:
-            order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
-        self.data.expect(order, self.seed, epoch)
+        if not self.chosen.learns:
+            self._expect(epoch, range(batches))
         while start < batches:
             length, sweeps = self._pace
             numbers = range(start, min(start + length, batches))
+            if self.chosen.learns:
+                self._expect(epoch, numbers)
             trained = window(numbers, sweeps, True, epoch)
             swept = trained
             if apart:
@@ -125,6 +124,13 @@ class Windows:
             yield trained, swept
             start = numbers.stop
 
+    def _expect(self, epoch: int, numbers: range) -> None:
+        """Tell the data of mini-batches that will be asked for."""
+        order = self.chosen.ids(epoch, numbers)
+        if not EpochSource(self.data, self.seed, epoch, True, self.device, self.mix).mixes:
+            order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
+        self.data.expect(order, self.seed, epoch)
+
     @property
     def _pace(self) -> tuple[int, int]:
         """Mini-batches and sweeps of the next window."""
@@ -132,14 +138,22 @@ class Windows:
             return self.length, self.sweeps
         return self.controller.now.window, self.controller.now.sweeps
 
+    def before(self, epoch: int, step: int) -> list[Batch]:
+        """The mini-batches of an epoch before a step."""
+        first, made = epoch * self.chosen.steps, list[Batch]()
+        for trained, _ in self.of_epoch(epoch, first) if step > first else ():
+            made += trained.batches
+            if len(made) >= step - first:
+                break
+        return made[: step - first]
+
     def closing(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
-        size, batches = self.batch_size, self.sampler.batches(self.batch_size)
+        batches = self.chosen.steps
         source = EpochSource(self.data, self.seed, epoch, True, self.device, self.mix)
-        made = []
-        for i in range(max(0, batches - CLOSING), batches):
+        made, numbers = [], range(max(0, batches - CLOSING), batches)
+        for i, ids in zip(numbers, self.chosen.ids(epoch, numbers), strict=True):
             step = epoch * batches + i
-            ids = self.sampler.choose(epoch, i * size, size)
             made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
         return Window(made)
 
@@ -150,7 +164,7 @@ class Windows:
         self, epoch: int, from_step: int, every: int
     ) -> Iterator[list[tuple[Window, Window]]]:
         """The epoch's windows from a step on, in groups of at least `every` mini-batches."""
-        steps = self.sampler.batches(self.batch_size)
+        steps = self.chosen.steps
         first, done, end = epoch * steps, from_step, (epoch + 1) * steps
         group: list[tuple[Window, Window]] = []
         for pair in self.of_epoch(epoch, first, from_step - first):

@@ -15,7 +15,7 @@ from hybrid.folder.runfolder import RunFolder
 from hybrid.links.base import Side, place
 from hybrid.ranks import launch
 from hybrid.runs import references
-from hybrid.samplers import sampler_class
+from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
@@ -124,8 +124,10 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
         if wanted.side_by_side != "auto":
             sides = (wanted.side_by_side,)
         mine = [place(comm.rank, comm.size, wanted.replicas, side) for side in sides]
-        images = "images" in solver.reads or any(p.block == 0 for p in mine)
-        labels = "labels" in solver.reads or any(p.block == p.blocks - 1 for p in mine)
+        last = any(p.block == p.blocks - 1 for p in mine)
+        learns = isinstance(methods.named(resolved, "sampler"), Learning)
+        first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
+        images, labels = "images" in solver.reads or first, "labels" in solver.reads or last
         train, test = train.only(images, labels), test.only(images, labels)
     return train, test
 
@@ -205,7 +207,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         methods.solver(resolved),
         methods.correction(resolved),
         **dict(resolved.rounds),
-        sampler=sampler_class(resolved.data.sampler),
+        sampler=methods.named(resolved, "sampler"),
         replicas=wanted.replicas,
         side_by_side=wanted.side_by_side,
         sync=methods.sync(resolved),

@@ -1,18 +1,33 @@
-"""Who chooses the samples of a mini-batch: one file a sampler, one line here."""
+"""Who chooses the samples of a mini-batch: one file a sampler."""
 
-from hybrid.samplers.base import Sampler
-from hybrid.samplers.uniform import Uniform
-from solvers.checks import unknown
+from __future__ import annotations
 
-SAMPLERS: dict[str, type[Sampler]] = {
-    "uniform": Uniform,
-}
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["SAMPLERS", "Sampler", "Uniform", "sampler_class"]
+from hybrid.samplers.registry import SAMPLERS
+
+if TYPE_CHECKING:
+    from hybrid.samplers.auto_assist import AutoAssist
+    from hybrid.samplers.base import Choice, Learning, Sampler
+    from hybrid.samplers.selective_backprop import SelectiveBackprop
+    from hybrid.samplers.uniform import Uniform
+
+__all__ = [
+    "SAMPLERS",
+    "AutoAssist",
+    "Choice",
+    "Learning",
+    "Sampler",
+    "SelectiveBackprop",
+    "Uniform",
+]
+
+_HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in SAMPLERS.places.values()}
 
 
-def sampler_class(name: str) -> type[Sampler]:
-    """The class of a sampler; ValueError names the nearest known name."""
-    if name not in SAMPLERS:
-        raise ValueError(unknown(name, SAMPLERS, "sampler"))
-    return SAMPLERS[name]
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then, as `solvers` does."""
+    if name not in __all__ and name not in _HOMES:
+        raise AttributeError(f"module 'hybrid.samplers' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "hybrid.samplers.base")), name)

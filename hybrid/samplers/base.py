@@ -1,28 +1,71 @@
-"""What a sampler is: the same choice on every rank, without talking."""
+"""What a sampler is: settings, and what they start, which chooses on one rank for all."""
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from hybrid.data.base import Data
+from solvers.checks import check_numbers
 from solvers.state import State
 
 
+@dataclass(frozen=True)
 class Sampler(ABC):
-    """Chooses which of `count` training samples make which mini-batch."""
+    """Who chooses the samples of a mini-batch: a frozen dataclass of its settings."""
 
-    def __init__(self, count: int, seed: int) -> None:
-        self.count, self.seed = count, seed
+    name: ClassVar[str]
+
+    @abstractmethod
+    def start(self, data: Data, seed: int) -> Choice:
+        """What chooses from a data set."""
+
+
+@dataclass(frozen=True)
+class Learning(Sampler):
+    """One that is told of the losses that its samples had.
+
+    It lives on one rank, and the others are told of its choice. The losses of mini-batch n are
+    known to the choice of mini-batch n + lag, on any grid of ranks, and of none before.
+    """
+
+    lag: int = 16
+    """Mini-batches until a loss is known to the sampler: at least as many as a window has."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_one=("lag",))
+
+
+class Choice(ABC):
+    """Chooses which of a data set's samples make which mini-batch."""
+
+    def __init__(self, data: Data, seed: int) -> None:
+        self.data, self.count, self.seed = data, len(data), seed
 
     @abstractmethod
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
-        """Ids (count,), int64, of the samples first .. first + count - 1 of an epoch."""
+        """Ids (count,), int64, of the samples first .. first + count - 1 of an epoch.
+
+        Of a sampler that learns it is called once a mini-batch, in their order, and for an epoch's
+        mini-batches may be called again.
+        """
+
+    def learn(self, ids: Tensor, losses: Tensor) -> None:  # noqa: B027
+        """Told, in their order, of a mini-batch's samples (N,) and their losses (N,), float32."""
 
     def batches(self, batch_size: int) -> int:
         """Mini-batches an epoch; an incomplete last one is left out."""
         return self.count // batch_size
 
+    def report(self) -> dict[str, Any]:
+        """What to say of an epoch in the metrics, JSON-able; empty: nothing."""
+        return {}
+
     def state(self) -> State:
-        """For a checkpoint: what all ranks share."""
+        """For a checkpoint; of one that learns `block` follows the rank that it lives on."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
+from hybrid.samplers.base import Learning
 from solvers.blocks.objective import Loss, Metric, Objective, detached, right_answers
 from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
@@ -64,16 +65,19 @@ class Aims(NamedTuple):
         if "loss" in (options.metrics or {}):
             raise ValueError("metrics has 'loss', which the loss is called: give it another name")
 
-        def objective(loss: Loss, targets: Any, answers: Bundle | None) -> Objective:
+        def objective(
+            loss: Loss, targets: Any, answers: Bundle | None, each: bool = False
+        ) -> Objective:
             metrics = _counted(out, targets) if options.metrics is None else options.metrics
             _check_shapes(options, loss, out, targets)
-            made = Objective(loss, metrics, answers, named)
+            made = Objective(loss, metrics, answers, named, each)
             packed = targets if answers is None else answers.pack(targets)
             made(out, packed)
             made.measured(detached(out), packed)
             return made
 
-        training = objective(smoothed, targets, train.answers if mix is None else mix.answers)
+        packing = train.answers if mix is None else mix.answers
+        training = objective(smoothed, targets, packing, isinstance(options.sampler, Learning))
         tested = objective(loss, expected, test.answers)
         classified = loss is nn.functional.cross_entropy
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)

@@ -17,6 +17,7 @@ from hybrid.rounds import optimisers
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
+from hybrid.samplers.chosen import Chosen
 from hybrid.training import keeping, recovery
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
@@ -143,12 +144,13 @@ class Run:
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
         self.rounds.tick = self.progress.tick
-        self.sampler = setup.sampler(len(self.train), train.seed)
+        chosen = Chosen(setup.sampler, self.train, train.seed, train.batch_size, self.links)
+        self.chosen = chosen
         every = setup.steps_per_epoch
         self.peak = optimisers.peak(self.block.optimisers["exact"])
         schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
         self.windows = setup.windows(
-            self.train, schedule, self.sampler, self.rounds.controller, self.links.place
+            self.train, schedule, chosen, self.rounds.controller, self.links.place
         )
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
@@ -156,7 +158,7 @@ class Run:
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,
             "block": self.block,
-            "sampler": self.sampler,
+            "sampler": self.chosen,
             "callbacks": self.callbacks,
         }
         if manifest is not None and manifest["solver"] != self.setup.names["solver"]:
@@ -192,10 +194,7 @@ class Run:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
             if self.rounds.fill is not None:
-                first = self.epoch * self.setup.steps_per_epoch
-                windows = self.windows.of_epoch(self.epoch, first)
-                batches = [batch for trained, _ in windows for batch in trained.batches]
-                self.rounds.fill.latest = batches[: self.step - first][::-1]
+                self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
             fits = manifest["carried_as"] == self.setup.carried_as
             # variables kept otherwise are of no use: a forward pass makes new ones
             cuts = parts if fits else ()
@@ -247,6 +246,8 @@ class Run:
                 if self.rounds.heard[0].due:
                     self._keep()
         self.rounds.end_epoch()
+        if said := self.chosen.report():
+            self._metric({"phase": "sampler", **said})
         if self.block.sync is not None:
             self.block.sync.join()
         self.epoch += 1
@@ -344,6 +345,7 @@ class Run:
         closing = self.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
         self._hear(self.rounds.heard)
+        self.chosen.hear(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
@@ -366,9 +368,14 @@ class Run:
 
     @property
     def _report_every(self) -> int:
-        """Mini-batches between reports: K times as many where a report empties a pipeline."""
+        """Mini-batches between reports: K times as many where a report empties a pipeline.
+
+        As many as a sampler waits for at most, which learns from reports.
+        """
         flushed = not self.rounds.alone or self.setup.method.solver.exact
-        return self.setup.train.report_every * (1 if flushed else self.links.size)
+        every = self.setup.train.report_every * (1 if flushed else self.links.size)
+        lag = getattr(self.setup.sampler, "lag", every)
+        return min(every, max(1, lag - self.setup.window + 1))
 
     def _metric(self, line: dict[str, Any]) -> None:
         notice = self.folder.metric({"step": self.step, "epoch": self.epoch, **line})

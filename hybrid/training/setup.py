@@ -24,7 +24,9 @@ from hybrid.rounds.controller import Controller, powers
 from hybrid.rounds.schedule import Rate
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
-from hybrid.samplers import Sampler, Uniform
+from hybrid.samplers.base import Sampler
+from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import (
     CheckpointSettings,
     LinkSettings,
@@ -47,7 +49,7 @@ from solvers.passes.exact import ExactPass, PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep, Gaps
 from solvers.sync.base import Strategy
 from solvers.sync.norms import SharedNorms
-from solvers.sync.registry import DEFAULT, strategy_class
+from solvers.sync.registry import STRATEGIES
 
 M = TypeVar("M", bound=torch.nn.Module)
 ALONE = Place()
@@ -142,12 +144,13 @@ class Method:
 class Options:
     """What a training needs beside its blocks and its method."""
 
-    sampler: type[Sampler] = Uniform
+    sampler: Sampler = field(default_factory=SAMPLERS[SAMPLERS.default])
+    """Who chooses the samples of a mini-batch."""
     replicas: int = 1
     """R, chains of the blocks; each trains on a share of every mini-batch."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"
     """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
-    sync: Strategy = field(default_factory=strategy_class(DEFAULT))
+    sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep their weights together."""
     train: TrainSettings = field(default_factory=TrainSettings)
     optimiser: OptimiserSettings | optimisers.Factory = field(default_factory=OptimiserSettings)
@@ -267,20 +270,19 @@ class RunSetup(Options):
         self,
         data: Data,
         schedule: Rate,
-        sampler: Sampler,
+        chosen: Chosen,
         controller: Controller | None = None,
         place: Place = ALONE,
     ) -> Windows:
         """The mini-batches of the epochs."""
         return Windows(
             data,
-            self.train.batch_size,
+            chosen,
             self.window,
             self.whole,
             self.method.setup.sweeps,
             self.train.seed,
             schedule,
-            sampler,
             self.device,
             self.method.setup.carried,
             self.mix,

@@ -20,6 +20,7 @@ from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds import gaps as filling
 from hybrid.rounds.controller import longest, wanted
+from hybrid.samplers.base import Learning
 from hybrid.settings.config import OptimiserSettings, RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
@@ -201,10 +202,12 @@ class Trainer(Options):
         aims = Aims.settle(self, self.blocks, train, test or train)
         sample = self.blocks.packed(inputs)
         shapes = self.blocks.cut_shapes(sample)
-        steps = self.sampler(len(train), self.train.seed).batches(self.train.batch_size)
+        steps = self.sampler.start(train, self.train.seed).batches(self.train.batch_size)
         rounds, alternates = self.rounds, self.solver.alternates
         whole, every = rounds.window == "all", rounds.correct_every or 0
         length = longest(rounds, steps)
+        if isinstance(self.sampler, Learning) and not rounds.window and every < 2:
+            length = min(length, self.sampler.lag)  # nobody asked for rounds of that length
         carried = alternates and whole and every != 1
         setup = Setup(
             tuple(shapes),
@@ -226,6 +229,7 @@ class Trainer(Options):
         )
         drawing = self.blocks.drawing(sample)
         self._check_method(setup, any(drawing))
+        self._check_sampler(length)
         assert self.correction is not None
         size, parts = setup.batch_size, self.correction.micro_batches
         gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []
@@ -353,6 +357,27 @@ class Trainer(Options):
             raise ValueError(
                 f"train.{'graphs' if train.graphs else 'compile'} is true, but layers of the model "
                 "draw random numbers, which then would not be repeatable: leave it out"
+            )
+
+    def _check_sampler(self, length: int) -> None:
+        sampler = self.sampler
+        if not isinstance(sampler, Learning):
+            return
+        who = f"sampler {sampler.name!r} learns from losses"
+        if self.rounds.window == "all":
+            raise ValueError(
+                f"rounds.window is all, and {who}, which come after the epoch has been chosen: "
+                "give a number of mini-batches, or sampler.name=uniform"
+            )
+        if sampler.lag < length:
+            raise ValueError(
+                f"sampler.lag is {sampler.lag}; it must be at least {length}, the mini-batches of "
+                "a window (--window), which are chosen together"
+            )
+        if not self.solver.repeatable:
+            raise ValueError(
+                f"{who} in the order of their mini-batches, which solver.any_order does not keep: "
+                "leave it out, or take sampler.name=uniform"
             )
 
     def _refuse_correction(self, why: str, *names: str) -> None:

@@ -9,7 +9,6 @@ from hybrid.settings.config import Config, RoundSettings, Section
 from hybrid.settings.text import to_toml
 from hybrid.training.setup import Method, Options
 from solvers import registry
-from solvers.sync.registry import STRATEGIES, strategy_class
 
 OWN_LOSS = "your own"
 """What the file calls a loss of the caller's."""
@@ -30,11 +29,12 @@ def described(options: Options, method: Method, rounds: RoundSettings, cuts: Seq
         "rounds": rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
     }
-    known = options.sync.name in STRATEGIES
-    if known and strategy_class(options.sync.name) is type(options.sync):
-        tables["sync"] = {"name": options.sync.name, **methods.values(options.sync)}
-    else:
-        notes.append(f"# the strategy of replicas is the caller's own: {options.sync.name}")
+    for section, known in methods.NAMED.items():
+        made = getattr(options, section)
+        if made.name in known and known[made.name] is type(made):
+            tables[section] = {"name": made.name, **methods.values(made)}
+        else:
+            notes.append(f"# the {known.kind} is the caller's own: {made.name}")
     for section in ("train", "optimiser", "schedule", "links", "checkpoint"):
         value = getattr(options, section)
         if isinstance(value, Section):

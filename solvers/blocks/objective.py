@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -48,6 +51,8 @@ class Objective:
     targets: Bundle | None = None
     """Of the targets, where they are not one tensor."""
     named: str = "the loss"
+    each: bool = False
+    """Whether the loss of each sample is wanted beside their mean."""
 
     def __call__(self, out: Any, targets: Tensor) -> Classified:
         """Mean loss with its graph, and the sum of the accuracy over the samples."""
@@ -59,11 +64,29 @@ class Objective:
                 "the loss gave a tensor without a gradient: let torch compute it from the output, "
                 "without detach(), item() or a comparison"
             )
+        each = self._each(out, known, count) if self.each else None
         metric = self.metrics.get("accuracy")
         if metric is None:
-            return Classified(loss, None)
+            return Classified(loss, None, each)
         scores = asked("the metric 'accuracy'", metric, detached(out), known)
-        return Classified(loss, total(scores, count))
+        return Classified(loss, total(scores, count), each)
+
+    def _each(self, out: Any, known: Any, count: int) -> Tensor:
+        """Loss of each of `count` samples, (count,), float32."""
+        loss: Any = self.loss
+        with suppress(TypeError, ValueError):  # what has no signature has no such argument
+            if "reduction" in signature(loss).parameters:
+                loss = partial(loss, reduction="none")
+        with torch.no_grad():
+            values = asked(self.named, loss, detached(out), known)
+        if values.dim() == 0 or len(values) != count:
+            raise ValueError(
+                f"{self.named} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
+                "and the sampler learns from a loss of each: give one that takes reduction='none', "
+                "or gives a row a sample, or take sampler.name=uniform"
+            )
+        each: Tensor = values.float()
+        return each.flatten(1).mean(1) if each.dim() > 1 else each
 
     def measured(self, out: Any, targets: Tensor) -> list[Tensor]:
         """Sums over the samples of the loss and of every metric, in float64."""

@@ -230,7 +230,7 @@ class DelayedProgram(Program):
         assert part.labels is not None
         found = self.block.classify(self.block.forward(lam, part.key), part.labels)
         self.block.backward(found.loss * part.share)
-        stats.scored(found.correct)
+        stats.scored(found)
         self._finish(part, lam)
         return found.loss.detach() * part.own_share
 

@@ -187,7 +187,7 @@ class _Pass:
             out = self.block.forward(lam, part.key)
         if part.labels is not None:
             found = self.block.classify(out, part.labels)
-            stats.scored(found.correct)
+            stats.scored(found)
             out = found.loss * part.share
             self.losses.append(found.loss.detach() * part.own_share)
         else:

@@ -54,6 +54,13 @@ def _modes():
     outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
     yield Mode("backprop", "diloco", {**outer, "sync.name": "diloco"})
     yield Mode("backprop", "hpsgd", {**outer, "sync.name": "hpsgd"})
+    # few losses, known soon, to an assistant that learns fast from them
+    soon = {"sampler.lag": 2, "train.epochs": 3}
+    assist = {**soon, "sampler.name": "auto-assist", "sampler.lr": 5.0}
+    yield Mode("backprop", "auto-assist", assist)
+    yield Mode("backprop", "selective-backprop", {**soon, "sampler.name": "selective-backprop"})
+    windows = {**CLOSE["penalty"], **assist, "rounds.window": 2}
+    yield Mode("augmented-lagrangian", "auto-assist", windows)
     swept = {**grid, **CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2}
     swept |= {"train.batch_size": 16, "data.limit": 48}  # or BatchNorm sees single samples
     yield Mode("augmented-lagrangian", "replicas", swept)
@@ -127,7 +134,11 @@ OTHERS: dict[str, list[Any]] = {
     "model.factorise": ["layer2.0:3"],
     "data.name": ["other"],
     "data.dir": ["/tmp"],
-    "data.sampler": ["backwards"],
+    "sampler.name": ["backwards"],
+    "sampler.gamma": [0.1],
+    "sampler.decay": [0.1],
+    "sampler.history": [2],
+    "sampler.lag": [4],
     "data.limit": [16],
     "data.cutout": [2],
     "rounds.window": [1, "all", "auto"],

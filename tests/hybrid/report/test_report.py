@@ -139,7 +139,9 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     drawn = curves([serial, norms, fewer, tested])
     assert [title.split()[0] for title in drawn] == ["Loss", "Test", "Relative", "Primal"]
     drawn |= curves([serial, paced, norms, tested])
-    assert [title.split()[0] for title in drawn][4:] == ["Rounds"]
+    chosen = Line(step=1, epoch=0, phase="sampler", accepted=0.5, accepted_by_class=[0.4, None])
+    drawn |= curves([serial, chosen])
+    assert [title.split()[0] for title in drawn][4:] == ["Rounds", "Candidates"]
     assert all(imread(BytesIO(png)).shape[:2] == (396, 672) for png in drawn.values())
 
 

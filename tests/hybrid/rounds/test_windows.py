@@ -8,6 +8,7 @@ from hybrid import data
 from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.samplers import Uniform
+from hybrid.samplers.chosen import Chosen
 from hybrid.settings.config import ScheduleSettings
 
 
@@ -18,8 +19,8 @@ def windows(n, batch, length, whole=False, pad=0):
     train = data.Dataset(images, labels, 2, (0.5,), (0.5,), augmentation)
     schedule = Schedule(ScheduleSettings(), 0.1, max(1, n // batch), 3)
     length = n // batch if whole else length
-    sampler, cpu = Uniform(n, 0), torch.device("cpu")
-    return Windows(train, batch, length, whole, 2, 0, schedule, sampler, cpu)
+    chosen, cpu = Chosen(Uniform(), train, 0, batch), torch.device("cpu")
+    return Windows(train, chosen, length, whole, 2, 0, schedule, cpu)
 
 
 def ids(made, epoch):

@@ -129,7 +129,7 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
     ("text", "meant"),
     [
         *((text, "") for text in ("", "x", "x=1", "a.b", "a\nb", "beta")),
-        ("beta=1", "; did you mean solver.beta=1?"),
+        ("beta=1", "; did you mean solver.beta=1 or sampler.beta=1?"),
         ("seed = 3", "; did you mean train.seed= 3?"),
         ("recompute=true", "; did you mean correction.recompute=true or solver.recompute=true?"),
     ],

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hybrid import Trainer, data, split
-from hybrid.samplers import Sampler
+from hybrid.samplers import Choice, Sampler
 from hybrid.settings.config import OptimiserSettings, TrainSettings
 from solvers import Backprop, PhaseStats, Program, Solver
 from solvers.base import program_of
@@ -58,14 +58,20 @@ class Sweeper(Halves):
     alternates: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
 class First(Sampler):
     """The first samples of the data set, again and again."""
 
+    name: ClassVar[str] = "first"
     asked: ClassVar[list[tuple[int, int, int]]] = []
 
-    def choose(self, epoch, first, count):
-        self.asked.append((epoch, first, count))
-        return torch.arange(count)
+    def start(self, data, seed):
+        class Chooses(Choice):
+            def choose(self, epoch, first, count):
+                First.asked.append((epoch, first, count))
+                return torch.arange(count)
+
+        return Chooses(data, seed)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def test_a_method_that_alternates_gets_its_corrections(digits):
 
 def test_a_sampler_chooses_every_mini_batch(digits):
     First.asked.clear()
-    trained(Backprop(), digits, sampler=First)
+    trained(Backprop(), digits, sampler=First())
     assert {(0, 0, 32), (0, 32, 32)} == set(First.asked)
 
 

@@ -1,0 +1,94 @@
+"""What samplers share that look at one candidate after the other, and accept some."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid.data.base import Data
+from hybrid.data.sampling import epoch_order, uniform
+from hybrid.samplers.base import Choice
+from solvers.state import State
+
+_STREAM = 1000
+"""Of random numbers: an epoch's first permutation takes this one, the next ones those after."""
+
+
+class Accepting(Choice):
+    """Candidate i is accepted if u_i < P(i), u_i uniform by (seed, epoch, i, permutation).
+
+    Candidates come in the order of the epoch's permutation, and when that is through of another
+    one: a rejected sample is replaced by the next candidate, so mini-batches keep their size and
+    an epoch its length, in passes of the network. Where P is 1 it is the epoch's permutation.
+    """
+
+    def __init__(self, data: Data, seed: int) -> None:
+        super().__init__(data, seed)
+        self._epoch = -1
+        self._permutation = self._next = 0
+        """Which one of the epoch, and its next candidate."""
+        self._chosen = torch.empty(0, dtype=torch.int64)
+        """This epoch's."""
+        self._looked = torch.zeros(2, 1, dtype=torch.int64)
+        """Candidates of each class in this epoch, and how many of them were accepted."""
+
+    @abstractmethod
+    def probabilities(self, ids: Tensor) -> Tensor:
+        """P (N,), float64, of candidates that are looked at now, in their order."""
+
+    def choose(self, epoch: int, first: int, count: int) -> Tensor:
+        if epoch != self._epoch:
+            self._epoch, self._permutation, self._next = epoch, 0, 0
+            self._chosen, self._looked = self._chosen[:0], torch.zeros_like(self._looked)
+        while len(self._chosen) < first + count:
+            self._extend(first + count - len(self._chosen))
+        return self._chosen[first : first + count]
+
+    def _extend(self, wanted: int) -> None:
+        """Look at candidates until so many are accepted, or a permutation has come to its end."""
+        order = epoch_order(self.seed, self._epoch, self.count, self._permutation)
+        ids = order[self._next : self._next + wanted]
+        u = uniform(self.seed, self._epoch, ids, _STREAM + self._permutation)
+        accepted = u < self.probabilities(ids)
+        self._chosen = torch.cat([self._chosen, ids[accepted]])
+        self._count(ids, accepted)
+        self._next += len(ids)
+        if self._next == self.count:
+            self._permutation, self._next = self._permutation + 1, 0
+
+    def _count(self, ids: Tensor, accepted: Tensor) -> None:
+        classes = self.classes(ids)
+        missing = int(classes.max()) + 1 - self._looked.shape[1]
+        if missing > 0:
+            self._looked = torch.nn.functional.pad(self._looked, (0, missing))
+        for row, counted in enumerate((classes, classes[accepted])):
+            self._looked[row] += counted.bincount(minlength=self._looked.shape[1])
+
+    def classes(self, ids: Tensor) -> Tensor:
+        """Of samples, (N,), int64; 0 where targets are no classes."""
+        targets = self.data.targets(ids, self.seed, max(0, self._epoch))
+        if targets.dim() != 1 or targets.is_floating_point():
+            return torch.zeros_like(ids)
+        return targets.long().clamp_min(0)
+
+    def report(self) -> dict[str, Any]:
+        looked, accepted = self._looked.tolist()
+        shares = [a / n if n else None for n, a in zip(looked, accepted, strict=True)]
+        return {
+            "candidates": sum(looked),
+            "accepted": sum(accepted) / max(1, sum(looked)),
+            "accepted_by_class": shares,
+        }
+
+    def state(self) -> State:
+        where = torch.tensor([self._epoch, self._permutation, self._next])
+        return State(block={"where": where, "chosen": self._chosen, "looked": self._looked})
+
+    def load_state(self, state: State) -> None:
+        if "where" not in state.block:
+            return
+        self._epoch, self._permutation, self._next = state.block["where"].tolist()
+        self._chosen, self._looked = state.block["chosen"].cpu(), state.block["looked"].cpu()

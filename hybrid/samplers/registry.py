@@ -1,0 +1,18 @@
+"""The samplers by name: one file each, a line here; a sampler is imported when asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solvers.named import Named
+
+SAMPLERS: Named[Any] = Named(
+    "sampler",
+    {
+        "uniform": "hybrid.samplers.uniform:Uniform",
+        "auto-assist": "hybrid.samplers.auto_assist:AutoAssist",
+        "selective-backprop": "hybrid.samplers.selective_backprop:SelectiveBackprop",
+    },
+    default="uniform",
+)
+"""Name -> where its class is."""

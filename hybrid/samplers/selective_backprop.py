@@ -1,0 +1,82 @@
+"""Selective-Backprop: samples of large loss are trained more often (arXiv 1910.00762)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hybrid.data.base import Data
+from hybrid.samplers.accepting import Accepting
+from hybrid.samplers.base import Choice, Learning
+from solvers.checks import check_numbers
+from solvers.state import State
+
+
+@dataclass(frozen=True)
+class SelectiveBackprop(Learning):
+    r"""Accept a sample by the percentile of its loss (arXiv 1910.00762, section 3).
+
+    With l_i the loss that sample i had when it was last trained on, and H the last losses of
+    candidates, accepted or not:
+
+        P(i) = (|{l in H : l <= l_i}| / |H|)^beta        1 for a sample that has had no loss yet
+
+    About 1 / (1 + beta) of the candidates are accepted. As in the paper's StaleSB the losses are
+    old: no sample is passed forward to be chosen, which costs nothing, and one that is rejected
+    keeps the loss it had. beta = 0 accepts every one.
+    """
+
+    name: ClassVar[str] = "selective-backprop"
+
+    beta: float = 1.0
+    """Selectivity: how much rarer samples of small loss are; 0: not at all."""
+    history: int = 1024
+    """|H|, losses of candidates that a loss is compared with."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, not_negative=("beta",), at_least_one=("history",))
+        if self.beta > 10:
+            raise ValueError(
+                f"beta is {self.beta:g}; it must be at most 10: with that one candidate of 11 is "
+                "accepted"
+            )
+
+    def start(self, data: Data, seed: int) -> Choice:
+        return _ByLoss(data, seed, self)
+
+
+class _ByLoss(Accepting):
+    def __init__(self, data: Data, seed: int, settings: SelectiveBackprop) -> None:
+        super().__init__(data, seed)
+        self.settings = settings
+        self._losses = torch.full((self.count,), torch.nan)
+        """l_i; nan: none yet."""
+        self._history = torch.empty(0)
+        """H, the newest last."""
+
+    def probabilities(self, ids: Tensor) -> Tensor:
+        l = self._losses[ids]  # noqa: E741
+        known = ~l.isnan()
+        self._history = torch.cat([self._history, l[known]])[-self.settings.history :]
+        among = self._history.sort().values
+        below = torch.searchsorted(among, l[known], right=True).double()
+        p = torch.ones(len(ids), dtype=torch.float64)
+        p[known] = (below / max(1, len(among))) ** self.settings.beta
+        return p
+
+    def learn(self, ids: Tensor, losses: Tensor) -> None:
+        self._losses[ids] = losses
+
+    def state(self) -> State:
+        state = super().state()
+        state.block |= {"losses": self._losses, "history": self._history}
+        return state
+
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        if "losses" in state.block:
+            self._losses, self._history = state.block["losses"].cpu(), state.block["history"].cpu()

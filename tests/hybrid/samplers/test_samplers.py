@@ -1,0 +1,361 @@
+"""Samplers that learn: what they accept, when they know a loss, and that no grid changes it."""
+
+import shutil
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar
+
+import pytest
+import torch
+from answers import output
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from trainings import assert_same, digits, fitted, lines, newest, refused, summary, trainer, weights
+
+from hybrid.data import Dataset
+from hybrid.data.sampling import epoch_order
+from hybrid.folder import checkpoint
+from hybrid.samplers import AutoAssist, Choice, Learning, SelectiveBackprop, Uniform
+from hybrid.settings.config import CheckpointSettings, LinkSettings
+from solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    LocalUpdates,
+    Penalty,
+)
+from solvers.blocks.objective import Objective
+
+BOTH = {"auto-assist": AutoAssist(lag=2, lr=1.0), "selective-backprop": SelectiveBackprop(lag=2)}
+ALL = {"auto-assist": AutoAssist(gamma=1), "selective-backprop": SelectiveBackprop(beta=0)}
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(6)
+
+
+def pictures(count, classes=10):
+    generator = torch.Generator().manual_seed(count)
+    images = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    return Dataset(images, labels, classes, (0.5,), (0.3,))
+
+
+@dataclass(frozen=True)
+class Noting(Learning):
+    """Takes the samples in order, and notes what it knows at every choice."""
+
+    name: ClassVar[str] = "noting"
+    log: ClassVar[list[tuple[int, list[int]]]] = []
+
+    def start(self, data, seed):
+        class Notes(Choice):
+            def choose(self, epoch, first, count):
+                Noting.log.append((epoch, first // count, list(self.known)))
+                return (torch.arange(first, first + count) + epoch) % self.count
+
+            def learn(self, ids, losses):
+                assert len(losses) == len(ids)
+                self.known.append(int(ids[0]))
+
+            known: ClassVar[list[int]] = []
+
+        return Notes(data, seed)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (2, 2)])
+def test_accepting_all_is_plain_training_bit_for_bit(name, grid, few):
+    blocks, replicas = grid
+    some = {"blocks": blocks, "replicas": replicas}
+    found = fitted(trainer(Backprop(), sampler=ALL[name], **some), few)
+    assert_same(found, fitted(trainer(Backprop(), **some), few))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_choice_depends_on_no_grid(name, few):
+    found = [
+        fitted(trainer(Backprop(), blocks=blocks, sampler=BOTH[name], **more), few)
+        for blocks in (1, 2, 4)
+        for more in ({}, {"links": LinkSettings(kind="virtual")}, {"train": {"report_every": 1}})
+    ]
+    for other in found[1:]:
+        assert_same(other, found[0])
+    plain = fitted(trainer(Backprop(), blocks=1), few)
+    assert not torch.equal(plain["fc.weight"], found[0]["fc.weight"])
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_replicas_choose_as_one_chain_that_accumulates(name, few):
+    sampler = BOTH[name]
+    found = fitted(trainer(Backprop(), blocks=2, replicas=2, sampler=sampler), few)
+    expected = fitted(trainer(Backprop(micro_batches=2), blocks=2, sampler=sampler), few)
+    assert torch.equal(found["fc.weight"], expected["fc.weight"])
+
+
+def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
+    """Four processes take seconds to start."""
+    out, replicas = tmp_path / "run", 2
+    flags = ["sampler.name=auto-assist", "sampler.lag=2", "sampler.lr=1.0"]
+    flags += ["train.threads=1", "data.limit=192", "train.report_every=2"]
+    words = [word for flag in flags for word in ("--set", flag)]
+    output(
+        world.hybrid(
+            *(2 * replicas, "train", "--epochs", 2, "--batch-size", 32, "--solver", "ddg"),
+            *("--replicas", replicas, *words, "--out", out),
+        )
+    )
+    sampler = AutoAssist(lag=2, lr=1.0)
+    made = trainer(DDG(), replicas=replicas, sampler=sampler, train={"report_every": 2})
+    assert_same(weights(out), fitted(made, (few[0], digits()[1])))
+
+
+@pytest.mark.parametrize(
+    ("solver", "more"),
+    [
+        *(
+            (Backprop(), {"blocks": blocks, "replicas": replicas})
+            for blocks, replicas in [(1, 2), (2, 1)]
+        ),
+        *((solver, {}) for solver in (DDG(), FDG(micro_batches=2), LocalUpdates())),
+        (DDG(), {"window": 2, "correct_every": 2}),
+        (PDASGD(), {"blocks": 1}),
+        *((solver, {"window": 2}) for solver in (Penalty(), AugmentedLagrangian(), BlockADMM())),
+        (AuxNet(), {"window": 3}),
+        (AugmentedLagrangian(), {"gaps": [(16, 8), (0, 24)]}),
+        (AugmentedLagrangian(), {"window": 2, "correct_every": 0}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+@pytest.mark.parametrize("lag", [3, 7])
+def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, lag, few):
+    """Of whatever method: to mini-batch n those of mini-batches up to n - lag, in order."""
+    Noting.log.clear()
+    Noting(lag=1).start(few[0], 0).known.clear()
+    fitted(trainer(solver, sampler=Noting(lag=lag), **more), few)
+    seen = {}
+    for epoch, number, known in Noting.log:
+        seen.setdefault((epoch, number), known)
+    assert list(seen) == [(epoch, number) for epoch in range(2) for number in range(6)]
+    first = [(number * 32 + epoch) % 192 for epoch in range(2) for number in range(6)]
+    for n, known in enumerate(seen.values()):
+        assert known == first[: max(0, n - lag + 1)]
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("blocks", [2, 3])
+@pytest.mark.parametrize("stopped", [2, 6, 8])
+def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypatch):
+    """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
+    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    every = CheckpointSettings(keep_last=0, minutes=1)
+    some = {"sampler": BOTH[name], "train": {"report_every": 1}, "checkpoint": every}
+    run = tmp_path / "run"
+    expected = fitted(trainer(Backprop(), run, **some), few)
+    for folder in checkpoint.complete(run / "checkpoints"):
+        if int(folder.name) > stopped:
+            shutil.rmtree(folder)
+    assert int(newest(run).name) == stopped
+    (run / "summary.json").unlink()
+    again = trainer(Backprop(), run, blocks=blocks, resume=True, **some)
+    assert_same(fitted(again, few), expected)
+
+
+def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    every = CheckpointSettings(keep_last=0, minutes=1)
+    sampler = SelectiveBackprop(lag=4)
+    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every}
+    run = tmp_path / "run"
+    expected = fitted(trainer(DDG(), run, **some), few)
+    for folder in checkpoint.complete(run / "checkpoints"):
+        if int(folder.name) > 10:
+            shutil.rmtree(folder)
+    assert int(newest(run).name) == 10  # of the second epoch's six, two are under way
+    (run / "summary.json").unlink()
+    assert_same(fitted(trainer(DDG(), run, resume=True, **some), few), expected)
+
+
+def test_every_epoch_says_what_it_accepted(few, tmp_path):
+    run = tmp_path / "run"
+    fitted(trainer(Backprop(), run, sampler=BOTH["selective-backprop"]), few)
+    said = [line for line in lines(run) if line["phase"] == "sampler"]
+    assert [line["epoch"] for line in said] == [0, 1]
+    assert said[0]["accepted"] == 1  # no sample had a loss before
+    assert said[1]["accepted"] == pytest.approx(192 / said[1]["candidates"])
+    assert said[1]["accepted"] < 1
+    assert len(said[1]["accepted_by_class"]) == 10
+    assert summary(run)["epochs"] == 2
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 60), st.integers(1, 20), st.floats(0.05, 1), st.integers(0, 5))
+def test_rejected_candidates_are_replaced_by_the_next(count, size, gamma, seed):
+    """Whatever is accepted: an epoch is its permutations, one after the other, with gaps."""
+    size = min(size, count)
+    choice = AutoAssist(gamma=gamma).start(pictures(count), seed)
+    for epoch in range(2):
+        ids = [choice.choose(epoch, i * size, size) for i in range(count // size)]
+        assert all(len(part) == size for part in ids)
+        assert torch.equal(ids[0], choice.choose(epoch, 0, size))  # asked once more
+        found = torch.cat(ids).tolist()
+        looked = choice.report()["candidates"]
+        turns = -(-looked // count)
+        order = torch.cat([epoch_order(seed, epoch, count, turn) for turn in range(turns)])
+        candidates = iter(order.tolist()[:looked])
+        assert all(i in candidates for i in found)  # in this order
+        assert choice.report()["accepted"] == pytest.approx(len(found) / looked)
+
+
+def test_the_rate_of_acceptance_is_its_expectation():
+    """Within four deviations of a binomial distribution; the seeds are fixed."""
+    data, n = pictures(20_000), 20_000
+    half = AutoAssist(gamma=0.4).start(data, 0)  # an assistant that has learned nothing
+    half.choose(0, 0, n)
+    expected = 0.4 + 0.6 / 2
+    found = half.report()
+    deviation = sqrt(expected * (1 - expected) / found["candidates"])
+    assert abs(found["accepted"] - expected) < 4 * deviation
+    for beta in (1.0, 3.0):
+        by_loss = SelectiveBackprop(beta=beta, history=n).start(data, 0)
+        losses = torch.rand(n, generator=torch.Generator().manual_seed(1))
+        by_loss.learn(torch.arange(n), losses)
+        by_loss.choose(0, 0, 2000)
+        found = by_loss.report()
+        expected = 1 / (1 + beta)  # the mean of a uniform number to the power beta
+        deviation = sqrt(expected * (1 - expected) / found["candidates"])
+        assert abs(found["accepted"] - expected) < 4 * deviation
+
+
+def test_the_assistant_descends_on_the_logistic_loss():
+    data, gamma = pictures(64, 4), 0.25
+    sampler = AutoAssist(gamma=gamma, lr=0.3, decay=0.05)
+    choice = sampler.start(data, 0)
+    x = data.batch(torch.arange(64), 0, 0, augment=False).flatten(1).double()
+    w = torch.zeros(16, dtype=torch.float64, requires_grad=True)
+    b = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    total = number = 0.0
+    for step in range(5):
+        ids = epoch_order(0, step, 64)[:16]
+        losses = torch.rand(16, generator=torch.Generator().manual_seed(step))
+        total, number = 0.75 * total + losses.double().sum(), 0.75 * number + 16
+        targets = (losses > total / number).double()
+        score = x[ids] @ w + b[data.targets(ids)]
+        loss = nn.functional.binary_cross_entropy_with_logits(score, targets)
+        loss = loss + 0.05 / 2 * (w**2).sum()
+        with torch.no_grad():
+            for parameter, g in zip((w, b), torch.autograd.grad(loss, (w, b)), strict=True):
+                parameter -= 0.3 * g
+        choice.learn(ids, losses)
+        a = torch.sigmoid(x @ w + b[data.targets(torch.arange(64))]).detach()
+        expected = gamma + (1 - gamma) * a
+        torch.testing.assert_close(choice.probabilities(torch.arange(64)), expected)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 8))
+def test_percentiles_are_those_of_the_last_losses(losses, history):
+    data = pictures(len(losses) + 1)
+    choice = SelectiveBackprop(beta=2, history=history).start(data, 0)
+    ids = torch.arange(len(losses))
+    choice.learn(ids, torch.tensor(losses, dtype=torch.float32))
+    found = choice.probabilities(torch.arange(len(losses) + 1))
+    among = losses[-history:]
+    for i, loss in enumerate(losses):
+        assert found[i] == pytest.approx((sum(x <= loss for x in among) / len(among)) ** 2)
+    assert found[-1] == 1  # of a sample without a loss
+
+
+def test_losses_of_samples_are_those_of_the_loss():
+    out, targets = (
+        torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(0)),
+        torch.ones(6, 2),
+    )
+    out.requires_grad_()
+    found = Objective(each=True)(out, targets.long()).each
+    expected = nn.functional.cross_entropy(out, targets.long(), reduction="none").mean(1)
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+    rows = Objective(lambda out, y: (out - y[:, None]).pow(2).mean((1, 2)), {}, each=True)
+    assert rows(out, targets).each.shape == (6,)
+
+
+REFUSED = [
+    (
+        AugmentedLagrangian(),
+        {"sampler": AutoAssist(lag=2), "window": 3},
+        "sampler.lag is 2; it must be at least 3, the mini-batches of a window (--window)",
+    ),
+    (
+        BlockADMM(),
+        {"sampler": AutoAssist(), "window": "all"},
+        "rounds.window is all, and sampler 'auto-assist' learns from losses",
+    ),
+    (
+        PDASGD(any_order=True),
+        {"sampler": SelectiveBackprop(), "blocks": 1},
+        "which solver.any_order does not keep",
+    ),
+    (
+        Backprop(),
+        {"sampler": SelectiveBackprop(), "loss": nn.CrossEntropyLoss()},
+        "the sampler learns from a loss of each: give one that takes reduction='none'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("solver", "some", "reason"), REFUSED)
+def test_what_cannot_learn_is_refused(solver, some, reason, few):
+    assert reason in refused(trainer(solver, **some), few)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: AutoAssist(gamma=0), "gamma is 0; it must be positive"),
+        (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
+        (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
+        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must be 0 or positive"),
+        (lambda: SelectiveBackprop(beta=11.0), "beta is 11; it must be at most 10"),
+        (lambda: SelectiveBackprop(history=0), "history is 0; it must be at least 1"),
+    ],
+)
+def test_settings_have_limits(make, reason):
+    with pytest.raises(ValueError, match="it must") as caught:
+        make()
+    assert reason in str(caught.value)
+
+
+def test_losses_that_do_not_come_are_one_line(few):
+    """Of a method of one's own that tells none."""
+    made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
+    assert "the losses of mini-batch 0 have not come: set a larger sampler.lag" in refused(
+        made, few
+    )
+
+
+class Silent(Backprop):
+    name: ClassVar[str] = "silent"
+
+    def start(self, block, links, setup):
+        program = super().start(block, links, setup)
+        train = program.train
+
+        def silent(window):
+            stats = train(window)
+            stats.each = []
+            return stats
+
+        program.train = silent
+        return program
+
+
+def test_uniform_is_known_by_every_rank_without_talk(few):
+    assert not isinstance(Uniform(), Learning)
+    choice = Uniform().start(few[0], 3)
+    assert torch.equal(choice.choose(2, 32, 32), epoch_order(3, 2, 192)[32:64])
