@@ -10,19 +10,18 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli import cluster, compare, folders, train
+from hybrid.cli import cluster, compare, discover, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Layer-parallel training of residual networks with auxiliary variables.",
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
-for group in (train, compare, cluster, folders):
+for group in (train, compare, cluster, folders, discover):
     app.registered_commands += group.commands.registered_commands
 
 

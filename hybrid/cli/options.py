@@ -16,7 +16,7 @@ from hybrid.settings.config import Config, declared_settings
 
 _HELP = declared_settings()
 _DEFAULTS = Config().model_dump()
-_KEYS = {
+FLAGS = {
     "model": "model.name",
     "data": "data.name",
     "data_dir": "data.dir",
@@ -42,10 +42,10 @@ _KEYS = {
 
 def flag(name: str) -> Any:
     """The flag of a setting, with its help and its default."""
-    section, _, field = _KEYS[name].partition(".")
+    section, _, field = FLAGS[name].partition(".")
     default = _DEFAULTS[section].get(field)
     shown = f"  [default: {default}]" if default else ""
-    help_text = _HELP[_KEYS[name]] + shown
+    help_text = _HELP[FLAGS[name]] + shown
     return typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
 
 
@@ -67,10 +67,10 @@ def overrides(context: typer.Context) -> dict[str, Any]:
     from hybrid.settings.text import parse_override
 
     texts = list(context.params.get("set_") or [])
-    given = {n: v for n, v in context.params.items() if n in _KEYS and v is not None}
+    given = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
     if "window" in given:  # a number or a word, as in --set
-        texts.insert(0, f"{_KEYS['window']}={given.pop('window')}")
-    return {_KEYS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
+        texts.insert(0, f"{FLAGS['window']}={given.pop('window')}")
+    return {FLAGS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
 
 
 def numbers(name: str, text: str) -> list[int]:

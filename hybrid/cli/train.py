@@ -57,9 +57,13 @@ def train(
         ),
     ] = False,
     set_: options.AnyOther = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the settings as TOML, and do not train.")
+    ] = False,
 ) -> None:
     """Train a network: K blocks x R replicas on as many MPI ranks, or threads without mpirun."""
     from hybrid.runs import build
+    from hybrid.settings.text import to_toml
 
     comm = launch.communicator()
     going_on, notices = False, list[str]()
@@ -78,6 +82,10 @@ def train(
     given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
         resolved = build.read(config, given, out, resume)
+    if print_config:
+        options.first_says(lambda: to_toml(resolved).strip())
+        return
+    with options.together():
         loaded = build.load_data(resolved)
         folder = out or build.new_folder(resolved, time)
         trainer = build.trainer(resolved, loaded, folder, resume)

@@ -17,7 +17,15 @@ from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from solvers.checks import unknown
 
-NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "synthetic")
+NAMES = {
+    "digits": "1,797 handwritten digits of 8 x 8 pixels, which scikit-learn brings along",
+    "mnist": "70,000 handwritten digits of 28 x 28 pixels",
+    "fashion-mnist": "70,000 pictures of clothes, 28 x 28 pixels, ten classes",
+    "cifar10": "60,000 photographs of 32 x 32 pixels, ten classes",
+    "cifar100": "60,000 photographs of 32 x 32 pixels, a hundred classes",
+    "synthetic": "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
+}
+"""What there is; files that are missing are downloaded."""
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:

@@ -23,6 +23,15 @@ EXAMPLES = (
     *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
 )
 
+FAMILIES = {
+    "resnetN, cifar-resnetN": resnet,
+    "preact-resnetN": preact_resnet,
+    "wrn-N-W": wide_resnet,
+    "resnet18, 34, 50, 101, 152": imagenet_resnet,
+    "revnetN, revnet18, 34, 50": revnet,
+}
+"""Names, N and W numbers, and what builds them."""
+
 
 def build(
     name: str, classes: int, channels: int, image_size: int, shortcut: str | None = None
