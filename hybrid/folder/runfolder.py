@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -20,16 +20,17 @@ from hybrid.folder.files import (
     write_atomically,
 )
 from hybrid.folder.lock import Lock
+from hybrid.folder.origin import origin
 
 _MOST_BYTES = 1 << 26
 """Of a summary or a trace that is read."""
 _MOST_SPANS = 100_000
 """Of earlier runs that a trace goes on from."""
-_FILES = ("config.toml", "metrics.jsonl", "summary.json", "trace.json")
+_FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
 
 
 class RunFolder:
-    """`config.toml`, `metrics.jsonl`, `summary.json`, `trace.json`, `checkpoints/`, `events/`."""
+    """Settings, starts, metrics, summary and trace, each in a file; `checkpoints/`, `events/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -118,19 +119,26 @@ class RunFolder:
             for inside in folder.iterdir() if folder.exists() else ():
                 check_link(inside)
 
-    def open(self, config: str, from_step: int, rollbacks: int = 0) -> None:
+    def open(
+        self, config: str, from_step: int, rollbacks: int = 0, hosts: Sequence[str] = ()
+    ) -> None:
         """Make the folder, write the settings, and go on after step `from_step`.
 
-        `rollbacks` is how often the run had gone back by then.
+        `rollbacks` is how often the run had gone back by then, `hosts` are the ranks'.
         """
         checkpoint.clear_partial(self.checkpoints)
         for left in self.path.glob(".*.partial"):
             remove(left)
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
+        starts = self.path / "starts.jsonl"
+        before = "".join(self._lines("starts.jsonl")) if from_step else ""
+        write_atomically(starts, f"{before}{json.dumps(origin(hosts, from_step))}\n")
         (self.path / "summary.json").unlink(missing_ok=True)
         metrics = self.path / "metrics.jsonl"
-        write_atomically(metrics, "".join(_course(self._lines(), from_step, rollbacks)))
+        write_atomically(
+            metrics, "".join(_course(self._lines("metrics.jsonl"), from_step, rollbacks))
+        )
         self._metrics = metrics.open("a", buffering=1)
         self._board = Board(self.events, from_step)
 
@@ -169,7 +177,9 @@ class RunFolder:
         if self._board is not None:
             self._board.close()
         if summary is not None:
-            write_atomically(self.path / "metrics.jsonl", "".join(_course(self._lines())))
+            write_atomically(
+                self.path / "metrics.jsonl", "".join(_course(self._lines("metrics.jsonl")))
+            )
 
     def _earlier_spans(self) -> list[Any]:
         """Of the run before it was resumed; none if a trace is no longer readable."""
@@ -184,11 +194,13 @@ class RunFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def _lines(self) -> list[str]:
-        path = self.path / "metrics.jsonl"
+    def _lines(self, name: str) -> list[str]:
+        """The whole lines of a file, if there is one."""
+        path = self.path / name
         if not path.exists():
             return []
-        return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+        text = path.read_text(errors="replace")
+        return [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]
 
 
 def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:

@@ -15,6 +15,9 @@ from hybrid.settings.resolve import load
 PerCut = Annotated[list[float], Field(max_length=4096)]
 
 
+M = TypeVar("M", bound=BaseModel)
+
+
 class Line(BaseModel):
     """A line of metrics.jsonl; lists are per cut. A test has its metrics besides."""
 
@@ -67,6 +70,20 @@ class Summary(BaseModel):
     checkpoint_seconds: list[float] = []
 
 
+class Start(BaseModel):
+    """A line of starts.jsonl: what a run was started, or resumed, by."""
+
+    time: str = ""
+    step: int = 0
+    command: str = ""
+    hosts: list[str] = []
+    version: str | None = None
+    commit: str | None = None
+    python: str = ""
+    packages: dict[str, str] = {}
+    slurm_job: str | None = None
+
+
 @dataclass
 class Record:
     """A run as its folder holds it."""
@@ -77,6 +94,7 @@ class Record:
     summary: Summary
     ended: bool
     lines: list[Line]
+    starts: list[Start]
 
 
 def read(run: Path) -> Record:
@@ -90,20 +108,26 @@ def read(run: Path) -> Record:
     path = run / "summary.json"
     ended = path.is_file()
     summary = _checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
-    return Record(run, settings, summary, ended, lines)
+    starts = run / "starts.jsonl"
+    return Record(run, settings, summary, ended, lines, _read(Start, starts))
 
 
 def _lines(path: Path) -> list[Line]:
-    """The lines, without a last one that the run's end cut off."""
-    raw = path.read_bytes().split(b"\n")
-    # what follows the last line break is empty, or was still being written
-    whole = [(number, text) for number, text in enumerate(raw[:-1], 1) if text.strip()]
-    if not whole:
+    found = _read(Line, path)
+    if not found:
         raise ValueError(
             f"{path} has 0 whole lines, a report needs at least 1: "
             "wait for the run's first line, or start the run again"
         )
-    return [_checked(Line, text, f"{path} line {number}") for number, text in whole]
+    return found
+
+
+def _read(cls: type[M], path: Path) -> list[M]:
+    """The lines of a file that may be missing, without a last one that the run's end cut off."""
+    raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    # what follows the last line break is empty, or was still being written
+    whole = [(number, text) for number, text in enumerate(raw[:-1], 1) if text.strip()]
+    return [_checked(cls, text, f"{path} line {number}") for number, text in whole]
 
 
 def _settings(path: Path) -> Config | None:
@@ -114,9 +138,6 @@ def _settings(path: Path) -> Config | None:
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     return resolved if re.search(r"^\s*[^#\s]", path.read_text(), re.MULTILINE) else None
-
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def _checked(cls: type[M], content: bytes, place: object) -> M:

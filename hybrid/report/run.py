@@ -60,6 +60,7 @@ def _overview(record: Record) -> list[Html]:
         why = "This run has not ended (there is no summary.json). What follows is as far as it got:"
         parts.append(note(f"{why} {got}"))
     made = [part(record.summary) for part in (tables.ranks, tables.cuts, tables.rollbacks)]
+    made.append(tables.starts(record.starts))
     drawn = [picture(png, title, title) for title, png in curves(record.lines).items()]
     facts = tables.facts(record.summary, record.ended)
     return [*parts, row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]

@@ -1,9 +1,11 @@
 """The facts of a run as tables."""
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from hybrid.report.page import Html, table
-from hybrid.report.records import Summary
+from hybrid.report.records import Start, Summary
 
 UNKNOWN = "-"
 
@@ -33,6 +35,29 @@ def facts(summary: Summary, ended: bool) -> Html:
     ]
     shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
     return table("Run" if ended else "Run so far", (), shown)
+
+
+def starts(found: Sequence[Start]) -> Html | None:
+    """A row a start of the run; None if its folder does not say."""
+    rows = [
+        (
+            start.time,
+            str(start.step),
+            " ".join(x for x in (start.version, start.commit and start.commit[:10]) if x),
+            ", ".join(f"{name} {number}" for name, number in start.packages.items()),
+            _hosts(start.hosts),
+            start.command,
+        )
+        for start in found
+    ]
+    header = ("time", "from step", "hybrid", "packages", "hosts", "command")
+    return table("Starts", header, rows) if rows else None
+
+
+def _hosts(names: Sequence[str]) -> str:
+    """Each with the number of its ranks."""
+    counted = Counter(names)
+    return ", ".join(f"{name} ({n} ranks)" if n > 1 else name for name, n in counted.items())
 
 
 def ranks(summary: Summary) -> Html | None:

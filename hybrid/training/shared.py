@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from socket import gethostname
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -86,9 +87,10 @@ class SharedFolder:
 
     def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
         """Begin to write, after step `from_step` and so many roll-backs."""
+        hosts = self.links.everyone(gethostname())
         with self.links.agreement():
             if self.path is not None and self._first:
-                self._folder.open(config(), from_step, rollbacks)
+                self._folder.open(config(), from_step, rollbacks, hosts)
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
