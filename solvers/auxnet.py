@@ -132,7 +132,8 @@ class AuxNetProgram(Program):
             kappa = -links.from_next() if self._adjoints else None
             coupling = couple(x.detach(), lam_above, kappa, self.solver.beta, samples=samples)
             if x.requires_grad:
-                x.backward(coupling.p_out)
+                with block.span("backward"):
+                    x.backward(coupling.p_out)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         p_in = block.sample_adjoint(lam, batch.size)

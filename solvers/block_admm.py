@@ -283,13 +283,15 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             x = block.forward(z, (2, batch.step, self._sweep))
         scale = block.loss_scale
         if block.last:
-            (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
+            with block.span("backward"):
+                (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
             return x.detach(), block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
         beta, factor = self._after.coupling, self.solver.filter
         samples = len(batch) / scale  # scaled before it is rounded to x's format
         coupling = couple(x.detach(), target, kappa, beta, factor, samples)
-        (p,) = torch.autograd.grad(x, z, coupling.p_out)
+        with block.span("backward"):
+            (p,) = torch.autograd.grad(x, z, coupling.p_out)
         return x.detach(), block.stored_adjoint(p.to(z.dtype) * samples)
 
     def _limit_duals(self, stats: PhaseStats) -> None:

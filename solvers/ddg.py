@@ -94,7 +94,7 @@ class StashingProgram(DelayedProgram):
         # the mini-batch's sum goes along from version to version
         for name, parameter in parameters:
             flight.weights[name].grad, parameter.grad = parameter.grad, None
-        self.block.backward(flight.out, p_out)
+        self.block.backward(flight.out, p_out, key=flight.part.key)
         for name, parameter in parameters:
             parameter.grad, flight.weights[name].grad = flight.weights[name].grad, None
         self._finish(flight.part, flight.lam)

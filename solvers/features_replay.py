@@ -39,5 +39,5 @@ class ReplayingProgram(DelayedProgram):
         lam = self._leaf(flight.lam)
         # before the adjoint is asked for, which may have a way to go yet
         out = self.block.forward(lam, flight.part.key)
-        self.block.backward(out, self._adjoint(flight.part, out.dtype))
+        self.block.backward(out, self._adjoint(flight.part, out.dtype), key=flight.part.key)
         self._finish(flight.part, lam)

@@ -236,14 +236,16 @@ class PenaltyProgram(Kept, SubProblems):
         key = (1, batch.step, self._sweep, visit)
         if block.last:
             run = self._computed(classify, key, block, with_input, batch.size)
-            x, p_in, loss, correct = run(lam, batch.labels())
+            with block.span("local step", key):
+                x, p_in, loss, correct = run(lam, batch.labels())
             stats.classified(Classified(loss, correct))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
             factor = self.solver.filter
             given = with_input, batch.size, self._after.coupling, factor
             run = self._computed(approach, key, block, *given)
-            x, p_in, loss, squares = run(lam, target, kappa)
+            with block.span("local step", key):
+                x, p_in, loss, squares = run(lam, target, kappa)
             stats.losses.append(loss)
             stats.squares.append(squares)
         stats.samples += len(batch)

@@ -78,7 +78,8 @@ class PetraProgram(DelayedProgram):
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
         flight, block, x = Flight(part), self.block, lam
         self._draw_for(flight)
-        with torch.no_grad(), frozen_statistics(block.module), block.numbers():
+        spans = block.span("forward", part.key)
+        with spans, torch.no_grad(), frozen_statistics(block.module), block.numbers():
             for i, unit in enumerate(self._parts):
                 if not isinstance(unit, Reversible):
                     flight.stash[str(i)] = x
@@ -98,6 +99,15 @@ class PetraProgram(DelayedProgram):
         x = self._wire.receive(message, block.dtype)
         p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
         self._draw_for(flight)
+        with block.span("backward", flight.part.key):
+            x, p = self._unwound(flight, x, p)
+        if not block.first:
+            self._down(x, p, flight.part)
+        self._step(flight.part)
+
+    def _unwound(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and its adjoint, from those of the output."""
+        block = self.block
         for i, unit in reversed([*enumerate(self._parts)]):
             if isinstance(unit, Reversible):
                 with block.numbers():
@@ -110,9 +120,7 @@ class PetraProgram(DelayedProgram):
                 block.backward(out, p)
                 if wanted:
                     x, p = x.detach(), block.input_adjoint(x)
-        if not block.first:
-            self._down(x, p, flight.part)
-        self._step(flight.part)
+        return x, p
 
     def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
         block = self.block

@@ -102,13 +102,11 @@ class RankLinks(ABC):
 
     def to_next(self, tensor: Tensor) -> None:
         """Send to the next block."""
-        self.count("next", tensor)
-        self._send(self.place.number + 1, tensor)
+        self._hand("next", self.place.number + 1, tensor)
 
     def to_previous(self, tensor: Tensor) -> None:
         """Send to the previous block."""
-        self.count("previous", tensor)
-        self._send(self.place.number - 1, tensor)
+        self._hand("previous", self.place.number - 1, tensor)
 
     def from_previous(self) -> Tensor:
         """Wait for a tensor of the previous block."""
@@ -166,9 +164,13 @@ class RankLinks(ABC):
         if first is not None:
             raise AgreedError(first)
 
-    def count(self, side: str, tensor: Tensor) -> None:
-        """Count a tensor as sent."""
+    def _hand(self, side: str, number: int, tensor: Tensor) -> None:
+        """Send, and count what is sent."""
         self.traffic.bytes_sent[side] += tensor.numel() * tensor.element_size()
+        start = self.now()
+        self._send(number, tensor)
+        if self.watch is not None:
+            self.watch(f"send: {side}", start, self.now())
 
     @contextmanager
     def waiting(self, side: str) -> Iterator[None]:
@@ -206,8 +208,7 @@ class Peers:
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):
             if r != self.replica:
-                self._links.count("peers", pieces[r])
-                self._links._send(number, pieces[r])
+                self._links._hand("peers", number, pieces[r])
 
         def arrived() -> list[Tensor]:
             with self._links.waiting("peers"):

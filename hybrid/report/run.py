@@ -13,11 +13,12 @@ from hybrid.folder.runfolder import RunFolder
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
 from hybrid.report import tables
-from hybrid.report.curves import curves
+from hybrid.report.curves import curves, png
 from hybrid.report.factors import kept_dictionary, layers, responses
 from hybrid.report.page import Html, heading, note, page, picture, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
+from hybrid.report.timeline import spans, timeline
 from hybrid.runs.restore import Own, restore
 
 
@@ -63,7 +64,11 @@ def _overview(record: Record) -> list[Html]:
     made.append(tables.starts(record.starts))
     drawn = [picture(png, title, title) for title, png in curves(record.lines).items()]
     facts = tables.facts(record.summary, record.ended)
-    return [*parts, row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]
+    parts += [row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]
+    if (figure := timeline(spans(record.run / "trace.json"))) is not None:
+        title = "What each rank did when, in a few steps (all of trace.json: ui.perfetto.dev)"
+        parts += [heading(2, "Timeline"), row([picture(png(figure), title, title)])]
+    return parts
 
 
 def _factors(record: Record, data_dir: str | None) -> list[Html]:

@@ -114,7 +114,7 @@ class Alternating(Rounds):
         return self._propagate(swept, recorder if fresh else None)
 
     def _propagate(self, window: Window, recorder: Recorder | None) -> PhaseStats:
-        with self.trace.span("forward"):
+        with self.trace.span("propagate"):
             return self.exact.propagate(window, recorder)
 
     def end_epoch(self) -> None:

@@ -32,7 +32,7 @@ class Rounds(ABC):
         self, links: RankLinks, exact: ExactPass, correct_every: int, trace: Trace | None = None
     ) -> None:
         self.links, self.exact, self.correct_every = links, exact, correct_every
-        self.trace = trace or Trace(links.place.number, links.now)
+        self.trace = trace or Trace(links.place, links.now)
         self.program: Program | None = None
         self.fill: BubbleFill | None = None
         self.controller: Controller | None = None

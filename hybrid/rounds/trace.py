@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from threading import get_ident
 from time import perf_counter, time
 from typing import Any
 
 import torch
 
-LIMIT = 5000
+from hybrid.links.base import Place
+
+LIMIT = 4000
+"""Spans that are kept of a rank's first ones, and of its last ones."""
 
 
 class Trace:
-    """Spans of one rank, in microseconds; only the first 5,000, so a week's run stays small."""
+    """Spans of one rank, in microseconds: the first 4,000 and the last, however long the run.
 
-    def __init__(self, rank: int = 0, now: Callable[[], float] = perf_counter) -> None:
-        self.rank, self.now = rank, now
-        self.events: list[dict[str, Any]] = []
+    A process is a rank, a thread one of its own; spans of a thread lie within each other.
+    """
+
+    def __init__(self, place: Place | None = None, now: Callable[[], float] = perf_counter) -> None:
+        self.place, self.now = place or Place(), now
+        self._first: list[dict[str, Any]] = []
+        self._last = deque[dict[str, Any]](maxlen=LIMIT)
+        self._threads: dict[int, int] = {}
         self._epoch = time() - now()
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Record the body's time under `name`; on a GPU it is an NVTX range, too."""
+    def span(self, name: str, key: Sequence[int] = ()) -> Iterator[None]:
+        """Record the body's time under `name`; on a GPU it is an NVTX range, too.
+
+        `key` is of a pass: (kind, step, micro-batch, ...).
+        """
         start = self.now()
         try:
             with torch.cuda.nvtx.range(name) if torch.cuda.is_initialized() else nullcontext():
                 yield
         finally:
-            self.add(name, start, self.now())
+            self.add(name, start, self.now(), key)
 
-    def add(self, name: str, start: float, end: float) -> None:
+    def add(self, name: str, start: float, end: float, key: Sequence[int] = ()) -> None:
         """Record a span given by two readings of `now`."""
-        if len(self.events) < LIMIT:
-            times = {"ts": (self._epoch + start) * 1e6, "dur": (end - start) * 1e6}
-            self.events.append({"name": name, "ph": "X", "pid": self.rank, "tid": 0, **times})
+        thread = self._threads.setdefault(get_ident(), len(self._threads))
+        times = {"ts": (self._epoch + start) * 1e6, "dur": (end - start) * 1e6}
+        span = {"name": name, "ph": "X", "pid": self.place.number, "tid": thread, **times}
+        if len(key) > 1:
+            span["args"] = dict(zip(("step", "micro_batch"), key[1:], strict=False))
+        (self._first if len(self._first) < LIMIT else self._last).append(span)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All that is kept, after the names of the rank and its threads."""
+        place, number = self.place, self.place.number
+        name = f"block {place.block}" + (f" of replica {place.replica}" * (place.replicas > 1))
+        names = [_named("process_name", number, 0, name)]
+        for thread in self._threads.values():
+            names.append(_named("thread_name", number, thread, f"thread {thread}"))
+        return [*names, *self._first, *self._last]
+
+
+def _named(what: str, number: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": number, "tid": thread, "args": {"name": name}}

@@ -47,7 +47,7 @@ class Run:
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
         """Of each: the step it came from, the reason, the step it went to, the rates after it."""
-        self.trace = Trace(links.place.number, links.now)
+        self.trace = Trace(links.place, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
         self.epoch = self.step = 0
@@ -141,6 +141,8 @@ class Run:
         setup, train = self.setup, self.setup.train
         setup.check_memory()
         self.block = setup.block(self.links)
+        if setup.out is not None:
+            self.block.watch = self.trace.span
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
         self.rounds.tick = self.progress.tick

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +55,8 @@ class Block:
     """BatchNorms that see all replicas' samples; None: each sees its own."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; other formats need none."""
+    watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
+    """Told of passes and steps, each around its time, with its key; None: nobody is."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
     """By kind of step: the optimiser of what is trained with the weights (an auxiliary head)."""
 
@@ -96,7 +98,7 @@ class Block:
             self.draws.draw_for(key)
         some: dict[str, Any] = {} if parts is None else {"parts": parts}
         try:
-            with self.numbers():
+            with self.span("forward", key), self.numbers():
                 if weights is None:
                     out: Any = self.module(lam, **some)
                 else:
@@ -108,6 +110,10 @@ class Block:
         narrow = self.precision is not torch.float32
         ends = self.last and (parts is None or parts.stop == len(self.module._modules))
         return tree_map(wide, out) if ends and narrow else out
+
+    def span(self, name: str, key: Key = ()) -> AbstractContextManager[None]:
+        """Around what is to be seen in a trace under that name."""
+        return nullcontext() if self.watch is None else self.watch(name, key)
 
     def numbers(self) -> AbstractContextManager[Any]:
         """Within it torch computes in the block's precision."""
@@ -135,6 +141,17 @@ class Block:
         gradient is that of those parameters, and they alone step.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
+        with self.span("step"):
+            self._step(kind, rate, clip_norm, everyone, only)
+
+    def _step(
+        self,
+        kind: str,
+        rate: float,
+        clip_norm: float,
+        everyone: AllGather | None,
+        only: Sequence[Tensor] | None,
+    ) -> None:
         if self.sync is None or self.sync.before_step(kind, rate):
             if clip_norm:
                 self._clip(self.optimisers[kind], clip_norm, everyone, only)
@@ -225,11 +242,16 @@ class Block:
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
     def backward(
-        self, out: Tensor, p_out: Tensor | None = None, retain_graph: bool = False
+        self,
+        out: Tensor,
+        p_out: Tensor | None = None,
+        retain_graph: bool = False,
+        key: Key = (),
     ) -> None:
         """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
 
-        Without p_out, `out` is the loss. What needs no gradient gets none.
+        Without p_out, `out` is the loss. What needs no gradient gets none. `key` is that of the
+        forward pass.
         """
         if not out.requires_grad:
             return
@@ -239,7 +261,8 @@ class Block:
         elif scale != 1.0 and p_out is not None:
             p_out = (p_out * scale).to(out.dtype)
         try:
-            out.backward(p_out, retain_graph=retain_graph)
+            with self.span("backward", key):
+                out.backward(p_out, retain_graph=retain_graph)
         except RuntimeError as error:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 

@@ -229,7 +229,7 @@ class DelayedProgram(Program):
         lam = self._leaf(self._arrived(part))
         assert part.labels is not None
         found = self.block.classify(self.block.forward(lam, part.key), part.labels)
-        self.block.backward(found.loss * part.share)
+        self.block.backward(found.loss * part.share, key=part.key)
         stats.scored(found)
         self._finish(part, lam)
         return found.loss.detach() * part.own_share

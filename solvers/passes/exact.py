@@ -205,7 +205,7 @@ class _Pass:
             _spared_statistics(self.block.module) if self.recompute else nullcontext(),
             self.block.last_pass("exact") if ends else nullcontext(),
         ):
-            self.block.backward(out, p_out)
+            self.block.backward(out, p_out, key=part.key)
         if not self.block.first:
             p_in = self.block.input_adjoint(lam)
             self.wire.send_adjoint(self.links.to_previous, p_in, part.size)

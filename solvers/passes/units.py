@@ -167,7 +167,8 @@ class Stashed(Units):
         del flight.ins[unit + 1 :]
         out, weights = flight.outs.pop(), flight.met[unit]
         trained = {name: w for name, w in weights.items() if w.requires_grad}
-        p_in, found = _vjp(out, flight.adjoint, flight.ins[-1], [*trained.values()])
+        with self.block.span("backward", flight.part.key):
+            p_in, found = _vjp(out, flight.adjoint, flight.ins[-1], [*trained.values()])
         gradients = _apart(dict(zip(trained, found, strict=True)), p_in)
         with turn:
             if flight.met.pop() is self._newest[unit]:
@@ -248,7 +249,8 @@ class Again(Units):
                 given = x.clone() if self._writes.get(unit, True) else x
                 out = self.block.forward(given, key, parts=parts)
             trained = {name: p for name, p in own.items() if p.requires_grad}
-            p_in, found = _vjp(_edges(out), flight.adjoint, _edges(x), [*trained.values()])
+            with self.block.span("backward", key):
+                p_in, found = _vjp(_edges(out), flight.adjoint, _edges(x), [*trained.values()])
             gradients = _apart(dict(zip(trained, found, strict=True)), p_in)
             self._land(flight, unit, gradients, rate)
         flight.adjoint, flight.left = p_in, unit

@@ -14,7 +14,7 @@ def classify(
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     found = block.classify(x, labels)
-    block.backward(found.loss if size == len(lam) else found.loss * (len(lam) / size))
+    block.backward(found.loss if size == len(lam) else found.loss * (len(lam) / size), key=key)
     loss = found.loss.detach()
     return loss, block.sample_adjoint(lam, size), loss, found.correct
 
@@ -37,5 +37,6 @@ def approach(
     samples = size / block.loss_scale
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)
     if x.requires_grad:
-        x.backward(coupling.p_out)
+        with block.span("backward", key):
+            x.backward(coupling.p_out)
     return x.detach(), block.sample_adjoint(lam, size), coupling.loss / len(lam), coupling.squares

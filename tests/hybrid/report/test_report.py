@@ -75,7 +75,7 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     assert page.rows["1"] == [summary["cuts"][0], f"{summary['residual'][0]:.3g}"]
     sent, peak = summary["bytes_sent"][0], summary["peak_memory_bytes"][0]
     assert page.rows["0"] == [f"{summary['idle_share'][0]:.1%}", amount(sent), amount(peak)]
-    assert len(page.links) == 3
+    assert len(page.links) == 4
     assert all(link.startswith("data:image/png;base64,") for link in page.links)
     assert "script" not in page.tags
     assert "has not ended" not in page.text

@@ -49,7 +49,7 @@ def admm(**settings):
 def spans(run):
     """Phases of the first block, from its trace."""
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
-    names = ("serial", "observe", "forward", "parallel")
+    names = ("serial", "observe", "propagate", "parallel")
     return Counter(e["name"] for e in events if e["pid"] == 0 and e["name"] in names)
 
 
@@ -57,12 +57,12 @@ def spans(run):
     ("every", "window", "expected"),
     [
         (1, 2, {"serial": 4, "parallel": 4}),
-        (2, 2, {"serial": 2, "forward": 2, "parallel": 4}),
-        (3, 2, {"serial": 2, "forward": 2, "parallel": 4}),
-        (0, 2, {"forward": 4, "parallel": 4}),
+        (2, 2, {"serial": 2, "propagate": 2, "parallel": 4}),
+        (3, 2, {"serial": 2, "propagate": 2, "parallel": 4}),
+        (0, 2, {"propagate": 4, "parallel": 4}),
         (1, "all", {"serial": 2, "parallel": 2}),
-        (2, "all", {"serial": 1, "observe": 1, "forward": 1, "parallel": 2}),
-        (0, "all", {"forward": 2, "parallel": 2}),
+        (2, "all", {"serial": 1, "observe": 1, "propagate": 1, "parallel": 2}),
+        (0, "all", {"propagate": 2, "parallel": 2}),
     ],
 )
 def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_path):
@@ -214,7 +214,7 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
 
 def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(few, tmp_path):
     trainer(AuxNet(), tmp_path / "run", window=1, train={"report_every": 1}, **ALONE).fit(*few)
-    assert spans(tmp_path / "run") == {"forward": 2, "parallel": 2 * BATCHES}
+    assert spans(tmp_path / "run") == {"propagate": 2, "parallel": 2 * BATCHES}
 
 
 @pytest.mark.parametrize(("rounds", "rate"), [({}, 0.1), (ALONE, 1.0)], ids=["corrected", "alone"])

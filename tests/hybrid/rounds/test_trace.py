@@ -1,0 +1,118 @@
+"""A trace tells of passes, steps, waits and messages, in every mode, and stays small."""
+
+import json
+from collections import Counter
+
+import pytest
+from trainings import digits, fitted, trainer
+
+from hybrid.links.base import Place
+from hybrid.report.timeline import Span, spans, timeline
+from hybrid.rounds import trace as traces
+from hybrid.rounds.trace import Trace
+from hybrid.settings.config import LinkSettings
+from solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Penalty,
+    Petra,
+)
+
+WINDOW = {"window": 2}
+MODES = {
+    "backprop": (Backprop(micro_batches=2), {}),
+    "penalty": (Penalty(), WINDOW),
+    "augmented-lagrangian": (AugmentedLagrangian(), {"gaps": [(16, 8), (0, 24)]}),
+    "block-admm": (BlockADMM(), WINDOW),
+    "auxnet": (AuxNet(), WINDOW),
+    "ddg": (DDG(micro_batches=2), {}),
+    "fdg": (FDG(), {}),
+    "features-replay": (FeaturesReplay(), {}),
+    "petra": (Petra(), {"model": "revnet8"}),
+    "local-updates": (LocalUpdates(), {}),
+    "pd-asgd": (PDASGD(), {"blocks": 1}),
+}
+ALTERNATE = ("penalty", "augmented-lagrangian", "block-admm")
+
+
+def events(run):
+    return json.loads((run / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_every_mode_shows_its_passes(name, tmp_path):
+    solver, settings = MODES[name]
+    run = tmp_path / "run"
+    fitted(trainer(solver, run, links=LinkSettings(kind="virtual"), **settings), digits(2))
+    found = events(run)
+    for rank in {event["pid"] for event in found}:
+        own = [event for event in found if event["pid"] == rank and event["ph"] == "X"]
+        names = Counter(event["name"] for event in own)
+        assert names["forward"]
+        assert names["backward"]
+        assert names["step"]
+        assert names["checkpoint"]
+        assert ("local step" in names) == (name in ALTERNATE)
+        if settings.get("blocks") != 1 and not (name == "local-updates" and rank):
+            assert any(what.startswith("send: ") for what in names)
+        _check_nested(own)
+    keys = [e["args"] for e in found if e["name"] == "forward" and "args" in e]
+    assert {key["step"] for key in keys} == {0, 1, 2, 3}
+    assert timeline(spans(run / "trace.json")) is not None
+
+
+def _check_nested(own):
+    """Spans of a thread lie within each other, or apart."""
+    for thread in {event["tid"] for event in own}:
+        mine = sorted((e for e in own if e["tid"] == thread), key=lambda e: (e["ts"], -e["dur"]))
+        open_until: list[float] = []
+        for event in mine:
+            end = event["ts"] + event["dur"]
+            while open_until and open_until[-1] <= event["ts"] + 0.5:  # clocks have a resolution
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 0.5, event
+            open_until.append(end)
+
+
+def test_micro_batches_have_their_numbers(tmp_path):
+    run = tmp_path / "run"
+    fitted(trainer(Backprop(micro_batches=2), run), digits(2))
+    for name in ("forward", "backward"):
+        # those of the evaluation have none
+        own = [e for e in events(run) if e["name"] == name and e["pid"] == 1]
+        keys = [e["args"] for e in own if "args" in e]
+        expected = [{"step": s, "micro_batch": m} for s in range(4) for m in range(2)]
+        assert keys == expected
+
+
+def test_ranks_and_threads_have_names():
+    trace = Trace(Place(block=1, blocks=2, replica=1, replicas=2))
+    trace.add("forward", 0.0, 1.0)
+    names = {e["name"]: e["args"]["name"] for e in trace.events if e["ph"] == "M"}
+    assert names == {"process_name": "block 1 of replica 1", "thread_name": "thread 0"}
+    assert {e["pid"] for e in trace.events} == {3}
+
+
+def test_a_long_run_keeps_its_first_spans_and_its_last(monkeypatch):
+    monkeypatch.setattr(traces, "LIMIT", 3)
+    trace = Trace()
+    for number in range(10):
+        trace.add(str(number), number, number + 1)
+    kept = [event["name"] for event in trace.events if event["ph"] == "X"]
+    assert kept == ["0", "1", "2", "7", "8", "9"]
+
+
+def test_a_damaged_trace_draws_nothing(tmp_path):
+    file = tmp_path / "trace.json"
+    assert spans(file) == []
+    for text in ("", "[1]", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "pid": -1}]}'):
+        file.write_text(text)
+        assert spans(file) == []
+    assert timeline([Span(name="step", pid=0, ts=0, dur=1)]) is None
