@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,8 +51,12 @@ def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     assert (tmp_path / "run.csv").exists()
 
 
-def test_the_page_on_samplers_has_one_that_trains(capsys):
-    text = (ROOT / "docs" / "samplers.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    exec(compile(code, "samplers.md", "exec"), {"__name__": "own_sampler"})
-    assert "epoch 2/2" in capsys.readouterr().out
+@pytest.mark.parametrize("name", ["samplers", "your-own-solver", "your-own-strategy"])
+def test_what_a_page_shows_of_ones_own_trains(name, capsys):
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    found: dict[str, Any] = {"__name__": name.replace("-", "_")}
+    exec(compile(code, f"{name}.md", "exec"), found)
+    assert "epoch 2/" in capsys.readouterr().out
+    summary = found.get("summary", {"test_accuracy": 1.0})
+    assert summary["test_accuracy"] > 0.5  # of ten classes

@@ -34,7 +34,7 @@ have one. "yes": it ended, and the loss of the test is finite. A number leads to
 says why not.
 
 Made by `python docs/benchmarks/networks.py` with torch {{torch}}, torchvision {{torchvision}} and
-timm {{timm}}; the networks are those of [the tests](../tests/support/networks.py), which compare
+timm {{timm}}; the networks are those of the tests (`tests/support/networks.py`), which compare
 them with plain loops of torch bit for bit.
 
 """

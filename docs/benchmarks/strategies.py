@@ -96,7 +96,8 @@ def time(folder: Path, names: list[str]) -> None:
     images, test = data.load("cifar10", folder, 20_000)
     launch.keep_memory()
     torch.set_num_threads(1)
-    runs = {name: _run(ROWS[name], images, test, comm) for name in names if ROWS[name].strategy}
+    alone = comm.Split(comm.rank)
+    runs = {name: _run(ROWS[name], images, test, comm, alone) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(TURNS + 1):
         for name, run in runs.items():
@@ -104,7 +105,8 @@ def time(folder: Path, names: list[str]) -> None:
             start = perf_counter()
             first = turn * TIMED_STEPS
             pairs = list(run.windows.of_epoch(0, 0, first))[: TIMED_STEPS // run.windows.length]
-            run.rounds.run(pairs, first, 0)
+            if ROWS[name].strategy is not None or comm.rank == 0:
+                run.rounds.run(pairs, first, 0)
             comm.barrier()
             if turn:  # the first warms up
                 seconds[name].append((perf_counter() - start) / TIMED_STEPS)
@@ -113,10 +115,11 @@ def time(folder: Path, names: list[str]) -> None:
             keep("seconds", name, "step", found)
 
 
-def _run(row: Row, images: Any, test: Any, comm: Any) -> Run:
+def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     made = trainer(row, 0, 100, "auto")
-    links = MpiLinks(comm.Dup(), replicas=2)
-    return Run(made.setup(images, 2, test), links, images, test, lambda: "")  # type: ignore[arg-type]
+    replicas = 1 if row.strategy is None else 2
+    links = MpiLinks((alone if replicas == 1 else comm).Dup(), replicas=replicas)
+    return Run(made.setup(images, replicas, test), links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
 def table() -> None:

@@ -1,0 +1,247 @@
+"""Draw the pictures of the documentation, from runs made here and from the raw figures:
+
+    python docs/pictures.py [timelines] [blocks] [accuracy] [speed] [residuals] [memory]
+
+They go to docs/site/. Runs are on the virtual clock, whose ranks take turns on one core: what a
+timeline shows is how long each piece took alone. A minute in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from hybrid import Trainer, data, models, split
+from hybrid.report.timeline import spans, timeline
+from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from solvers import DDG, AugmentedLagrangian, Backprop, Solver
+from solvers.passes.exact import PassSettings
+
+DOCS = Path(__file__).parent
+SITE, RAW = DOCS / "site", DOCS / "benchmarks"
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", "#777777"
+
+TIMELINES: dict[str, tuple[Solver, dict[str, Any], int]] = {
+    "backprop": (Backprop(), {}, 3),
+    "1f1b": (Backprop(micro_batches=8), {}, 3),
+    "gaps": (AugmentedLagrangian(), {"fill": True, "correction": PassSettings(micro_batches=8)}, 3),
+    "no-bubble": (DDG(micro_batches=8), {}, 3),
+    "windows": (
+        AugmentedLagrangian(),
+        {"window": 3, "correction": PassSettings(micro_batches=8)},
+        6,
+    ),
+}
+"""Solver, settings, steps to show."""
+
+
+def run(folder: Path, solver: Solver, steps: int, blocks: int = 4, **settings: Any) -> Path:
+    """A run of ResNet-20 on images of CIFAR's size."""
+    torch.manual_seed(0)
+    images, test = data.load("synthetic", limit=128 * steps)
+    Trainer(
+        split(models.build("resnet20", 10, 3, 32), blocks, sample=torch.zeros(8, 3, 32, 32)),
+        solver,
+        train=TrainSettings(epochs=1, threads=1),
+        optimiser=OptimiserSettings(lr=0.1),
+        links=LinkSettings(kind="virtual"),
+        out=folder,
+        quiet=True,
+        **settings,
+    ).fit(images, test.take(128))
+    return folder
+
+
+def timelines() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (solver, settings, steps) in TIMELINES.items():
+            done = run(Path(folder) / name, solver, 12, **settings)
+            figure = timeline(spans(done / "trace.json"), steps)
+            assert figure is not None
+            save(figure, f"timeline-{name}")
+
+
+def save(figure: Any, name: str) -> None:
+    SITE.mkdir(exist_ok=True)
+    figure.savefig(SITE / f"{name}.png", dpi=110)
+
+
+def axes(width: float = 6.4, height: float = 3.6) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    made = figure.subplots()
+    made.spines[["top", "right"]].set_visible(False)
+    made.grid(color="#e4e4e4", linewidth=0.6)
+    made.set_axisbelow(True)
+    return figure, made
+
+
+def blocks() -> None:
+    """Three blocks, what lies between them, and what each descends on."""
+    figure = Figure(figsize=(9.4, 2.7), layout="constrained")
+    drawn = figure.subplots()
+    drawn.set_axis_off()
+    drawn.set_xlim(0, 9.2)
+    drawn.set_ylim(0, 2.7)
+    own = ("β‖λ₁ - x₀‖² + ⟨κ₁, λ₁ - x₀⟩", "β‖λ₂ - x₁‖² + ⟨κ₂, λ₂ - x₁⟩", "loss(x₂, labels)")
+    for k, text in enumerate(own):
+        left = 0.9 + 3.2 * k
+        box = {"boxstyle": "round,pad=0.02", "facecolor": "#eaf1f8", "edgecolor": BLUE}
+        drawn.text(
+            left + 0.9,
+            1.55,
+            f"block {k}\n$f_{k}(\\cdot\\,; w_{k})$",
+            ha="center",
+            va="center",
+            fontsize=12,
+            bbox=box | {"boxstyle": "round,pad=0.7"},
+        )
+        drawn.text(left + 0.9, 0.35, text, ha="center", fontsize=9.5, color=GREEN)
+        drawn.text(left + 0.9, 0.68, "descends on", ha="center", fontsize=8, color=GREY)
+    arrow = {"arrowstyle": "->", "color": GREY}
+    for start, stop in ((0.3, 1.15), (2.45, 2.95), (3.75, 4.3), (5.65, 6.15), (6.95, 7.5)):
+        drawn.annotate("", (stop, 1.55), (start, 1.55), arrowprops=arrow)
+    drawn.text(0.15, 1.72, "images", fontsize=10)
+    for k, x in ((1, 3.35), (2, 6.55)):
+        drawn.text(x, 1.55, f"$\\lambda_{k}$", ha="center", va="center", fontsize=15, color=ORANGE)
+        drawn.text(x, 2.15, f"$\\kappa_{k}$", ha="center", va="center", fontsize=13, color=PURPLE)
+        drawn.text(x - 0.62, 1.72, f"$x_{k - 1}$", fontsize=10, ha="center")
+        drawn.plot([x, x], [1.15, 0.95], color=GREY, linestyle=":")
+        drawn.text(x, 2.45, "cut", ha="center", fontsize=9, color=GREY)
+    save(figure, "blocks")
+
+
+def accuracy() -> None:
+    """Test accuracy over time, of the long runs: seconds at the quiet machine's rates."""
+    found = json.loads((RAW / "delays-long.json").read_text())
+    rates = json.loads((RAW / "virtual_rates.json").read_text())
+    figure, drawn = axes()
+    for (row, colour), key in zip(
+        (("serial", GREY), ("ddg, K=4, m=8", BLUE), ("ddg, K=8, m=8", ORANGE)),
+        ("ResNet-20, serial", "ResNet-20, ddg, K=4, m=8", "ResNet-20, ddg, K=8, m=8"),
+        strict=True,
+    ):
+        rate = sorted(rates[key])[1]
+        points = [(epoch * 50_000 / rate / 60, 100 * a) for epoch, _, a in found[row]["0"]["curve"]]
+        drawn.plot(*zip(*points, strict=True), color=colour, marker=".", label=row)
+    drawn.set_xlabel("minutes")
+    drawn.set_ylabel("test accuracy, %")
+    drawn.legend(frameon=False)
+    save(figure, "accuracy-over-time")
+
+
+def speed() -> None:
+    """Speed-up against K, and against the link's rate."""
+    rates = {
+        k: sorted(v)[1] for k, v in json.loads((RAW / "virtual_rates.json").read_text()).items()
+    }
+    figure, drawn = axes()
+    for model, colour in (("ResNet-20", BLUE), ("ResNet-56", ORANGE)):
+        base = rates[f"{model}, serial"]
+        for kind, style in (("flushed", "--"), ("ddg", "-")):
+            points = [(1, 1.0)] + [
+                (K, rates[key] / base)
+                for K in (4, 8)
+                if (key := f"{model}, {kind}, K={K}, m=8") in rates
+            ]
+            label = f"{model}, {'no bubble' if kind == 'ddg' else 'flushed pipeline'}"
+            drawn.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=label)
+    drawn.plot([1, 8], [1, 8], ":", color=GREY, label="K times")
+    drawn.set_xlabel("blocks K, 10 Gb/s")
+    drawn.set_ylabel("images/s over serial training")
+    drawn.legend(frameon=False, fontsize="small", handlelength=3)
+    save(figure, "speed-up-blocks")
+    links = json.loads((RAW / "slow_links.json").read_text())
+    figure, drawn = axes()
+    starts = {"data parallel": "data", "flushed pipeline": "flushed", "no bubble": ("ddg", "fdg")}
+    for (name, start), colour in zip(starts.items(), (GREY, ORANGE, BLUE), strict=True):
+        for K, style in ((2, "--"), (4, "-")):
+            points = [
+                (
+                    bits,
+                    max(
+                        v
+                        for key, v in links[f"resnet20, K={K}, {rate}"].items()
+                        if key.startswith(start)
+                    ),
+                )
+                for rate, bits in (("10 Mb/s", 1e7), ("100 Mb/s", 1e8), ("1 Gb/s", 1e9))
+            ]
+            drawn.plot(
+                *zip(*points, strict=True),
+                style,
+                color=colour,
+                marker="o",
+                label=f"{name}, K = {K}",
+            )
+    drawn.axhline(1, color="black", linewidth=0.8)
+    drawn.set_xscale("log")
+    drawn.set_xlabel("bits/s of a link; best number format of messages")
+    drawn.set_ylabel("images/s over one rank alone")
+    drawn.legend(frameon=False, fontsize="small", handlelength=3)
+    save(figure, "speed-up-links")
+
+
+def residuals() -> None:
+    """How far lambda is from x after the sweeps of each window."""
+    figure, drawn = axes()
+    train, test = data.load("digits")
+    with tempfile.TemporaryDirectory() as folder:
+        for window, colour in ((1, GREY), (4, BLUE), (16, ORANGE)):
+            torch.manual_seed(0)
+            out = Path(folder) / str(window)
+            Trainer(
+                split(models.build("resnet8", 10, 1, 8), 2, sample=torch.zeros(8, 1, 8, 8)),
+                AugmentedLagrangian(),
+                window=window,
+                train=TrainSettings(epochs=12, batch_size=32, threads=1, report_every=16),
+                links=LinkSettings(kind="virtual"),
+                out=out,
+                quiet=True,
+            ).fit(train, test)
+            lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
+            own = [x for x in lines if x["phase"] == "parallel"]
+            drawn.plot(
+                [x["step"] for x in own],
+                [x["residual"][0] for x in own],
+                color=colour,
+                label=f"window {window}",
+            )
+    drawn.set_yscale("log")
+    drawn.set_xlabel("step, ResNet-8 on digits")
+    drawn.set_ylabel("relative residual at the cut")
+    drawn.legend(frameon=False)
+    save(figure, "residuals")
+
+
+def memory() -> None:
+    """What each of four blocks of ResNet-56 holds for backward passes."""
+    found = json.loads((RAW / "held_memory.json").read_text())["peak_bytes"]
+    figure, drawn = axes()
+    rows = ("1F1B, m=8", "ddg, m=8", "fdg, m=8", "features-replay, m=8", "petra, m=8")
+    for i, (row, colour) in enumerate(zip(rows, (GREY, BLUE, ORANGE, GREEN, PURPLE), strict=True)):
+        places = [k + 0.16 * (i - 2) for k in range(4)]
+        drawn.bar(places, [b / 1e6 for b in found[row]], 0.15, color=colour, label=row)
+    drawn.set_xticks(range(4), [f"block {k}" for k in range(4)])
+    drawn.set_ylabel("MB held at most")
+    drawn.legend(frameon=False, fontsize="small")
+    save(figure, "memory")
+
+
+ALL = {each.__name__: each for each in (timelines, blocks, accuracy, speed, residuals, memory)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("which", nargs="*", default=list(ALL))
+    for name in parser.parse_args().which:
+        ALL[name]()
+
+
+if __name__ == "__main__":
+    main()
