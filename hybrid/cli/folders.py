@@ -62,9 +62,20 @@ def export(
     first_says(written)
 
 
-@commands.command(epilog="Example: hybrid report runs/first")
-def report(run: RunFolder, data_dir: DataDir = None) -> None:
-    """Write RUN/report/index.html: tables, curves and what the model's factors respond to."""
+@commands.command(epilog="Example: hybrid report runs/first runs/second runs/third --out compared")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of a comparison.  [default: comparison]")
+    ] = None,
+) -> None:
+    """Write RUN/report/index.html: tables, curves, a timeline; of several runs a comparison."""
     from hybrid import report as reports
 
-    first_says(lambda: f"wrote {reports.write(run, data_dir)}")
+    def written() -> str:
+        if len(runs) == 1 and out is None:
+            return f"wrote {reports.write(runs[0], data_dir)}"
+        return f"wrote {reports.compare(runs, out or Path('comparison'))}"
+
+    first_says(written)

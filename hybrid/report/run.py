@@ -1,5 +1,6 @@
 """A run folder into a page."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from hybrid.folder.runfolder import RunFolder
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
 from hybrid.report import tables
+from hybrid.report.comparison import compared
 from hybrid.report.curves import curves, png
 from hybrid.report.factors import kept_dictionary, layers, responses
 from hybrid.report.page import Html, heading, note, page, picture, row
@@ -33,10 +35,18 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{run.resolve().name}: {', '.join(filter(None, known))}"
     content = page(title, [*_overview(record), *_factors(record, data_dir)])
-    file = run / "report" / "index.html"
+    return _written(content, run / "report" / "index.html")
+
+
+def compare(runs: Sequence[Path], out: Path) -> Path:
+    """Write OUT/index.html about several runs, whole or not at all; give its path."""
+    return _written(compared(runs), out / "index.html")
+
+
+def _written(content: bytes, file: Path) -> Path:
     check_folder(file.parent)
     try:
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
     except OSError as error:
         raise ValueError(

@@ -41,7 +41,7 @@ def starts(found: Sequence[Start]) -> Html | None:
     """A row a start of the run; None if its folder does not say."""
     rows = [
         (
-            start.time,
+            start.time.replace("T", " ").replace("+00:00", " UTC"),
             str(start.step),
             " ".join(x for x in (start.version, start.commit and start.commit[:10]) if x),
             ", ".join(f"{name} {number}" for name, number in start.packages.items()),

@@ -1,0 +1,264 @@
+"""Several runs beside each other: those that differ in their seed alone are one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from hybrid.report.curves import png
+from hybrid.report.page import Html, heading, page, paragraph, picture, row, table
+from hybrid.report.records import Line, Record, read
+from hybrid.report.tables import UNKNOWN, amount
+from hybrid.report.timeline import spans, timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEED = "train.seed"
+_PLACES = ("data.dir",)
+"""Settings that say where, and not what."""
+Points = list[tuple[float, float]]
+
+
+@dataclass
+class Group:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    records: list[Record]
+
+    def values(self, name: str) -> list[float]:
+        """Of each run that has it: a number of its summary."""
+        found = [getattr(record.summary, name) for record in self.records]
+        return [float(max(x) if isinstance(x, list) else x) for x in found if x not in (None, [])]
+
+
+def compared(runs: Sequence[Path]) -> bytes:
+    """A page about several run folders; ValueError for one that cannot be read."""
+    records = [read(run) for run in runs]
+    flat = [_flat(record) for record in records]
+    keys = sorted({key for settings in flat for key in settings})
+    differ = [k for k in keys if len({repr(s.get(k)) for s in flat}) > 1 and k != SEED]
+    groups = _groups(records, flat, differ)
+    parts = [_overview(groups), _settings(groups, differ)]
+    parts += [heading(2, "Curves"), *(_curves(groups))]
+    drawn = [(group.label, _timeline(group)) for group in groups]
+    shown = [picture(png(figure), label, label) for label, figure in drawn if figure is not None]
+    if shown:
+        parts += [heading(2, "What each rank did when, in a few steps"), *shown]
+    return page(f"{len(records)} runs compared", parts)
+
+
+def _flat(record: Record) -> dict[str, Any]:
+    """Settings by "section.key"; of a run of the library, what its summary tells."""
+    if record.settings is None:
+        told = record.summary
+        return {"model.name": told.model, "solver.name": told.solver, "split.blocks": told.blocks}
+    tree = record.settings.model_dump()
+    flat = {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
+    return {key: value for key, value in flat.items() if key not in _PLACES}
+
+
+def _groups(
+    records: Sequence[Record], flat: Sequence[dict[str, Any]], differ: Sequence[str]
+) -> list[Group]:
+    found: dict[tuple[str, ...], list[int]] = {}
+    for i, settings in enumerate(flat):
+        found.setdefault(tuple(repr(settings.get(key)) for key in differ), []).append(i)
+    groups = []
+    for numbers in found.values():
+        settings = flat[numbers[0]]
+        name = str(settings.get("solver.name"))
+        # what tells it from another of the same method
+        same = [flat[i] for i in range(len(flat)) if flat[i].get("solver.name") == name]
+        own = [k for k in differ if len({repr(s.get(k)) for s in same}) > 1]
+        more = [f"{key.partition('.')[2]} {settings[key]}" for key in own if key in settings]
+        groups.append(Group(", ".join([name, *more]), [records[i] for i in numbers]))
+    return groups
+
+
+def _overview(groups: Sequence[Group]) -> Html:
+    """A row a group, with its difference in accuracy to the first one."""
+    base = groups[0].values("test_accuracy")
+
+    def cells(group: Group) -> list[str]:
+        accuracy = group.values("test_accuracy")
+        gain = f"{100 * (mean(accuracy) - mean(base)):+.2f}" if accuracy and base else UNKNOWN
+        peak = group.values("peak_memory_bytes")
+        return [
+            group.label,
+            str(len(group.records)),
+            _spread(accuracy, ".2f", " %", 100),
+            gain if group is not groups[0] else "",
+            _spread(group.values("test_loss"), ".3g"),
+            _spread(group.values("train_seconds"), ".1f", " s"),
+            _spread(group.values("images_per_second"), ",.0f"),
+            _spread(group.values("idle_share"), ".1f", " %", 100),
+            amount(int(mean(peak))) if peak else UNKNOWN,
+        ]
+
+    header = ("", "runs", "test accuracy", "points", "test loss", "training", "images/s")
+    rows = [cells(group) for group in groups]
+    return table("Runs", (*header, "idle, most", "peak memory"), rows)
+
+
+def _spread(values: Sequence[float], form: str, unit: str = "", scale: float = 1.0) -> str:
+    """The mean and, of several, the standard deviation."""
+    if not values:
+        return UNKNOWN
+    scaled = [scale * value for value in values]
+    told = [mean(scaled), *([stdev(scaled)] if len(scaled) > 1 else [])]
+    # no break within a cell
+    return " ± ".join(format(x, form) for x in told).replace(" ", "\N{NO-BREAK SPACE}") + unit
+
+
+def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:
+    flat = [_flat(group.records[0]) for group in groups]
+    rows = [(key, *(str(settings.get(key, UNKNOWN)) for settings in flat)) for key in differ]
+    if not rows:
+        return paragraph("The runs have the same settings, but for their seeds.")
+    return table("What differs", ("", *(group.label for group in groups)), rows)
+
+
+def _minutes(lines: Sequence[Line]) -> dict[int, float]:
+    """Step -> minutes of training until then."""
+    total, found = 0.0, {0: 0.0}
+    for line in lines:
+        total += line.seconds
+        found[line.step] = total / 60
+    return found
+
+
+def _tested(of: Callable[[Line], float | None]) -> Callable[[Record], Points]:
+    def points(record: Record) -> Points:
+        own = [line for line in record.lines if line.phase == "test"]
+        return [(x.step, value) for x in own if (value := of(x)) is not None]
+
+    return points
+
+
+def _trained(of: Callable[[Line], float | None]) -> Callable[[Record], Points]:
+    """Of the serial phase where there is one, else of the parallel one."""
+
+    def points(record: Record) -> Points:
+        kinds = {line.phase for line in record.lines}
+        phase = "serial" if "serial" in kinds else "parallel"
+        own = [line for line in record.lines if line.phase == phase]
+        return [(x.step, value) for x in own if (value := of(x)) is not None]
+
+    return points
+
+
+def _residual(record: Record) -> Points:
+    own = [line for line in record.lines if line.phase == "parallel" and line.residual]
+    return [(line.step, mean(line.residual)) for line in own]
+
+
+def _windows(record: Record) -> Points:
+    return [(line.step, float(line.window)) for line in record.lines if line.window]
+
+
+def _rate(line: Line) -> float | None:
+    return line.samples / line.seconds if line.seconds and line.samples else None
+
+
+def _number(line: Line, name: str) -> float | None:
+    """What a line has besides the declared."""
+    found = (line.model_extra or {}).get(name)
+    return float(found) if isinstance(found, int | float) else None
+
+
+PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
+    (
+        "Test accuracy",
+        "%",
+        _tested(lambda x: None if x.accuracy is None else 100 * x.accuracy),
+        False,
+    ),
+    ("Test loss", "loss", _tested(lambda x: x.loss), False),
+    ("Training loss", "loss", _trained(lambda x: x.loss), True),
+    ("Learning rate", "rate", _trained(lambda x: _number(x, "learning_rate")), False),
+    ("Throughput of the phase that trains", "images/s", _trained(_rate), False),
+    ("Relative residual, mean over the cuts", "residual", _residual, True),
+    ("Window", "mini-batches", _windows, False),
+)
+"""Title, quantity, (step, value) of a run, whether the axis is logarithmic."""
+
+
+def _curves(groups: Sequence[Group]) -> Iterable[Html]:
+    """Each quantity by epochs and, of what is tested, by time."""
+    for title, quantity, of, log in PANELS:
+        axes = [("epochs", _by_epoch), ("minutes of training", _by_minutes)]
+        figures = [_overlaid(groups, quantity, of, log, name, place) for name, place in axes]
+        pictures = [
+            picture(png(figure), f"{title} by {name}", f"{title}, by {name}")
+            for figure, (name, _) in zip(figures, axes, strict=True)
+            if figure is not None
+        ]
+        if pictures:
+            yield row(pictures)
+
+
+def _by_epoch(record: Record, step: float) -> float:
+    last = record.lines[-1]
+    return step * last.epoch / last.step if last.step else 0.0
+
+
+def _by_minutes(record: Record, step: float) -> float:
+    return _minutes(record.lines).get(int(step), 0.0)
+
+
+def _overlaid(
+    groups: Sequence[Group],
+    quantity: str,
+    of: Callable[[Record], Points],
+    log: bool,
+    name: str,
+    place: Callable[[Record, float], float],
+) -> Figure | None:
+    """A curve a group: the mean of its runs, and between the least and the most a band."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 3.3), layout="constrained")
+    axes = figure.subplots()
+    for i, group in enumerate(groups):
+        series = [[(place(r, x), y) for x, y in of(r) if isfinite(y)] for r in group.records]
+        # a logarithmic axis has no place for what is 0 throughout
+        series = [points for points in series if any(y > 0 or not log for _, y in points)]
+        if not series:
+            continue
+        colour = colormaps["tab10"](i % 10)
+        length = min(map(len, series))
+        xs = [mean(points[j][0] for points in series) for j in range(length)]
+        ys = [[points[j][1] for points in series] for j in range(length)]
+        axes.plot(
+            xs, [mean(y) for y in ys], color=colour, label=group.label, marker=".", markersize=3
+        )
+        if len(series) > 1:
+            axes.fill_between(
+                xs,
+                [min(y) for y in ys],
+                [max(y) for y in ys],
+                color=colour,
+                alpha=0.18,
+                linewidth=0,
+            )
+    if not axes.has_data():
+        return None
+    if log:
+        axes.set_yscale("log")
+    axes.set_xlabel(name)
+    axes.set_ylabel(quantity)
+    axes.grid(color="#e4e4e4", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="x-small")
+    return figure
+
+
+def _timeline(group: Group) -> Figure | None:
+    return timeline(spans(group.records[0].run / "trace.json"))

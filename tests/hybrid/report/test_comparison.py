@@ -1,0 +1,80 @@
+"""Several runs on one page: seeds together, what differs, curves by epochs and by time."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from answers import assert_one_line, output
+from trainings import digits, fitted, trainer
+
+from solvers import DDG, Backprop
+
+FLAGS = ("--epochs", 2, "--set", "data.limit=128", "--batch-size", 32, "--set", "train.threads=1")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two methods with two seeds each, which take a second each."""
+    from commands import command
+
+    folder = tmp_path_factory.mktemp("runs")
+    made = []
+    for solver in ("backprop", "ddg"):
+        for seed in (0, 1):
+            out = folder / f"{solver}-{seed}"
+            words = ("--solver", solver, "--seed", seed, "--blocks", 2, "--out", out)
+            output(command("train", *FLAGS, *words))
+            made.append(out)
+    return made
+
+
+def text(page):
+    return re.sub(r"<[^>]+>", " ", Path(page).read_text())
+
+
+def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
+    said = output(hybrid("report", *runs, "--out", tmp_path / "page"))
+    assert said == f"wrote {tmp_path / 'page' / 'index.html'}\n"
+    page = (tmp_path / "page" / "index.html").read_text()
+    shown = text(tmp_path / "page" / "index.html")
+    assert "4 runs compared" in shown
+    rows = re.findall(r'<th scope="row">(backprop|ddg)</th><td>(\d)</td>', page)
+    assert rows == [("backprop", "2"), ("ddg", "2")]
+    both = [json.loads((run / "summary.json").read_text())["test_accuracy"] for run in runs]
+    assert f"{50 * (both[0] + both[1]):.2f}" in shown
+    assert f"{50 * (both[2] + both[3] - both[0] - both[1]):+.2f}" in shown
+    assert "solver.micro_batches" in shown
+    assert "train.seed" not in shown  # which is no difference
+    for title in ("Test accuracy", "Test loss", "Training loss", "Learning rate", "Throughput"):
+        for axis in ("epochs", "minutes of training"):
+            assert re.search(rf"{title}[^<]*, by {axis}", shown)
+    assert "What each rank did when" in shown
+    assert "script" not in page.replace("Content-Security-Policy", "")
+
+
+def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_path):
+    other = tmp_path / "other"
+    output(hybrid("train", *FLAGS, "--solver", "ddg", "--blocks", 2, "--lr", 0.05, "--out", other))
+    output(hybrid("report", other, runs[2], "--out", tmp_path / "page"))
+    shown = text(tmp_path / "page" / "index.html")
+    assert "ddg, lr 0.05" in shown
+    assert "ddg, lr 0.1" in shown
+
+
+def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid, tmp_path):
+    own, going = tmp_path / "own", Path(shutil.copytree(runs[0], tmp_path / "going"))
+    fitted(trainer(DDG(), own), digits(2))
+    fitted(trainer(Backprop(), tmp_path / "second"), digits(2))
+    (going / "summary.json").unlink()
+    output(hybrid("report", own, going, tmp_path / "second", "--out", tmp_path / "page"))
+    assert "3 runs compared" in text(tmp_path / "page" / "index.html")
+
+
+def test_a_folder_that_is_no_run_is_one_line(runs, hybrid, tmp_path):
+    assert_one_line(hybrid("report", runs[0], tmp_path), "is not a run folder", "--out")
+    file = tmp_path / "file"
+    file.write_text("")
+    assert_one_line(hybrid("report", *runs, "--out", file), "file")
+    assert file.read_text() == ""
