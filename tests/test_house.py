@@ -29,7 +29,7 @@ ROOMS = (
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.named", "solvers.checks"),
+    *("solvers.messages", "solvers.named", "solvers.checks"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
