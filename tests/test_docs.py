@@ -60,3 +60,13 @@ def test_what_a_page_shows_of_ones_own_trains(name, capsys):
     assert "epoch 2/" in capsys.readouterr().out
     summary = found.get("summary", {"test_accuracy": 1.0})
     assert summary["test_accuracy"] > 0.5  # of ten classes
+
+
+def test_the_page_on_messages_does_what_it_says():
+    """Two seconds of training: its graph of nodes learns parity."""
+    text = (ROOT / "docs" / "messages.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    names = {"__name__": "messages_page"}
+    exec(compile(code, "messages.md", "exec"), names)
+    assert names["right"] > 90
+    assert names["executor"].most_active == 8

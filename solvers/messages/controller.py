@@ -110,6 +110,9 @@ class Executor(ABC):
 
     def _account(self, handled: Sequence[Message], letters: Sequence[Letter]) -> None:
         """Counts what is under way; an instance of which nothing is has come home."""
+        arrived = [message.state.instance for message in handled]
+        if arrived == [letter.message.state.instance for letter in letters]:
+            return  # a message for a message, as of most nodes
         for letter in letters:
             instance = letter.message.state.instance
             if instance not in self._active:
@@ -118,9 +121,9 @@ class Executor(ABC):
                     " which is not active: states must keep their instance"
                 )
             self._active[instance] += 1
-        for message in handled:
-            self._active[message.state.instance] -= 1
-        for instance in dict.fromkeys(message.state.instance for message in handled):
+        for instance in arrived:
+            self._active[instance] -= 1
+        for instance in dict.fromkeys(arrived):
             if not self._active[instance]:
                 del self._active[instance]
                 self.graph.check_home(instance)
