@@ -3,6 +3,7 @@
 import random
 import time
 from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from message_graphs import Key, assert_stepped, entries, graph, layers, modules, samples
 
-from solvers.messages import AnyOrder, Layer, Loop, Source, Static, Together
+from solvers.messages import AnyOrder, Entry, Layer, Loop, Source, Static, Together
 
 TURNS = [0, 3, 1, 5, 0, 2, 2, 4]
 EDGES = [
@@ -141,3 +142,36 @@ def test_two_workers_compute_at_the_same_time():
         open_at_once += 1 if kind == "start" else -1
         most = max(most, open_at_once)
     assert most == 2
+
+
+@dataclass(frozen=True)
+class Turn:
+    instance: int
+    left: int
+
+
+@pytest.mark.parametrize("run", [Static, AnyOrder])
+def test_a_state_may_be_a_frozen_dataclass(run):
+    mods = modules("body")
+    loop = Loop(lambda at: at.left == 0, lambda at: replace(at, left=at.left - 1))
+    edges = [("in", "loop"), ("loop", "body"), ("body", "loop:1"), ("loop:1", "loss")]
+    built = graph({**layers(mods, 1), "loop": loop}, edges)
+    instances = [[Entry("in", Turn(i, i), x)] for i, x in enumerate(samples(4))]
+    outcomes = run(built, 2).run(instances)
+    assert [outcome.state for outcome in outcomes] == [Turn(i, 0) for i in range(4)]
+    assert built.layers["body"].updates == 0 + 1 + 2 + 3
+
+
+@pytest.mark.parametrize("run", [Static, AnyOrder])
+@pytest.mark.parametrize("first", [0, 5])
+def test_instances_that_cannot_be_read_end_the_run_with_their_own_reason(run, first):
+    def feed():
+        yield from entries(samples(5))[:first]
+        raise OSError("the file of trees is gone")
+
+    built = looped(modules("first", "body", "last"))
+    executor = run(built, 3)
+    with pytest.raises(OSError, match="the file of trees is gone"):
+        executor.run(feed())
+    assert built.kept() == 0
+    assert len(executor.run(entries(samples(5)))) == 5
