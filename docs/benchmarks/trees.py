@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
@@ -329,13 +330,15 @@ def race(hows: Sequence[str], width: int, seed: int, most: int) -> list[dict[str
     return [each.row(width, seed) for each in races]
 
 
-def overlap(active: int) -> dict[str, Any]:
+def overlap(how: str, active: int) -> dict[str, Any]:
     """Ticks of the static form: were every node a processor, all as fast as each other."""
     trees, _ = make_data(0, TURN, 1)
-    way = Messages(make_modules(0, 32), trees, RATES[32], EVERY, active=active)
+    way = make(how, make_modules(0, 32), trees, RATES[32], EVERY, active)
     way.train(range(TURN))
+    assert isinstance(way, Messages)
     assert isinstance(way.executor, Static)
-    return {"active": active, "trees": TURN, "ticks": way.executor.ticks, **way.told()}
+    start = {"how": how, "active": active, "trees": TURN, "ticks": way.executor.ticks}
+    return {**start, **way.told()}
 
 
 def main() -> None:
@@ -353,9 +356,10 @@ def main() -> None:
     found = json.loads(FILE.read_text()) if FILE.exists() else {"races": [], "overlap": []}
     if given.command == "table":
         return print_tables(found)
-    for active in (1, 4, 16, 64):
-        if active not in [row["active"] for row in found["overlap"]]:
-            found["overlap"].append(overlap(active))
+    for how, active in product(["messages", "together"], [1, 4, 16, 64]):
+        if (how, active) not in [(row["how"], row["active"]) for row in found["overlap"]]:
+            found["overlap"].append(overlap(how, active))
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
     for seed in given.seeds:
         for width in given.widths:
             there = [r["how"] for r in found["races"] if (r["width"], r["seed"]) == (width, seed)]
@@ -384,7 +388,7 @@ def print_tables(found: Mapping[str, Any]) -> None:
             ]
             print(f"| {width} | {how} |", " | ".join(cells), "|", late(rows))
     for row in found["overlap"]:
-        print(row["active"], row["ticks"] / row["trees"], late([row]))
+        print(row["how"], row["active"], row["ticks"] / row["trees"], late([row]))
 
 
 def spread(values: Sequence[float], digits: int) -> str:
