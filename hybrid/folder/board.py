@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hybrid.errors import one_line
@@ -30,6 +31,11 @@ class Board:
         """The numbers of a line of metrics."""
         if self._records is not None:
             self.notice = self._guarded(self._add, line)
+
+    def text(self, tag: str, content: str) -> None:
+        """A text, shown as it is, of the run as a whole."""
+        if self._records is not None:
+            self.notice = self._guarded(self._text, tag, content)
 
     def close(self) -> None:
         """Write what is left."""
@@ -57,6 +63,16 @@ class Board:
             self._records.flush()
             self._flushed = time.monotonic()
 
+    def _text(self, tag: str, content: str) -> None:
+        shown = "\n".join(f"    {line}" for line in content.splitlines())  # Markdown, for code
+        plugin = SummaryMetadata.PluginData(plugin_name="text")
+        value = Summary.Value(
+            tag=tag,
+            metadata=SummaryMetadata(plugin_data=plugin),
+            tensor=TensorProto(dtype="DT_STRING", string_val=[shown.encode()]),
+        )
+        self._write(Event(step=0, summary=Summary(value=[value])))
+
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
         assert self._records is not None
@@ -72,7 +88,9 @@ class Board:
 
 
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line of metrics, and the tag of each."""
+    """The numbers of a line of metrics, and the tag of each; of a phase its rate, too."""
+    if line.get("samples") and line.get("seconds"):
+        yield f"{line['phase']}/images_per_second", line["samples"] / line["seconds"]
     for key, value in line.items():
         if key in _ABOUT:
             continue

@@ -141,6 +141,7 @@ class RunFolder:
         )
         self._metrics = metrics.open("a", buffering=1)
         self._board = Board(self.events, from_step)
+        self._board.text("config.toml", config)
 
     def rewind(self, to_step: int) -> None:
         """Go on after step `to_step`, to which the run has gone back.

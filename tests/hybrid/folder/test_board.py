@@ -33,6 +33,18 @@ def test_tensorboard_reads_what_was_written(tmp_path) -> None:
     assert scalars(tmp_path, "serial/residual/2") == [(1, 0.25), (2, 0.25), (3, 0.25)]
 
 
+def test_a_phase_has_its_rate_and_a_run_its_settings(tmp_path) -> None:
+    made = Board(tmp_path, 0)
+    made.text("config.toml", "[model]\nname = 1")
+    made.add(line(3, samples=64, seconds=0.5))
+    made.close()
+    assert made.notice == ""
+    assert scalars(tmp_path, "serial/images_per_second") == [(3, 128.0)]
+    found = EventAccumulator(str(tmp_path)).Reload()
+    (text,) = found.Tensors("config.toml")
+    assert text.tensor_proto.string_val[0] == b"    [model]\n    name = 1"
+
+
 def test_what_was_written_of_later_steps_is_purged_by_a_resume(tmp_path) -> None:
     for from_step, steps in ((0, (1, 2, 3)), (1, (2,))):
         made = Board(tmp_path, from_step)
