@@ -52,7 +52,7 @@ gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo,rl]'
 	touch $@
 
 clean:

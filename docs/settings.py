@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hybrid.rl.settings import RlSettings
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings, values
 from hybrid.settings.resolve import resolve
@@ -55,7 +56,7 @@ def written() -> dict[Path, str]:
         if header:
             keys = [*BESIDE.get(path.stem, []), *_own(path.stem)]
             rest = after[after.index("\n\n") :]
-            rows = [_row(key, path.stem) for key in keys]
+            rows = _rl_rows() if path.stem == "rl" else [_row(key, path.stem) for key in keys]
             pages[path] = before + header + "\n".join(rows) + rest
     return pages
 
@@ -125,6 +126,17 @@ def _default(key: str, method: str) -> str:
     if isinstance(found, float):
         return f"{found:g}"
     return "none" if found in ("", [], {}) else str(found).lower()
+
+
+def _rl_rows() -> list[str]:
+    """Of the command that has settings of its own."""
+    rows = []
+    for name, field in RlSettings.model_fields.items():
+        default = "unset" if field.default is None else field.default
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+        shown = shown.lower() if isinstance(default, bool) else shown
+        rows.append(f"| `rl.{name}` | {shown} | {field.description} |")
+    return rows
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from hybrid.ranks.stopping import listening
 
 def main() -> None:
     """Run the command; a training hears a request to stop even while Python still imports."""
-    with listening(last=True) if sys.argv[1:2] == ["train"] else nullcontext():
+    with listening(last=True) if sys.argv[1:2] in (["train"], ["rl"]) else nullcontext():
         from hybrid import cli
 
         cli.main()

@@ -22,7 +22,7 @@ FILES = {
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
-    *("hybrid", "hybrid.runs", "hybrid.training"),
+    *("hybrid", "hybrid.rl", "hybrid.runs", "hybrid.training"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry", "hybrid.errors"),

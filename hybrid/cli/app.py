@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli import cluster, compare, discover, folders, train
+from hybrid.cli import cluster, compare, discover, folders, rl, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
 
@@ -21,7 +21,7 @@ app = typer.Typer(
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
-for group in (train, compare, cluster, folders, discover):
+for group in (train, rl, compare, cluster, folders, discover):
     app.registered_commands += group.commands.registered_commands
 
 

@@ -37,6 +37,7 @@ def evaluate(
     from hybrid.runs import restore
 
     def said() -> str:
+        _check_classifies(run)
         own = restore.Own(model, data, loss, data_dir)
         found, folder = restore.evaluate(run, own, best)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
@@ -56,6 +57,7 @@ def export(
     from hybrid.runs import restore
 
     def written() -> str:
+        _check_classifies(run)
         restore.export(run, file, best)
         return f"wrote {file}"
 
@@ -76,6 +78,18 @@ def report(
     def written() -> str:
         if len(runs) == 1 and out is None:
             return f"wrote {reports.write(runs[0], data_dir)}"
+        for run in runs:
+            _check_classifies(run)
         return f"wrote {reports.compare(runs, out or Path('comparison'))}"
 
     first_says(written)
+
+
+def _check_classifies(run: Path) -> None:
+    from hybrid.rl.resolve import is_run
+
+    if is_run(run):
+        raise ValueError(
+            f"{run} is a run of hybrid rl, which has no test data and no one network: "
+            "its summary.json has the returns, and hybrid report of it alone draws them"
+        )

@@ -16,11 +16,13 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=255)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A piece of a manifest, believed only where it is just as declared."""
+
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Entry(_Part):
+class Entry(Part):
     """A file of tensors."""
 
     file: FileName
@@ -28,7 +30,7 @@ class Entry(_Part):
     bytes: Count
 
 
-class Files(_Part):
+class Files(Part):
     """What every checkpoint says of itself."""
 
     step: Count
@@ -36,7 +38,7 @@ class Files(_Part):
     states: dict[str, Entry]
 
 
-class Pace(_Part):
+class Pace(Part):
     """`Controller.state` of `hybrid.rounds`."""
 
     level: Count
@@ -45,7 +47,7 @@ class Pace(_Part):
     held: Count
 
 
-class Rounds(_Part):
+class Rounds(Part):
     """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
 
     count: Count
@@ -57,13 +59,13 @@ class Rounds(_Part):
     controller: Pace | None = None
 
 
-class Shared(_Part):
+class Shared(Part):
     """What a run's parts keep that is the same on every rank."""
 
     rounds: Rounds
 
 
-class Rollback(_Part):
+class Rollback(Part):
     """An entry of `hybrid.training.run.Run.rollbacks`."""
 
     step: Count
@@ -72,7 +74,7 @@ class Rollback(_Part):
     rates: dict[str, float]
 
 
-class Progress(_Part):
+class Progress(Part):
     """What a run needs to go on; lists are per rank, `residual` per cut."""
 
     solver: str
@@ -113,7 +115,7 @@ class Progress(_Part):
         return self
 
 
-P = TypeVar("P", bound=_Part)
+P = TypeVar("P", bound=Part)
 
 
 def check(cls: type[P], body: Mapping[str, Any], path: Path) -> None:

@@ -104,16 +104,17 @@ def read(run: Path) -> Record:
             f"{run} is not a run folder (it has no metrics.jsonl): "
             "give the folder that hybrid train named at its end, or its --out"
         )
-    lines, settings = _lines(run / "metrics.jsonl"), _settings(run / "config.toml")
+    lines, settings = read_lines(run / "metrics.jsonl", Line), _settings(run / "config.toml")
     path = run / "summary.json"
     ended = path.is_file()
-    summary = _checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
+    summary = checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
     starts = run / "starts.jsonl"
     return Record(run, settings, summary, ended, lines, _read(Start, starts))
 
 
-def _lines(path: Path) -> list[Line]:
-    found = _read(Line, path)
+def read_lines(path: Path, cls: type[M]) -> list[M]:
+    """Those of metrics.jsonl; ValueError if there is none yet."""
+    found = _read(cls, path)
     if not found:
         raise ValueError(
             f"{path} has 0 whole lines, a report needs at least 1: "
@@ -127,7 +128,7 @@ def _read(cls: type[M], path: Path) -> list[M]:
     raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     # what follows the last line break is empty, or was still being written
     whole = [(number, text) for number, text in enumerate(raw[:-1], 1) if text.strip()]
-    return [_checked(cls, text, f"{path} line {number}") for number, text in whole]
+    return [checked(cls, text, f"{path} line {number}") for number, text in whole]
 
 
 def _settings(path: Path) -> Config | None:
@@ -140,7 +141,8 @@ def _settings(path: Path) -> Config | None:
     return resolved if re.search(r"^\s*[^#\s]", path.read_text(), re.MULTILINE) else None
 
 
-def _checked(cls: type[M], content: bytes, place: object) -> M:
+def checked(cls: type[M], content: bytes, place: object) -> M:
+    """What a file, or a line of one, tells; ValueError, naming the place, if it is none of that."""
     try:
         found = json.loads(content)
         if isinstance(found, dict):

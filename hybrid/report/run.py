@@ -13,7 +13,7 @@ from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
-from hybrid.report import tables
+from hybrid.report import returns, tables
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves, png
 from hybrid.report.factors import kept_dictionary, layers, responses
@@ -21,6 +21,7 @@ from hybrid.report.page import Html, heading, note, page, picture, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import spans, timeline
+from hybrid.rl.resolve import is_run
 from hybrid.runs.restore import Own, restore
 
 
@@ -30,11 +31,7 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     Raises ValueError, FileNotFoundError for a folder that holds no run, a file in it that cannot
     be read or missing test images, which only a model with a factorisation layer needs.
     """
-    record = read(run)
-    summary = record.summary
-    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
-    title = f"{run.resolve().name}: {', '.join(filter(None, known))}"
-    content = page(title, [*_overview(record), *_factors(record, data_dir)])
+    content = returns.content(run) if is_run(run) else _content(read(run), data_dir)
     return _written(content, run / "report" / "index.html")
 
 
@@ -54,6 +51,13 @@ def _written(content: bytes, file: Path) -> Path:
             "room there, or correct the permissions"
         ) from None
     return file
+
+
+def _content(record: Record, data_dir: str | None) -> bytes:
+    summary = record.summary
+    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
+    title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
+    return page(title, [*_overview(record), *_factors(record, data_dir)])
 
 
 def factor_sections(model: nn.Sequential, test: Dataset) -> list[Html]:

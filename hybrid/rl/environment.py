@@ -1,0 +1,121 @@
+"""An environment of gymnasium whose state is what was done since its episode began."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybrid.errors import one_line
+from hybrid.rl.learning.draws import number
+
+_LARGEST = 1e6
+"""Of an action's bounds."""
+
+
+def make(name: str) -> Any:
+    """The environment; ValueError with the remedy if there is none, or none that can be learnt."""
+    try:
+        import gymnasium
+    except ImportError:
+        raise ValueError("hybrid rl needs gymnasium: pip install 'hybrid[rl]'") from None
+    try:
+        env = gymnasium.make(name, disable_env_checker=True)
+    except gymnasium.error.DependencyNotInstalled as error:
+        why = one_line(error).rstrip(".")
+        raise ValueError(f"rl.env is {name!r}: {why}; pip install 'hybrid[rl]'") from None
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ValueError(
+            f"rl.env is {name!r}: {one_line(error).rstrip('.')}; Pendulum-v1 is one that is there"
+        ) from None
+    states, actions = env.observation_space, env.action_space
+    box = gymnasium.spaces.Box
+    if not (isinstance(states, box) and len(states.shape) == 1):
+        raise ValueError(
+            f"rl.env is {name!r}, which shows {states}: it must be a vector of numbers"
+        )
+    if not (
+        isinstance(actions, box)
+        and len(actions.shape) == 1
+        and np.abs([actions.low, actions.high]).max() <= _LARGEST
+    ):
+        raise ValueError(
+            f"rl.env is {name!r}, whose actions are {actions}: they must be a vector of bounded "
+            "real numbers, as Pendulum-v1's"
+        )
+    return env
+
+
+def sizes(env: Any) -> tuple[int, int]:
+    """The lengths of a state and of an action."""
+    return env.observation_space.shape[0], env.action_space.shape[0]
+
+
+class Episodes:
+    """One episode after the other; each begins from a seed of its own.
+
+    So an environment that draws nothing but by its own generator is where it was once the actions
+    since then are done again, whatever it keeps within: that is all that a checkpoint holds of it.
+    """
+
+    def __init__(self, name: str, *seeds: int) -> None:
+        self.env, self.name, self.seeds = make(name), name, seeds
+        low, high = self.env.action_space.low, self.env.action_space.high
+        self._middle, self._half = (high + low) / 2, (high - low) / 2
+        self._begin(0)
+
+    def _begin(self, episode: int) -> None:
+        self.episode = episode
+        seen, _ = self.env.reset(seed=number(*self.seeds, episode) % 2**31)
+        self.state = _tensor(seen)
+        """(states,), float32."""
+        self.actions: list[Tensor] = []
+        self.total = 0.0
+        """The return so far."""
+
+    def step(self, action: Tensor) -> tuple[float, bool, Tensor, tuple[float, int] | None]:
+        """Reward, whether the episode ended by itself, the next state; if it is over, the return.
+
+        With the return comes the number of its steps, and the next episode begins. `action`,
+        (actions,), is within -1..1, which are the environment's bounds.
+        """
+        done = (self._middle + self._half * action.numpy()).astype(self.env.action_space.dtype)
+        seen, reward, terminated, truncated, _ = self.env.step(done)
+        self.actions.append(action)
+        self.total += float(reward)
+        self.state = state = _tensor(seen)
+        over = None
+        if terminated or truncated:
+            over = self.total, len(self.actions)
+            self._begin(self.episode + 1)
+        return float(reward), bool(terminated), state, over
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        width = self._middle.shape[0]
+        done = torch.stack(self.actions) if self.actions else torch.empty(0, width)
+        return {
+            "episode": torch.tensor(self.episode),
+            "actions": done,
+            "state": self.state,
+        }
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        """Be there again; ValueError if that leads elsewhere."""
+        episode, actions = int(kept["episode"]), kept["actions"]
+        if episode < 0 or actions.shape[1:] != self._middle.shape:
+            raise ValueError(f"{self.name} has other actions than those of this checkpoint")
+        self._begin(episode)
+        for action in actions:
+            self.step(action)
+        if self.episode != episode or not torch.equal(self.state, kept["state"]):
+            raise ValueError(
+                f"{self.name} does not come to the same state by the same actions (another version "
+                "of it, or one that draws by other means): start again with a new --out"
+            )
+
+
+def _tensor(seen: Any) -> Tensor:
+    return torch.as_tensor(np.asarray(seen, dtype=np.float32)).clone()

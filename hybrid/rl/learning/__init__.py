@@ -1,0 +1,1 @@
+"""What is learnt, and from what: networks, losses, the replay buffer."""

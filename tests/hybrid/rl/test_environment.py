@@ -1,0 +1,94 @@
+"""An episode is its seed and its actions; what cannot be learnt is refused in one line."""
+
+import sys
+
+import gymnasium
+import pytest
+import torch
+
+from hybrid.rl.environment import Episodes, make, sizes
+
+
+def play(episodes, steps, first=0):
+    """The states of so many steps, and the returns of the episodes that ended."""
+    states, returns = [], []
+    for n in range(first, first + steps):
+        width = sizes(episodes.env)[1]
+        action = torch.rand(width, generator=torch.Generator().manual_seed(n)) * 2 - 1
+        _, _, state, over = episodes.step(action)
+        states.append(state)
+        returns += [over] if over else []
+    return torch.stack(states), returns
+
+
+@pytest.mark.parametrize("name", ["Pendulum-v1", "Hopper-v5", "InvertedDoublePendulum-v5"])
+@pytest.mark.parametrize("before", [0, 130, 200])
+def test_it_goes_on_bit_for_bit_from_what_a_checkpoint_keeps(name, before):
+    one = Episodes(name, 0, 5)
+    if before:
+        play(one, before)
+    kept = {key: tensor.clone() for key, tensor in one.kept().items()}
+    other = Episodes(name, 0, 5)
+    other.restore(kept)
+    (states, returns), (again, also) = play(one, 90, before), play(other, 90, before)
+    assert torch.equal(states, again)
+    assert returns == also
+    assert one.total == other.total
+
+
+def test_episodes_begin_differently_and_again_the_same():
+    one, other = Episodes("Pendulum-v1", 0, 1), Episodes("Pendulum-v1", 0, 2)
+    assert not torch.equal(one.state, other.state)
+    first = one.state
+    play(one, 200)
+    assert one.episode == 1
+    assert not torch.equal(one.state, first)
+    assert torch.equal(Episodes("Pendulum-v1", 0, 1).state, first)
+
+
+def test_an_action_of_one_is_the_upper_bound_and_a_limit_of_time_ends_nothing_by_itself():
+    episodes = Episodes("Pendulum-v1", 0)
+    found = [episodes.step(torch.ones(1)) for _ in range(200)]
+    assert episodes.env.unwrapped.last_u is None or episodes.env.unwrapped.last_u == 2.0
+    assert not any(terminated for _, terminated, _, _ in found)
+    total, length = found[-1][3]
+    assert length == 200
+    assert total == pytest.approx(sum(reward for reward, *_ in found))
+
+
+def test_an_environment_that_does_not_repeat_itself_is_told_from_one_that_does():
+    episodes = Episodes("Pendulum-v1", 0)
+    play(episodes, 5)
+    kept = episodes.kept()
+    with pytest.raises(ValueError, match="does not come to the same state"):
+        Episodes("Pendulum-v1", 0).restore(kept | {"state": kept["state"] + 1})
+    with pytest.raises(ValueError, match="has other actions"):
+        Episodes("Hopper-v5", 0).restore(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("CartPole-v1", "whose actions are Discrete(2): they must be a vector of bounded real"),
+        ("Pendulun-v1", "doesn't exist. Did you mean: `Pendulum`?; Pendulum-v1 is one"),
+        ("Pendulum-v99", "Pendulum-v1 is one that is there"),
+        ("FrozenLake-v1", "which shows Discrete(16): it must be a vector of numbers"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused_in_one_line(name, says):
+    with pytest.raises(ValueError, match="env is") as refused:
+        make(name)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
+    def missing(*arguments, **options):
+        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
+
+    monkeypatch.setattr(gymnasium, "make", missing)
+    with pytest.raises(ValueError, match=r"MuJoCo is not installed; pip install 'hybrid\[rl\]'"):
+        make("Hopper-v5")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ValueError, match=r"needs gymnasium: pip install 'hybrid\[rl\]'"):
+        make("Hopper-v5")
