@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hybrid.rl import start
-from hybrid.rl.settings import load
+from hybrid.rl.resolve import load
 
 FILE = Path(__file__).with_suffix(".json")
 COMMON: dict[str, Any] = {
@@ -115,7 +115,11 @@ def table(found: dict[str, Any]) -> str:
         last = [run["curve"][-1][1] for run in runs]
         spread = f" (mean {fmean(last):.0f} ± {stdev(last):.0f})" if len(last) > 1 else ""
         best = max(value for run in runs for _, value in run["curve"])
-        steps = ", ".join(str(reached(run["curve"])) for run in runs)
+        reach = (reached(run["curve"]) for run in runs)
+        # the goal is one of Pendulum's
+        steps = (
+            ", ".join(str(one or "none") for one in reach) if name.startswith("Pendulum") else "-"
+        )
         minutes = ", ".join(f"{run['cpu_seconds'] / 60:.1f}" for run in runs)
         shown = ", ".join(f"{value:.0f}" for value in last)
         cells = (name, runs[0]["curve"][-1][0], shown + spread, f"{best:.0f}", steps, minutes)
