@@ -14,7 +14,7 @@ MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 # the tests start a hundred processes: compiled once, the project's modules are kept for the next
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: train test test-slow coverage faults audit bench gpu-bench clean
+.PHONY: train test docs test-slow coverage faults audit bench gpu-bench clean
 
 train: .venv/ready
 	$(MPI_ENV) $(BIN)/mpirun -n $(RANKS) $(BIN)/hybrid train
@@ -25,7 +25,12 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
 	$(BIN)/pytest -m alone tests/hybrid/bench tests/hybrid/plan
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python .ci/audit.py
+
+# the site, into build/site; a broken link or any other warning is a failure
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # and the property tests with many random cases in place of a few that are always the same
 test-slow: .venv/ready
@@ -52,7 +57,7 @@ gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo,rl]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo,rl,docs]'
 	touch $@
 
 clean:

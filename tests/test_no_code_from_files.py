@@ -23,7 +23,7 @@ CALLS = {
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py", "solvers/registry.py"),
-    *("solvers/sync/__init__.py", "solvers/sync/registry.py"),
+    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "solvers/named.py"),
     "hybrid/runs/references.py",
 }
 

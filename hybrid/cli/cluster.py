@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import AnyOther, flag, now, overrides
+from hybrid.cli.options import AnyOther, first_says, flag, now, overrides
 from hybrid.errors import tell
 from hybrid.ranks import launch
 
 commands = typer.Typer()
+JOBS = Path(__file__).parents[1] / "jobs"
 
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
@@ -98,3 +100,22 @@ def submit(
         return
     typer.echo(slurm.submit(request))
     typer.echo(f"script {request.file}", err=True)
+
+
+@commands.command(epilog="Example: hybrid jobs scripts")
+def jobs(
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; made if it is missing.")],
+) -> None:
+    """Write the job scripts for Slurm that are to be edited by hand, none over another file."""
+
+    def written() -> str:
+        found = sorted(path for path in JOBS.iterdir() if path.suffix in (".sbatch", ".sh"))
+        there = [path.name for path in found if (folder / path.name).exists()]
+        if there:
+            raise ValueError(f"{folder} already has {', '.join(there)}: choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in found:
+            shutil.copy(path, folder)
+        return f"wrote {', '.join(path.name for path in found)} to {folder}"
+
+    first_says(written)

@@ -6,14 +6,16 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from hybrid.doctor.finding import Finding
+from hybrid.folder.origin import DISTRIBUTION
 
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
+"""What a run needs or may have; some are installed under other names."""
 
 
 def installed() -> dict[str, str]:
     """Version of Python and of each package; empty where it is not installed."""
     found = {"python": platform.python_version()} | dict.fromkeys(PACKAGES, "")
-    for name in (*PACKAGES, "cupy-cuda12x", "cupy-cuda13x"):
+    for name in (*PACKAGES[1:], DISTRIBUTION, "cupy-cuda12x", "cupy-cuda13x"):
         with suppress(PackageNotFoundError):
             found[name.partition("-")[0]] = version(name)
     return found
@@ -21,7 +23,7 @@ def installed() -> dict[str, str]:
 
 def versions(found: dict[str, str]) -> list[Finding]:
     """A line each; only mpi4py is missed."""
-    remedies = {"mpi4py": "pip install 'hybrid[mpi]' to run under mpirun"}
+    remedies = {"mpi4py": "pip install 'hybrid-blocks[mpi]' to run under mpirun"}
     return [
         Finding(name, number or "not installed", "" if number else remedies.get(name, ""))
         for name, number in found.items()

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
+DISTRIBUTION = "hybrid-blocks"
+"""This package's name where packages are installed from."""
 PACKAGES = ("torch", "numpy", "safetensors", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
 """What the bits of a run may depend on."""
 
@@ -25,7 +27,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
         "step": step,
         "command": shlex.join(sys.argv),
         "hosts": list(hosts),
-        "version": _version("hybrid"),
+        "version": _version(DISTRIBUTION),
         "commit": commit(),
         "python": platform.python_version(),
         "packages": {name: known for name in PACKAGES if (known := _version(name))},
@@ -39,7 +41,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this package's sources, if they lie in a repository or pip knows it."""
     with suppress(PackageNotFoundError, OSError, ValueError, AttributeError):
-        told = json.loads(distribution("hybrid").read_text("direct_url.json") or "{}")
+        told = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
         if found := told.get("vcs_info", {}).get("commit_id"):
             return str(found)
     git = Path(__file__).parents[2] / ".git"

@@ -72,7 +72,7 @@ def ranks() -> Ranks | None:
     except (ImportError, RuntimeError) as error:
         raise ValueError(
             f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
-            "pip install 'hybrid[mpi]' and an MPI library, or run without mpirun"
+            "pip install 'hybrid-blocks[mpi]' and an MPI library, or run without mpirun"
         ) from None
     if MPI.COMM_WORLD.size != size:
         raise ValueError(

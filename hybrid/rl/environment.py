@@ -20,12 +20,12 @@ def make(name: str) -> Any:
     try:
         import gymnasium
     except ImportError:
-        raise ValueError("hybrid rl needs gymnasium: pip install 'hybrid[rl]'") from None
+        raise ValueError("hybrid rl needs gymnasium: pip install 'hybrid-blocks[rl]'") from None
     try:
         env = gymnasium.make(name, disable_env_checker=True)
     except gymnasium.error.DependencyNotInstalled as error:
         why = one_line(error).rstrip(".")
-        raise ValueError(f"rl.env is {name!r}: {why}; pip install 'hybrid[rl]'") from None
+        raise ValueError(f"rl.env is {name!r}: {why}; pip install 'hybrid-blocks[rl]'") from None
     except (gymnasium.error.Error, ImportError) as error:
         raise ValueError(
             f"rl.env is {name!r}: {one_line(error).rstrip('.')}; Pendulum-v1 is one that is there"

@@ -38,7 +38,8 @@ def choose(kernels: Kernels, gpu: bool) -> str:
     if kernels == "cupy":
         raise ValueError(
             f"kernels is 'cupy' but they cannot be used ({problem}): install "
-            "'hybrid[cupy13]' (for CUDA 12: cupy12) where there is a GPU, or take auto or torch"
+            "'hybrid-blocks[cupy13]' (for CUDA 12: cupy12) where there is a GPU, or take auto or "
+            "torch"
         )
     return f"torch ({problem})"
 

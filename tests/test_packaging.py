@@ -1,0 +1,79 @@
+"""The wheel has all that the command needs, away from the sources; job scripts come with it."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from answers import assert_one_line, output
+
+from hybrid.folder.origin import DISTRIBUTION
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_name_that_is_installed_is_the_one_that_is_advised():
+    assert f'\nname = "{DISTRIBUTION}"\n' in (ROOT / "pyproject.toml").read_text()
+    for path in [
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("hybrid/**/*.py"),
+        *ROOT.glob("solvers/**/*.py"),
+    ]:
+        for name in re.findall(r"pip install '([\w-]+)\[", path.read_text()):
+            assert name == DISTRIBUTION, path
+
+
+def test_job_scripts_are_written_and_nothing_over_others(hybrid, tmp_path):
+    output(hybrid("jobs", tmp_path / "scripts"))
+    found = {path.name: path.read_bytes() for path in (tmp_path / "scripts").iterdir()}
+    assert found == {path.name: path.read_bytes() for path in (ROOT / "jobs").iterdir()}
+    assert os.access(tmp_path / "scripts" / "chain.sh", os.X_OK)
+    assert_one_line(hybrid("jobs", tmp_path / "scripts"), "already has chain.sh", "another folder")
+
+
+@pytest.mark.slow
+def test_the_wheel_works_away_from_the_sources(tmp_path):
+    """In an environment that has the other packages from this one, by a path file."""
+    wheels = tmp_path / "wheels"
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", wheels, ROOT]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = wheels.iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in (
+        "hybrid/jobs/train.sbatch",
+        "hybrid/report/page.css",
+        "solvers/kernels/source.cu",
+    ):
+        assert needed in names
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True, timeout=120)
+    python, command = (tmp_path / "env" / "bin" / name for name in ("python", "hybrid"))
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", wheel]
+    subprocess.run(install, check=True, timeout=120, cwd=tmp_path, env=alone)
+    site = next((tmp_path / "env" / "lib").glob("python*/site-packages"))
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+
+    def run(*words):
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env=alone,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert str(site) in run(python, "-c", "import hybrid, solvers; print(hybrid.__file__)")
+    run(command, "train", "--epochs", "1", "--out", "run", "--set", "data.limit=256")
+    run(command, "report", "run")
+    assert (tmp_path / "run" / "report" / "index.html").exists()
+    assert "augmented-lagrangian" in run(command, "list", "solvers")
+    run(command, "jobs", "scripts")
+    assert (tmp_path / "scripts" / "train.sbatch").exists()
