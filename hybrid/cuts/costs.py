@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hybrid.cuts.modules import alone
 from hybrid.models import Unit, mode
 from solvers.blocks.norms import frozen_statistics
+from solvers.layers.depth import decided, survival
 from solvers.passes.pipeline import Cost
 
 OPERATIONS_A_BYTE = 4.0
@@ -28,17 +30,17 @@ move little against the others.
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """The model's gradients and buffers are afterwards as before."""
+    """The model's gradients and buffers are afterwards as before; meanwhile all units run."""
     gradients = [(p, p.grad) for p in model.parameters()]
     model.zero_grad(set_to_none=True)
-    with mode(model, model.training), frozen_statistics(model):
+    with mode(model, model.training), frozen_statistics(model), decided():
         yield
     for parameter, gradient in gradients:
         parameter.grad = gradient
 
 
 def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
-    """Operations a sample of a forward and a backward pass of every unit.
+    """Operations a sample of a forward and a backward pass of every unit, as often as it survives.
 
     `sample` is a batch (N, ...). The model is left as it was.
     """
@@ -47,7 +49,8 @@ def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> li
     with _left_alone(model):
         for i, module in enumerate(alone(chain)):
             forward, backward = operations(module, x, i > 0)
-            costs.append(Cost(forward / len(sample), backward / len(sample)))
+            often, n = _often(chain[i]), len(sample)
+            costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():
                 x = module(x)
     return costs
@@ -68,10 +71,17 @@ def measured_costs(
         while len(taken) < 4 or (len(taken) < 10 and perf_counter() - began < budget):
             taken.append(_timed_pass(modules, sample))
     n = len(sample)
-    return [
+    each = [
         Cost(median(c.forward for c in unit) / n, median(c.backward for c in unit) / n)
         for unit in zip(*taken[1:], strict=True)
     ]
+    often = map(_often, chain)
+    return [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
+
+
+def _often(unit: Unit) -> float:
+    """The share of passes in training that a unit runs in."""
+    return prod(survival(part) for part in unit.parts.values())
 
 
 def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:

@@ -2,6 +2,7 @@
 
 from hybrid.models.chain import Chain, Unit, checked, full_name, is_sequence, mode, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
+from hybrid.models.depth import stochastic_depth
 from hybrid.models.factorised import factorised
 from hybrid.models.imagenet import imagenet_resnet
 from hybrid.models.names import NAME, build
@@ -21,6 +22,7 @@ __all__ = [
     "preact_resnet",
     "resnet",
     "revnet",
+    "stochastic_depth",
     "units",
     "wide_resnet",
 ]

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybrid.models.chain import Chain
+from solvers.layers.depth import Skippable
 
 ShortcutMaker = Callable[[int, int, int], nn.Module]
 """(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""
 
 
-class BasicBlock(nn.Module):
+class BasicBlock(Skippable):
     """Two 3x3 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 left).
 
     (samples, in_channels, height, width) -> (samples, width, height / stride, width / stride).
@@ -34,15 +35,21 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
 
+    @property
+    def skippable(self) -> bool:
+        return keeps(self.downsample)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.left_out():
+            return x
         out: Tensor = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
+        out = self.scaled(self.bn2(self.conv2(out)))
         out += x if self.downsample is None else self.downsample(x)
         out = self.relu(out)
         return out
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Skippable):
     """1x1, 3x3, 1x1 convolutions: relu(x + F(x)) (He et al. 2016, Figure 5 right).
 
     The stride is in the 3x3 convolution as in torchvision ("ResNet v1.5"), not in the first 1x1.
@@ -64,16 +71,22 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
 
+    @property
+    def skippable(self) -> bool:
+        return keeps(self.downsample)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.left_out():
+            return x
         out: Tensor = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
+        out = self.scaled(self.bn3(self.conv3(out)))
         out += x if self.downsample is None else self.downsample(x)
         out = self.relu(out)
         return out
 
 
-class PreActBlock(nn.Module):
+class PreActBlock(Skippable):
     """Batch norm and ReLU before each 3x3 convolution: x + F(x) (He et al. 2016b, Figure 4e).
 
     A given `downsample` takes the activated input, as for the first block of a stage in
@@ -94,9 +107,15 @@ class PreActBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
 
+    @property
+    def skippable(self) -> bool:
+        return self.downsample is None
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.left_out():
+            return x
         activated: Tensor = self.relu(self.bn1(x))
-        out: Tensor = self.conv2(self.relu(self.bn2(self.conv1(activated))))
+        out: Tensor = self.scaled(self.conv2(self.relu(self.bn2(self.conv1(activated)))))
         out += x if self.downsample is None else self.downsample(activated)
         return out
 
@@ -148,6 +167,11 @@ def network(
         in_channels, width = out_channels, 2 * width
     head = classifier(in_channels, classes, activates=block is PreActBlock)
     return assemble(stem, stages, head, input_shape, classes)
+
+
+def keeps(shortcut: nn.Module | None) -> bool:
+    """Whether a shortcut is the identity: the unit without its branch, of x >= 0, is, too."""
+    return shortcut is None or isinstance(shortcut, nn.Identity)
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:

@@ -12,6 +12,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
 from hybrid.models import Chain
 from hybrid.training.setup import share_size
+from solvers.layers.depth import decided
 from solvers.passes.pipeline import Gaps
 
 
@@ -81,7 +82,8 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
         return tensor
 
     leaf = x.detach().requires_grad_(x.requires_grad)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.enable_grad(), hooks, decided():
         module(leaf)
     return sum(kept.values())
 

@@ -162,6 +162,10 @@ def model(resolved: Config, images: Data) -> models.Chain:
     torch.manual_seed(resolved.train.seed)
     shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
     chain = models.build(resolved.model.name, classes, channels, height, shortcut)
+    try:
+        models.stochastic_depth(chain, resolved.model.survival)
+    except ValueError as error:
+        raise ValueError(f"model.{error}") from None
     if not resolved.model.factorise:
         return chain
     return models.factorised(chain, resolved.model.factorise)[0]
@@ -186,7 +190,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
     wanted, sample = resolved.split, None
     network: nn.Module | list[tuple[str, nn.Module]]
     if references.is_reference(resolved.model.name):
-        resolved.model.refuse("model", "the model is your own", "shortcut", "factorise")
+        resolved.model.refuse("model", "the model is your own", "shortcut", "factorise", "survival")
         torch.manual_seed(resolved.train.seed)
         network, sample = references.network(resolved.model.name), loaded[0].sample(SAMPLES)[0]
     else:

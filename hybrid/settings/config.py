@@ -49,6 +49,8 @@ class ModelSettings(Section):
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
     factorise: str = ""
     """UNIT:RANK puts a non-negative factorisation layer at the cut before a unit."""
+    survival: float = Field(default=1.0, gt=0, le=1)
+    """Probability that a pass in training takes the last residual unit (stochastic depth)."""
 
 
 class DataSettings(Section):

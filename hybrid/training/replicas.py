@@ -15,13 +15,24 @@ from solvers.sync.base import Strategy
 from solvers.sync.registry import STRATEGIES
 
 
-def check(options: Options, solver: Solver, setup: Setup, normed: bool) -> None:
-    """ValueError, with the remedy, for replicas and strategies that cannot work or act."""
+def check(
+    options: Options, solver: Solver, setup: Setup, normed: bool, survival: float = 1.0
+) -> None:
+    """ValueError, with the remedy, for replicas and strategies that cannot work or act.
+
+    `survival` is the least probability that a unit is there in a pass.
+    """
     sync, train, R = options.sync, options.train, options.replicas
     name = sync.name
     if R == 1:
         refuse_inert(options)
         return
+    if survival < 1:
+        raise ValueError(
+            f"split.replicas is {R}, and a unit of the model survives a pass with probability "
+            f"{survival:.3g} (model.survival): each replica would leave out others, of which there "
+            "then are no gradients to agree on: take one replica"
+        )
     if train.sync_batchnorm:
         _check_norms(options, normed)
     if setup.factorised:

@@ -33,6 +33,7 @@ from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
 from solvers.kernels import choose
+from solvers.layers.depth import survival
 from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep
 
@@ -327,7 +328,8 @@ class Trainer(Options):
     def _check_method(self, setup: Setup, draws: bool) -> None:
         name, train = self.solver.name, self.train
         self.solver.check(setup)
-        replicas.check(self, self.solver, setup, self._normed)
+        survivals = map(survival, self.blocks.model.modules())
+        replicas.check(self, self.solver, setup, self._normed, min(survivals))
         if not self.solver.alternates and not setup.correct_every:
             self._refuse_correction(f"{name!r} has no corrections here")
         uncorrected = not setup.correct_every and not setup.fills

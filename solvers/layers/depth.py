@@ -1,0 +1,56 @@
+"""Residual branches that are left out at random: stochastic depth (Huang et al., 1603.09382)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+
+import torch
+from torch import Tensor, nn
+
+_here = local()
+
+
+class Skippable(nn.Module):
+    r"""x -> x + b F(x) / p in training, b = 1 with probability p, else 0; x -> x + F(x) in tests.
+
+    F(x) is divided by p in training, so that the network that is tested and exported is the plain
+    one (Huang et al. multiply it by p in tests instead). One b is drawn for all samples of a pass:
+    where it is 0 the unit costs nothing, and its running statistics stay. A subclass begins its
+    `forward` with `if self.left_out(): return x`, and adds `self.scaled(F(x))` to x.
+    """
+
+    survival: float = 1.0
+    """p."""
+
+    @property
+    def skippable(self) -> bool:
+        """Whether x -> x is a unit of this kind."""
+        return True
+
+    def left_out(self) -> bool:
+        """Draw b; whether it is 0."""
+        if not self.training or self.survival == 1.0 or getattr(_here, "decided", False):
+            return False
+        return bool(torch.rand(()) >= self.survival)
+
+    def scaled(self, branch: Tensor) -> Tensor:
+        """F(x) / p in training."""
+        return branch / self.survival if self.training and self.survival < 1.0 else branch
+
+
+def survival(module: nn.Module | None) -> float:
+    """p of a module; 1 of one that is always there."""
+    return module.survival if isinstance(module, Skippable) else 1.0
+
+
+@contextmanager
+def decided() -> Iterator[None]:
+    """Within it, on this thread, nothing is left out: somebody else decides what runs."""
+    before = getattr(_here, "decided", False)
+    _here.decided = True
+    try:
+        yield
+    finally:
+        _here.decided = before
