@@ -61,6 +61,9 @@ class Block:
     """By kind of step: the optimiser of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
+        names = self.module.named_parameters(remove_duplicate=False)
+        # to look for ties costs more than a small unit's pass
+        self._ties = len({*self.module.parameters()}) < len([*names])
         if self.precision is torch.float16:
             self.scaler = torch.amp.GradScaler(self.device.type)
             self.scaler.scale(torch.zeros((), device=self.device))  # which makes its scale
@@ -102,7 +105,10 @@ class Block:
                 if weights is None:
                     out: Any = self.module(lam, **some)
                 else:
-                    out = functional_call(self.module, dict(weights), (lam,), some)
+                    ties = self._ties
+                    out = functional_call(
+                        self.module, dict(weights), (lam,), some, tie_weights=ties
+                    )
         except FAULTS as error:
             raise ValueError(
                 f"the forward pass fails on input {described(lam)}: {failure(error)}"
