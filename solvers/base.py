@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,6 +18,9 @@ Shape = tuple[int, ...]
 
 GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
+
+Side = Literal["next", "previous"]
+"""A neighbour."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Program")
@@ -40,6 +43,14 @@ class Links(Protocol):
     def from_previous(self) -> Tensor: ...
     def to_previous(self, tensor: Tensor) -> None: ...
     def from_next(self) -> Tensor: ...
+
+    def there(self, side: Side) -> bool:
+        """Whether a tensor of that neighbour has come; only a method without an order asks."""
+        ...
+
+    def first_of(self, *sides: Side) -> Side:
+        """Wait until a tensor has come from one of them; which, the first if several have."""
+        ...
 
     def flush(self) -> None:
         """Wait until every tensor sent to neighbours so far has left."""
@@ -93,6 +104,8 @@ class Setup:
     """Samples of a mini-batch on all replicas; 0: there is one."""
     replicas: int = 1
     """R."""
+    seed: int = 0
+    """Of what a method draws by itself."""
 
     @property
     def blocks(self) -> int:

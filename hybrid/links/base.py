@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Literal, TypeVar
 
 from torch import Tensor
@@ -15,6 +15,10 @@ T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
 Side = Literal["chain", "peers"]
 """Ranks that a launcher numbers one after the other: those of a chain, or peers."""
+
+
+LOOKS_AGAIN = 2e-5
+"""Seconds until one that waits for any of several looks for a message again."""
 
 
 class PeerError(RuntimeError):
@@ -118,6 +122,19 @@ class RankLinks(ABC):
         with self.waiting("next"):
             return self._receive(self.place.number + 1)
 
+    def there(self, side: Literal["next", "previous"]) -> bool:
+        """Whether a tensor of that neighbour has come."""
+        return self._arrived(self.place.number + (1 if side == "next" else -1))
+
+    def first_of(self, *sides: Literal["next", "previous"]) -> Literal["next", "previous"]:
+        """Wait until a tensor has come from one of them; which, the first if several have."""
+        with self.waiting(sides[0]):
+            while True:
+                for side in sides:
+                    if self.there(side):
+                        return side
+                sleep(LOOKS_AGAIN)
+
     def all_gather(self, value: T) -> list[T]:
         """The (small, picklable) value of every block of this replica, in order."""
         with self.waiting("everyone"):
@@ -143,6 +160,10 @@ class RankLinks(ABC):
     @abstractmethod
     def _receive(self, number: int) -> Tensor:
         """From the rank at the place of that number, in order."""
+
+    @abstractmethod
+    def _arrived(self, number: int) -> bool:
+        """Whether a tensor of the rank at the place of that number has come."""
 
     @abstractmethod
     def _all_gather(self, value: T, grid: bool) -> list[T]:

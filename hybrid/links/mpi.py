@@ -117,6 +117,11 @@ class MpiLinks(RankLinks):
         message.Recv([_memory(tensor), self._mpi.BYTE])
         return self._staging.arrived(tensor)
 
+    def _arrived(self, number: int) -> bool:
+        self._drop_completed()
+        self._send_staged(wait=False)
+        return bool(self._comm.Iprobe(source=number))
+
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         self._send_staged(wait=True)
         everyone: list[T] = (self._comm if grid else self._chain).allgather(value)

@@ -102,6 +102,11 @@ class ThreadLinks(RankLinks):
                 if self._room.failed.is_set():
                     raise PeerError from None
 
+    def _arrived(self, number: int) -> bool:
+        if self._room.failed.is_set():
+            raise PeerError
+        return not self._room.queues[number, self.place.number].empty()
+
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         if grid:
             return self._room.grid.gather(self.place.number, value)

@@ -227,6 +227,7 @@ class Trainer(Options):
             compiled=self.train.compile,
             total=self.train.batch_size if self.replicas > 1 else 0,
             replicas=self.replicas,
+            seed=self.train.seed,
         )
         drawing = self.blocks.drawing(sample)
         self._check_method(setup, any(drawing))
