@@ -31,6 +31,7 @@ HEADER = "| setting | default | meaning |\n|---|---|---|\n"
 ALONE = ["rounds.correct_every", "rounds.window"]
 BESIDE = {
     "augmented-lagrangian": ["rounds.window", "rounds.sweeps", "rounds.correct_every"],
+    "ampnet": [*ALONE, "model.survival"],
     "bubble-filling": [
         *("rounds.fill", "rounds.fill_step", "rounds.fill_samples", "rounds.gaps"),
         *("rounds.window", "rounds.sweeps"),

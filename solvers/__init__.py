@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from solvers import registry
 
 if TYPE_CHECKING:
+    from solvers.ampnet import AMPNet
     from solvers.augmented_lagrangian import AugmentedLagrangian
     from solvers.auxnet import AuxNet
     from solvers.backprop import Backprop
@@ -28,6 +29,7 @@ __all__ = [
     "DDG",
     "FDG",
     "PDASGD",
+    "AMPNet",
     "AugmentedLagrangian",
     "AuxNet",
     "Backprop",

@@ -22,6 +22,7 @@ OWN = {
     "fdg": "solvers.fdg:FDG",
     "petra": "solvers.petra:Petra",
     "pd-asgd": "solvers.pd_asgd:PDASGD",
+    "ampnet": "solvers.ampnet:AMPNet",
     "local-updates": "solvers.local_updates:LocalUpdates",
 }
 """Name -> where its class is, a line a method."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -159,6 +160,8 @@ class PhaseStats:
     """(||lam - x||^2, ||rho (lam - old lam)||^2) of each exchange at the cut before this block."""
     notices: list[str] = field(default_factory=list)
     """What a user should be told, the same on every rank."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Of how many gradients, by the updates of their weights since their forward pass."""
 
     def classified(self, found: Classified) -> None:
         """Count one mini-batch's loss and right answers."""

@@ -102,6 +102,8 @@ def _listed(setting, value, mode, result, base):
         return "one chunk of all blocks is back-propagation"
     if mode.name == "overlapping" and setting in ("split.cuts", "rounds.correct_every"):
         return "two blocks that overlap are back-propagation"
+    if mode.name == "one key" and setting in EXACT:
+        return "with one instance under way no gradient is late, whatever the cuts"
     if f"{mode}".startswith(GREEDY) and value == "chunked":
         return "two chunks of two blocks are trained greedily"
     if mode.name == "no gaps" and setting == "split.blocks":
@@ -121,7 +123,7 @@ def others(setting, mode):
     if setting == "solver.name":
         other = {"backprop": "ddg", "ddg": "features-replay", "auxnet": "penalty"}
         # two blocks, corrected so often: DDG's delay is the same
-        other |= {"fdg": "local-updates", "pd-asgd": "local-updates"}
+        other |= {"fdg": "local-updates", "pd-asgd": "local-updates", "ampnet": "pd-asgd"}
         return [other.get(mode.solver, "ddg" if mode.solver in ALONE else "auxnet")]
     if setting == "model.shortcut" and mode.solver == "petra":
         return ["identity"]

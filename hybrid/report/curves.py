@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from itertools import zip_longest
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ def curves(lines: Sequence[Line]) -> dict[str, bytes]:
             "relative residual",
         ),
         "Primal and dual residual norms at each cut": (_norms, "norm"),
+        "Staleness: updates of a unit between an instance's forward and backward pass": (
+            _staleness,
+            "share of a block's gradients, %",
+        ),
         "Rounds that follow residual and learning rate": (_rounds, "mini-batches, sweeps, rounds"),
         "Candidates that the sampler accepted": (_accepted, "accepted, %"),
     }
@@ -77,6 +82,27 @@ def _accuracy(axes: Axes, lines: Sequence[Line]) -> None:
         epochs, values = [x.epoch for x in tested], [100 * (x.accuracy or 0) for x in tested]
         axes.plot(epochs, values, color=_PHASES["serial"], **_MARKED)
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _staleness(axes: Axes, lines: Sequence[Line]) -> None:
+    """A histogram a block, side by side."""
+    from matplotlib import colormaps
+    from matplotlib.ticker import MaxNLocator
+
+    own = [line.staleness for line in lines if line.staleness]
+    number = max(map(len, own), default=0)
+    for block in range(number):
+        found = [each[block] for each in own if block < len(each)]
+        sums = [sum(n) for n in zip_longest(*found, fillvalue=0)]
+        shares = [100 * n / max(1, sum(sums)) for n in sums]
+        places = [late + 0.8 * ((block + 0.5) / number - 0.5) for late in range(len(sums))]
+        name = number <= _NAMED or block in (0, number - 1)
+        label = f"block {block}" if name else "_"
+        colour = colormaps["viridis"](0.88 * block / max(1, number - 1))
+        axes.bar(places, shares, 0.8 / number, color=colour, label=label)
+    if number:
+        axes.set_xlabel("updates")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 

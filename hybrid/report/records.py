@@ -13,13 +13,15 @@ from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
 
 PerCut = Annotated[list[float], Field(max_length=4096)]
+Histogram = Annotated[list[Annotated[int, Field(ge=0, lt=2**53)]], Field(max_length=4096)]
+PerBlock = Annotated[list[Histogram], Field(max_length=4096)]
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class Line(BaseModel):
-    """A line of metrics.jsonl; lists are per cut. A test has its metrics besides."""
+    """A line of metrics.jsonl; lists are per cut, but staleness. A test has its metrics besides."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,6 +35,8 @@ class Line(BaseModel):
     residual: PerCut = []
     primal: PerCut = []
     dual: PerCut = []
+    staleness: PerBlock = []
+    """Of each block, of how many gradients by their weights' updates since the forward pass."""
     window: int = Field(default=0, ge=0, lt=2**53)
     sweeps: int = Field(default=0, ge=0, lt=2**53)
     correct_every: int = Field(default=0, ge=0, lt=2**53)

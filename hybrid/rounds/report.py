@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from math import hypot, isfinite, sqrt
 from typing import Any
 
@@ -42,10 +43,12 @@ class PhaseReport:
     notices: list[str] = field(default_factory=list)
     rounds: Rung | None = None
     """How they went, where a controller says so."""
+    staleness: list[list[int]] = field(default_factory=list)
+    """Of each block: of how many gradients, by their weights' updates meanwhile (0, 1, ...)."""
 
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
-        optional = ("primal", "dual", "notices", "rounds")
+        optional = ("primal", "dual", "notices", "rounds", "staleness")
         told = {k: v for k, v in asdict(self).items() if v or k not in optional}
         rounds: dict[str, Any] = told.pop("rounds", {})
         return told | rounds
@@ -64,6 +67,9 @@ def share(stats: PhaseStats) -> dict[str, Any]:
         "residual": stats.residual(),
         "norms": stats.residual_norms(),
         "notices": stats.notices,
+        "staleness": [
+            stats.staleness[late] for late in range(max(stats.staleness, default=-1) + 1)
+        ],
     }
 
 
@@ -73,6 +79,9 @@ def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
     samples = sum(last["samples"] for last in lasts)
     correct = [last["correct"] for last in lasts if last["correct"] is not None]
     blocks = list(zip(*chains, strict=True))
+    late = [
+        [sum(n) for n in zip_longest(*(r["staleness"] for r in b), fillvalue=0)] for b in blocks
+    ]
     norms = [block for block in blocks[1:] if block[0]["norms"] is not None]
     return PhaseReport(
         phase=phase,
@@ -86,6 +95,7 @@ def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
         primal=[hypot(*(rank["norms"][0] for rank in block)) for block in norms],
         dual=[hypot(*(rank["norms"][1] for rank in block)) for block in norms],
         notices=lasts[0]["notices"],
+        staleness=late if any(late) else [],
     )
 
 

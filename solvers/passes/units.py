@@ -56,9 +56,11 @@ class Units(ABC):
     Parts that share a tensor are of one unit.
     """
 
-    def __init__(self, block: Block, clip_norm: float) -> None:
+    def __init__(
+        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+    ) -> None:
         self.block, self.clip_norm = block, clip_norm
-        self.slices = runs(block.module)
+        self.slices = runs(block.module) if slices is None else list(slices)
         self.parameters: list[dict[str, nn.Parameter]] = [
             {
                 name: parameter
@@ -99,12 +101,19 @@ class Units(ABC):
 
     def _land(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
+        self._add(unit, gradients)
+        if flight.part.ends:
+            self._step(unit, rate)
+
+    def _add(self, unit: int, gradients: Gradients) -> None:
         for name, g in gradients.items():
             parameter = self.parameters[unit][name]
             g = laid_out(g, parameter)
             parameter.grad = g if parameter.grad is None else parameter.grad + g
+
+    def _step(self, unit: int, rate: float) -> None:
         trained = [p for p in self.parameters[unit].values() if p.requires_grad]
-        if flight.part.ends and trained:
+        if trained:
             self._set_apart(unit)
             self.block.step("local", rate, self.clip_norm, only=trained)
 
@@ -127,8 +136,10 @@ class Units(ABC):
 class Stashed(Units):
     """Keeps every graph, over the versions of the weights that it met."""
 
-    def __init__(self, block: Block, clip_norm: float) -> None:
-        super().__init__(block, clip_norm)
+    def __init__(
+        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+    ) -> None:
+        super().__init__(block, clip_norm, slices)
         self._newest: list[Tensors] = [{} for _ in self.slices]
         self._holders = [0] * self.count
         """Flights that have met the newest weights of each unit, and will need them."""
@@ -209,8 +220,10 @@ class Copied(Stashed):
 class Again(Units):
     """Keeps what went into the units, and runs them again with the weights they have by then."""
 
-    def __init__(self, block: Block, clip_norm: float) -> None:
-        super().__init__(block, clip_norm)
+    def __init__(
+        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+    ) -> None:
+        super().__init__(block, clip_norm, slices)
         self._parts = [
             nn.ModuleList([*block.module._modules.values()][some])  # type: ignore[arg-type]
             for some in self.slices

@@ -15,6 +15,7 @@ from solvers import (
     DDG,
     FDG,
     PDASGD,
+    AMPNet,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -37,6 +38,7 @@ ALONE: dict[str, Solver] = {
     "features-replay": FeaturesReplay(micro_batches=1),
     "petra": Petra(micro_batches=1),
     "pd-asgd": PDASGD(backward_slots=0),
+    "ampnet": AMPNet(micro_batches=1),
     "greedy": LocalUpdates(),
     "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
     "chunked": LocalUpdates(style="chunked", chunks=1),
@@ -59,6 +61,8 @@ IN_PARTS: dict[str, Solver] = {
     "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
     "petra in parts": Petra(micro_batches=3, messages="int8"),
     "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
+    "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
     "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
 }
 EVERY = ALONE | SWEEPING | IN_PARTS
@@ -216,6 +220,8 @@ IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
     (FDG, {"gradient_shrinking": 1.5}),
     (Petra, {"micro_batches": -1, "messages": "int4"}),
     (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
+    (AMPNet, {"max_active_keys": -1, "min_update_frequency": -1, "weights": "older"}),
+    (AMPNet, {"exits": 1.5, "head": "mlp:0", "clip_norm": -1.0, "micro_batches": -1}),
     (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
 ]
 

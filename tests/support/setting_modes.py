@@ -24,7 +24,7 @@ CLOSE: dict[str, Values] = {
     "block-admm": {"solver.rho": 0.2},
 }
 """lam stays close to activations that are as small as these."""
-ALONE = ("ddg", "features-replay", "fdg", "petra", "pd-asgd", "local-updates")
+ALONE = ("ddg", "features-replay", "fdg", "petra", "pd-asgd", "ampnet", "local-updates")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,8 @@ def _modes():
         model = {"model.name": "revnet8"} if solver == "petra" else {}
         yield Mode(solver, "alone", model)
         # five mini-batches: a window of one between two serial ones is exact
-        corrected = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
+        parts = {"solver.micro_batches": 4} if solver == "ampnet" else {}
+        corrected = {**parts, "data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
         yield Mode(solver, "every second", {**model, **corrected})
     slots: dict[str, Values] = {
         "three slots": {},
@@ -122,6 +123,14 @@ def _modes():
     }
     for name, settings in slots.items():
         yield Mode("pd-asgd", name, {"split.blocks": 1, **settings})
+    stops: dict[str, Values] = {
+        "one block": {"split.blocks": 1},
+        "one key": {"solver.max_active_keys": 1},
+        "current": {"solver.weights": "current"},
+        "exits": {"solver.exits": 0.5, "solver.micro_batches": 4},
+    }
+    for name, settings in stops.items():
+        yield Mode("ampnet", name, settings)
     yield Mode("local-updates", "overlapping", {"solver.style": "overlapping"})
     yield Mode("local-updates", "chunked", {"solver.style": "chunked", "solver.chunks": 1})
 
@@ -183,6 +192,9 @@ OTHERS: dict[str, list[Any]] = {
     "solver.depth": [3],
     "solver.backward_slots": [0, 1, 2],
     "solver.gradient_shrinking": [0.5],
+    "solver.max_active_keys": [1, 2],
+    "solver.min_update_frequency": [2],
+    "solver.exits": [0.75],
     "solver.micro_batches": [2],
     "correction.micro_batches": [2],
     "correction.clip_norm": [1e-3],

@@ -45,7 +45,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
         (
             {"solver": {"name": "penalty", "micro_batches": 4}},
             "solver.micro_batches is a setting of backprop, ddg, features-replay, fdg, petra, "
-            "pd-asgd; "
+            "pd-asgd, ampnet; "
             "this run's solver is penalty; "
             "did you mean 'correction.micro_batches'?",
         ),

@@ -1,0 +1,120 @@
+"""Who has come in since the last drain, and messages that came before their turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from solvers.base import Links
+from solvers.instances.paths import Path, Paths
+from solvers.passes.micro import MicroBatch
+from solvers.state import Tensors, entries
+from solvers.windows import Batch
+
+Parts = tuple[Tensor, ...]
+"""A message as it is on the wire."""
+
+
+class Roll:
+    """Instances by number, as one rank knows them."""
+
+    def __init__(self, index: int, labelled: bool) -> None:
+        self.index, self.labelled = index, labelled
+        self.drawn: list[tuple[int, int]] = []
+        """Of each: its step, and its first sample."""
+        self.paths: list[Path] = []
+        self.waiting: dict[int, tuple[MicroBatch, float]] = {}
+        """Those that have yet to come up here, and their learning rates."""
+
+    def admit(self, batch: Batch, parts: int, paths: Paths) -> None:
+        """Make a mini-batch's instances known."""
+        ids, start = batch.ids.tensor_split(parts), 0
+        labels = batch.labels().tensor_split(parts) if self.labelled else [None] * len(ids)
+        for number, (own, y) in enumerate(zip(ids, labels, strict=True)):
+            self.drawn.append((batch.step, int(own[0])))
+            self.paths.append(paths.of(*self.drawn[-1]))
+            size = start, start + len(own), batch.size, len(batch)
+            part = MicroBatch(batch.step, number, *size, None, y)
+            if self.paths[-1].last >= self.index:
+                self.waiting[len(self.paths) - 1] = part, batch.learning_rate
+            start += len(own)
+
+    def redraw(self, paths: Paths) -> None:
+        """Know the paths of those that a checkpoint has told of."""
+        self.paths = [paths.of(step, first) for step, first in self.drawn]
+
+    def lengths(self, first: int = 0) -> list[tuple[int, ...]]:
+        """Units in each block of the instances from that one on."""
+        return [path.lengths for path in self.paths[first:]]
+
+    def ends(self, item: int) -> bool:
+        """Whether it goes no further than this block."""
+        return self.paths[item].last <= self.index
+
+    def kept(self) -> Tensors:
+        """For a checkpoint."""
+        found = {"drawn": torch.tensor(self.drawn)}
+        for item, (part, rate) in self.waiting.items():
+            found[f"waits {item:09d}.part"] = torch.tensor(part[:6])
+            found[f"waits {item:09d}.rate"] = table([[rate]])
+            if part.labels is not None:
+                found[f"waits {item:09d}.y"] = part.labels
+        return found
+
+    def take_back(self, found: Tensors) -> None:
+        """What gave `kept`."""
+        self.drawn = [(step, first) for step, first in found["drawn"].tolist()]
+        waits = entries(found, "waits ")
+        for name in [n.removesuffix(".part") for n in waits if n.endswith(".part")]:
+            numbers, labels = waits[f"{name}.part"].tolist(), waits.get(f"{name}.y")
+            part = MicroBatch(*numbers)._replace(labels=labels)
+            self.waiting[int(name)] = part, float(waits[f"{name}.rate"])
+
+
+class Mail:
+    """Messages from one side: they come in the other rank's order, and go out in this one's."""
+
+    def __init__(self, links: Links, above: bool, tensors: int) -> None:
+        self._get = links.from_next if above else links.from_previous
+        self._name = f"early {'above' if above else 'below'} "
+        self._tensors = tensors
+        self._coming: deque[int] = deque()
+        self._early: dict[int, Parts] = {}
+
+    def expect(self, items: Iterable[int]) -> None:
+        """The instances whose messages come next."""
+        self._coming.extend(items)
+
+    def of(self, item: int) -> Callable[[], Tensor]:
+        """Gives the tensors of an instance's message."""
+        while item not in self._early:
+            self._take()
+        return partial(next, iter(self._early.pop(item)))
+
+    def kept(self) -> Tensors:
+        """For a checkpoint: all that is on its way, once it is here."""
+        while self._coming:
+            self._take()
+        return {
+            f"{self._name}{item:09d} {j}": part
+            for item, parts in self._early.items()
+            for j, part in enumerate(parts)
+        }
+
+    def take_back(self, found: Tensors) -> None:
+        """What gave `kept`."""
+        for name, tensor in entries(found, self._name).items():
+            item = int(name.partition(" ")[0])
+            self._early[item] = (*self._early.get(item, ()), tensor)
+
+    def _take(self) -> None:
+        self._early[self._coming.popleft()] = tuple(self._get() for _ in range(self._tensors))
+
+
+def table(rows: Iterable[Sequence[float]]) -> Tensor:
+    """Numbers in float64, which holds whole ones exactly."""
+    return torch.tensor([*rows], dtype=torch.float64)
