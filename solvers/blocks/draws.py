@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from solvers.layers.depth import Skippable, decided, hand_over
 from solvers.layers.reversible import Reversible
 
 Key = tuple[int, ...]
@@ -45,9 +46,9 @@ class _Drawing(TorchDispatchMode):
             return self._dropout(*args)
         names = {argument.name for argument in func._schema.arguments}
         if "generator" in names and kwargs.get("generator") is None:
-            kwargs["generator"] = self._generator(device)
+            kwargs["generator"] = self.generator(device)
         elif "generator" not in names:
-            func, kwargs = _with_generator(func, kwargs, self._generator(device))
+            func, kwargs = _with_generator(func, kwargs, self.generator(device))
         return func(*args, **kwargs)
 
     def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -55,10 +56,10 @@ class _Drawing(TorchDispatchMode):
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         mask = torch.empty_like(x, dtype=torch.bool)
-        mask.bernoulli_(1 - p, generator=self._generator(x.device))
+        mask.bernoulli_(1 - p, generator=self.generator(x.device))
         return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
             (seed,) = np.random.SeedSequence(self.seeds).generate_state(1, np.uint64).tolist()
             self._generators[device] = torch.Generator(device).manual_seed(seed)
@@ -81,7 +82,7 @@ class Draws:
         self._own = (replica,) if replica else ()
         self._key: Key = ()
         self._calls: dict[nn.Module, int] = {}
-        self._modes: list[_Drawing] = []
+        self._modes: list[_Drawing | None] = []
         self._hooks: list[Any] = []
 
     def draw_for(self, key: Key) -> None:
@@ -108,13 +109,23 @@ class Draws:
         self._calls[module] = call + 1
         seeds = (self.seed, *self._key, numbers[call % len(numbers)], *self._own)
         mode = _Drawing(seeds)
+        if isinstance(module, Skippable) and not module.draws_inside:
+            # one number is all it draws: its operations need no one to look at them
+            if module.training:
+                hand_over(torch.rand((), generator=mode.generator(torch.device("cpu"))))
+            self._modes.append(None)
+            return
         mode.__enter__()  # type: ignore[no-untyped-call]
         self._modes.append(mode)
 
     def _end(self, module: nn.Module, args: Any, out: Any) -> None:
         if get_ident() != self._thread:
             return
-        self._modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        mode = self._modes.pop()
+        if mode is None:
+            hand_over(None)
+        else:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Leave the parts as they were."""
@@ -140,6 +151,10 @@ def drawing(
         mode = modes.pop()
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         found.extend([part] * mode.drew)
+        if isinstance(part, Skippable) and mode.drew and out is not None:
+            with decided(), _Drawing((0,)) as inside:
+                part.forward(*args)
+            part.draws_inside = inside.drew
 
     hooks = []
     for part in parts:

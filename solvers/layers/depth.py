@@ -23,6 +23,8 @@ class Skippable(nn.Module):
 
     survival: float = 1.0
     """p."""
+    draws_inside: bool = True
+    """Whether F may draw random numbers, too; False once a pass has shown that it does not."""
 
     @property
     def skippable(self) -> bool:
@@ -33,7 +35,8 @@ class Skippable(nn.Module):
         """Draw b; whether it is 0."""
         if not self.training or self.survival == 1.0 or getattr(_here, "decided", False):
             return False
-        return bool(torch.rand(()) >= self.survival)
+        number = vars(_here).pop("number", None)
+        return bool((torch.rand(()) if number is None else number) >= self.survival)
 
     def scaled(self, branch: Tensor) -> Tensor:
         """F(x) / p in training."""
@@ -43,6 +46,13 @@ class Skippable(nn.Module):
 def survival(module: nn.Module | None) -> float:
     """p of a module; 1 of one that is always there."""
     return module.survival if isinstance(module, Skippable) else 1.0
+
+
+def hand_over(number: Tensor | None) -> None:
+    """The number that the next unit on this thread draws; None: it draws by itself."""
+    vars(_here).pop("number", None)
+    if number is not None and not getattr(_here, "decided", False):
+        _here.number = number
 
 
 @contextmanager
