@@ -132,6 +132,10 @@ class AMPNet(Delayed):
     def repeatable(self) -> bool:
         return not self.any_order
 
+    @property
+    def tells_losses(self) -> bool:
+        return self.repeatable and not self.exits
+
     def most(self, count: int) -> int:
         """max_active_keys of K = `count`."""
         return self.max_active_keys or 2 * count

@@ -234,6 +234,11 @@ class Solver(ABC):
         """Whether the same run gives the same bits."""
         return True
 
+    @property
+    def tells_losses(self) -> bool:
+        """Whether the last block meets every sample, in the order of the mini-batches."""
+        return self.repeatable
+
     def parts(self, size: int) -> int:
         """Micro-batches of a mini-batch of `size` samples, in its own steps."""
         return 1

@@ -377,10 +377,11 @@ class Trainer(Options):
                 f"sampler.lag is {sampler.lag}; it must be at least {length}, the mini-batches of "
                 "a window (--window), which are chosen together"
             )
-        if not self.solver.repeatable:
+        if not self.solver.tells_losses:
+            why = "solver.exits" if self.solver.repeatable else "solver.any_order"
             raise ValueError(
-                f"{who} in the order of their mini-batches, which solver.any_order does not keep: "
-                "leave it out, or take sampler.name=uniform"
+                f"{who} of all samples in the order of their mini-batches, which {why} does not "
+                "keep: leave it out, or take sampler.name=uniform"
             )
 
     def _refuse_correction(self, why: str, *names: str) -> None:

@@ -67,6 +67,7 @@ class Scores:
         self._losses: dict[int, list[Tensor]] = {}
         self._shares: dict[int, float] = {}
         self._correct: list[Tensor] = []
+        self._each: list[Tensor] = []
         self._samples = 0
 
     def add(self, part: MicroBatch, found: Classified) -> None:
@@ -76,6 +77,8 @@ class Scores:
         self._samples += part.stop - part.start
         if found.correct is not None:
             self._correct.append(found.correct)
+        if found.each is not None:
+            self._each.append(found.each)
 
     def tell(self, stats: PhaseStats) -> None:
         """Means over those that are counted; `stats` has its samples."""
@@ -83,4 +86,5 @@ class Scores:
             stats.losses.append(torch.stack(losses).sum() / self._shares[step])
         if self._correct:
             sums = torch.stack([torch.as_tensor(c) for c in self._correct]).sum()
-            stats.scored(sums * (stats.samples / self._samples))
+            stats.correct.append(sums * (stats.samples / self._samples))
+        stats.each += self._each

@@ -22,6 +22,7 @@ from solvers import (
     DDG,
     FDG,
     PDASGD,
+    AMPNet,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -146,6 +147,13 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, lag, few)
     first = [(number * 32 + epoch) % 192 for epoch in range(2) for number in range(6)]
     for n, known in enumerate(seen.values()):
         assert known == first[: max(0, n - lag + 1)]
+
+
+def test_messages_that_are_under_way_need_a_longer_lag(few):
+    solver = AMPNet(micro_batches=4, max_active_keys=3)
+    test_losses_are_known_exactly_lag_mini_batches_later(solver, {}, 7, few)
+    said = refused(trainer(solver, sampler=Noting(lag=3)), few)
+    assert "the losses of mini-batch 2 have not come: set a larger sampler.lag than 3" in said
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -301,6 +309,7 @@ REFUSED = [
         {"sampler": SelectiveBackprop(), "blocks": 1},
         "which solver.any_order does not keep",
     ),
+    (AMPNet(exits=0.5), {"sampler": SelectiveBackprop()}, "which solver.exits does not keep"),
     (
         Backprop(),
         {"sampler": SelectiveBackprop(), "loss": nn.CrossEntropyLoss()},
