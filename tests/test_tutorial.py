@@ -43,7 +43,9 @@ def _run(line, hybrid, world):
     words = shlex.split(line)
     if words[0] == "mpirun":
         assert words[:4] == ["mpirun", "-n", "2", "hybrid"]
-        return output(world.hybrid(2, *words[4:]))
+        # its processes start elsewhere
+        here = [Path.cwd() / word if word.startswith("runs/") else word for word in words[4:]]
+        return output(world.hybrid(2, *here))
     assert words[0] == "hybrid"
     command, _, file = line.partition(" > ")
     said = output(hybrid(*shlex.split(command)[1:]))

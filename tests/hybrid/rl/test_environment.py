@@ -87,8 +87,10 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
 
     monkeypatch.setattr(gymnasium, "make", missing)
-    with pytest.raises(ValueError, match=r"MuJoCo is not installed; pip install 'hybrid\[rl\]'"):
+    with pytest.raises(
+        ValueError, match=r"MuJoCo is not installed; pip install 'hybrid-blocks\[rl\]'"
+    ):
         make("Hopper-v5")
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ValueError, match=r"needs gymnasium: pip install 'hybrid\[rl\]'"):
+    with pytest.raises(ValueError, match=r"needs gymnasium: pip install 'hybrid-blocks\[rl\]'"):
         make("Hopper-v5")

@@ -32,7 +32,7 @@ ROUNDS: list[dict[str, Any]] = [
 def flags():
     """Every "section.key" that is a flag of `hybrid train`, and the help it prints."""
     command = typer.main.get_command(app).get_command(None, "train")
-    return {options._KEYS[p.name]: p.help for p in command.params if p.name in options._KEYS}
+    return {options.FLAGS[p.name]: p.help for p in command.params if p.name in options.FLAGS}
 
 
 def test_the_library_has_the_defaults_of_the_declarations():
@@ -95,7 +95,7 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch):
 
 def test_readme_gives_settings_and_arguments_that_there_are():
     text = (ROOT / "README.md").read_text()
-    given = {f"--{name.replace('_', '-')}" for name in options._KEYS}
+    given = {f"--{name.replace('_', '-')}" for name in options.FLAGS}
     lines = [line for line in text.splitlines() if "hybrid train" in line]
     used = {flag for line in lines for flag in re.findall(r"--[a-z-]+", line)}
     assert used <= given | {"--out", "--resume", "--set", "--bind-to"}
