@@ -134,7 +134,7 @@ class AMPNet(Delayed):
 
     @property
     def tells_losses(self) -> bool:
-        return self.repeatable and not self.exits
+        return False  # what a drain brings home, or leaves before the last block, tells nobody
 
     def most(self, count: int) -> int:
         """max_active_keys of K = `count`."""

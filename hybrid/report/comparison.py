@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import fmean, mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hybrid.report.curves import png
@@ -111,7 +111,8 @@ def _spread(values: Sequence[float], form: str, unit: str = "", scale: float = 1
     if not values:
         return UNKNOWN
     scaled = [scale * value for value in values]
-    told = [mean(scaled), *([stdev(scaled)] if len(scaled) > 1 else [])]
+    more = len(scaled) > 1 and all(abs(value) < 1e100 for value in scaled)
+    told = [fmean(scaled), *([stdev(scaled)] if more else [])]
     # no break within a cell
     return " ± ".join(format(x, form) for x in told).replace(" ", "\N{NO-BREAK SPACE}") + unit
 
@@ -166,12 +167,6 @@ def _rate(line: Line) -> float | None:
     return line.samples / line.seconds if line.seconds and line.samples else None
 
 
-def _number(line: Line, name: str) -> float | None:
-    """What a line has besides the declared."""
-    found = (line.model_extra or {}).get(name)
-    return float(found) if isinstance(found, int | float) else None
-
-
 PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
     (
         "Test accuracy",
@@ -181,7 +176,7 @@ PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
     ),
     ("Test loss", "loss", _tested(lambda x: x.loss), False),
     ("Training loss", "loss", _trained(lambda x: x.loss), True),
-    ("Learning rate", "rate", _trained(lambda x: _number(x, "learning_rate")), False),
+    ("Learning rate", "rate", _trained(lambda x: x.learning_rate), False),
     ("Throughput of the phase that trains", "images/s", _trained(_rate), False),
     ("Relative residual, mean over the cuts", "residual", _residual, True),
     ("Window", "mini-batches", _windows, False),

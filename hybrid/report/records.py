@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -32,6 +33,7 @@ class Line(BaseModel):
     loss: float | None = None
     accuracy: float | None = None
     seconds: float = 0.0
+    learning_rate: float | None = None
     residual: PerCut = []
     primal: PerCut = []
     dual: PerCut = []
@@ -112,8 +114,10 @@ def read(run: Path) -> Record:
     path = run / "summary.json"
     ended = path.is_file()
     summary = checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
-    starts = run / "starts.jsonl"
-    return Record(run, settings, summary, ended, lines, _read(Start, starts))
+    starts: list[Start] = []
+    with suppress(ValueError):  # it tells where the run came from, and no more
+        starts = _read(Start, run / "starts.jsonl")
+    return Record(run, settings, summary, ended, lines, starts)
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -23,6 +23,7 @@ COLOURS = {
 }
 """What is drawn; the later ones over the earlier ones."""
 _MOST_BYTES = 1 << 26
+_MOST_RANKS = 64
 _SHOWN = 4
 """Steps of the first rank in a picture."""
 
@@ -31,9 +32,9 @@ class Span(BaseModel):
     """A complete event of a trace, in microseconds."""
 
     name: str
-    pid: int = Field(ge=0)
-    ts: Annotated[float, Field(allow_inf_nan=False)]
-    dur: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    pid: int = Field(ge=0, lt=2**31)
+    ts: float = Field(ge=0, lt=1e18)
+    dur: float = Field(ge=0, lt=1e15)
 
     @property
     def kind(self) -> str:
@@ -67,17 +68,16 @@ def timeline(found: Sequence[Span], steps: int = _SHOWN) -> Figure | None:
     first = min(len(ends) // 4, max(0, len(ends) - 1 - steps))
     start, stop = ends[first], ends[min(first + steps, len(ends) - 1)]
     shown = [s for s in found if s.ts < stop and s.ts + s.dur > start and s.kind in COLOURS]
-    ranks = sorted({s.pid for s in shown})
+    ranks = sorted({s.pid for s in shown})[:_MOST_RANKS]
+    bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for s in shown:
+        bars.setdefault((s.pid, s.kind), []).append(((s.ts - start) / 1e3, s.dur / 1e3))
     figure = Figure(figsize=(11.4, 0.9 + 0.34 * len(ranks)), layout="constrained")
     axes = figure.subplots()
     for kind, colour in COLOURS.items():
         for row, rank in enumerate(ranks):
-            bars = [
-                ((s.ts - start) / 1e3, s.dur / 1e3)
-                for s in shown
-                if s.pid == rank and s.kind == kind
-            ]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
+            place = (row - 0.4, 0.8)
+            axes.broken_barh(bars.get((rank, kind), []), place, color=colour, linewidth=0)
     axes.set_xlim(0, (stop - start) / 1e3)
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hybrid.data.sampling import epoch_order, uniform
 from hybrid.samplers.base import Choice
 from solvers.state import State
 
+_order = lru_cache(maxsize=2)(epoch_order)
 _STREAM = 1000
 """Of random numbers: an epoch's first permutation takes this one, the next ones those after."""
 
@@ -49,10 +51,16 @@ class Accepting(Choice):
 
     def _extend(self, wanted: int) -> None:
         """Look at candidates until so many are accepted, or a permutation has come to its end."""
-        order = epoch_order(self.seed, self._epoch, self.count, self._permutation)
+        order = _order(self.seed, self._epoch, self.count, self._permutation)
         ids = order[self._next : self._next + wanted]
         u = uniform(self.seed, self._epoch, ids, _STREAM + self._permutation)
-        accepted = u < self.probabilities(ids)
+        p = self.probabilities(ids)
+        if not bool(p.isfinite().all()):
+            raise ValueError(
+                f"the sampler's probability for sample {int(ids[~p.isfinite()][0])} is not finite: "
+                "its inputs, or what the sampler has learned, are not; take a smaller sampler.lr"
+            )
+        accepted = u < p
         self._chosen = torch.cat([self._chosen, ids[accepted]])
         self._count(ids, accepted)
         self._next += len(ids)

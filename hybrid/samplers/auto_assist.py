@@ -47,6 +47,11 @@ class AutoAssist(Learning):
         check_numbers(self, positive=("gamma", "lr"), not_negative=("decay",))
         if self.gamma > 1:
             raise ValueError(f"gamma is {self.gamma:g}; it must lie in (0, 1]")
+        if self.lr * self.decay >= 2:
+            raise ValueError(
+                f"decay is {self.decay:g}; it must be under 2 / lr = {2 / self.lr:g}, beyond which "
+                "the assistant's weights grow without bound"
+            )
 
     def start(self, data: Data, seed: int) -> Choice:
         return _Assistant(data, seed, self)

@@ -13,7 +13,7 @@ from hybrid.data.base import Data
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
 from hybrid.samplers.base import Learning, Sampler
-from solvers.state import State, Tensors, entries
+from solvers.state import State, entries
 
 
 class Chosen:
@@ -41,11 +41,11 @@ class Chosen:
         self._next = 0
         """The step of the first mini-batch that has never been asked for."""
         self._open: deque[tuple[int, Tensor]] = deque()
-        """Mini-batches whose losses have not come, by their step."""
+        """Mini-batches whose losses have not come, by their step: those of the coming report."""
         self._late: deque[tuple[int, Tensor, Tensor]] = deque()
         """Those whose losses the sampler may not know yet."""
-        self._heard: list[Tensor] = [torch.empty(0)] * self._replicas
-        """Of each replica: losses that make no mini-batch yet."""
+        self._fault = ""
+        """Why it cannot go on, which the next choice says to all ranks."""
 
     def ids(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
         """Ids (size,), int64, of mini-batches of an epoch; all ranks call it."""
@@ -78,12 +78,8 @@ class Chosen:
         while self._late and self._late[0][0] <= known:
             _, ids, losses = self._late.popleft()
             self.choice.learn(ids, losses)
-        if self._open and self._open[0][0] <= known:
-            raise ValueError(
-                f"sampler {self.sampler.name!r} is to choose mini-batch {step}, and the losses of "
-                f"mini-batch {self._open[0][0]} have not come: set a larger sampler.lag than "
-                f"{self.sampler.lag}, or take a solver that tells the loss of every mini-batch"
-            )
+        if self._fault:
+            raise ValueError(self._fault)
         ids = self.choice.choose(epoch, number * self.size, self.size)
         if step >= self._next:
             self._next = step + 1
@@ -91,20 +87,24 @@ class Chosen:
         return ids
 
     def hear(self, losses: Sequence[Sequence[Tensor]]) -> None:
-        """Losses (N,) of every replica's last block, in the order of their mini-batches."""
+        """Losses (N,) of every replica's last block, in order, of all that was asked for since."""
         if not self.learns or not self._here:
             return
-        for r, found in enumerate(losses):
-            self._heard[r] = torch.cat([self._heard[r], *found])
-        while self._open:
-            step, ids = self._open[0]
-            sizes = [len(share) for share in ids.tensor_split(self._replicas)]
-            if any(len(mine) < n for mine, n in zip(self._heard, sizes, strict=True)):
-                break
-            self._open.popleft()
-            whole = torch.cat([mine[:n] for mine, n in zip(self._heard, sizes, strict=True)])
-            self._heard = [mine[n:] for mine, n in zip(self._heard, sizes, strict=True)]
-            self._late.append((step, ids, whole))
+        shares = [ids.tensor_split(self._replicas) for _, ids in self._open]
+        expected = [sum(len(own[r]) for own in shares) for r in range(self._replicas)]
+        heard = [torch.cat([torch.empty(0), *found]) for found in losses]
+        if [len(found) for found in heard] != expected:
+            self._fault = (
+                f"sampler {self.sampler.name!r} was told {sum(map(len, heard))} losses of "
+                f"{sum(expected)} samples: take a solver that tells the loss of every one, or "
+                "sampler.name=uniform"
+            )
+            return
+        for own, (step, ids) in zip(shares, self._open, strict=True):
+            taken = [found[: len(part)] for found, part in zip(heard, own, strict=True)]
+            heard = [found[len(part) :] for found, part in zip(heard, own, strict=True)]
+            self._late.append((step, ids, torch.cat(taken)))
+        self._open.clear()
 
     def report(self) -> dict[str, Any]:
         """What the sampler says of the epoch, the same on every rank; all ranks call it."""
@@ -117,8 +117,9 @@ class Chosen:
             return State()
         kept = self.choice.state()
         if self.learns:
-            kept.block |= _indexed("open", self._open) | _indexed("late", self._late)
-            kept.block |= {f"heard {r}": mine for r, mine in enumerate(self._heard)}
+            late = [(f"late {step:012d}", ids, losses) for step, ids, losses in self._late]
+            kept.block |= {f"{name} ids": ids for name, ids, _ in late}
+            kept.block |= {f"{name} losses": losses for name, _, losses in late}
             kept.block["next"] = torch.tensor(self._next)
         return kept
 
@@ -128,26 +129,7 @@ class Chosen:
         if not self.learns or not self._here or "next" not in state.block:
             return
         self._next = int(state.block["next"])
-        kept = {name: tensor.cpu() for name, tensor in state.block.items()}
-        self._open = deque((step, ids) for step, (ids,) in _steps(kept, "open"))
-        self._late = deque((step, ids, losses) for step, (ids, losses) in _steps(kept, "late"))
-        heard = entries(kept, "heard ")
-        if len(heard) == self._replicas:
-            self._heard = list(heard.values())
-
-
-def _indexed(name: str, rows: deque[Any]) -> Tensors:
-    """Tensors of rows (step, tensor, ...), by what they are."""
-    return {
-        f"{name} {step:012d} {i}": tensor
-        for step, *tensors in rows
-        for i, tensor in enumerate(tensors)
-    }
-
-
-def _steps(kept: Tensors, name: str) -> list[tuple[int, list[Tensor]]]:
-    """The rows that `_indexed` made tensors of."""
-    found: dict[int, list[Tensor]] = {}
-    for key, tensor in entries(kept, f"{name} ").items():
-        found.setdefault(int(key.split()[0]), []).append(tensor)
-    return list(found.items())
+        kept = {name: tensor.cpu() for name, tensor in entries(state.block, "late ").items()}
+        steps = sorted({name.split()[0] for name in kept})
+        self._open.clear()
+        self._late = deque((int(n), kept[f"{n} ids"], kept[f"{n} losses"]) for n in steps)

@@ -146,13 +146,13 @@ class Run:
         self.rounds = setup.method.start(self.block, self.links, self.trace)
         self.rounds.news = self._news
         self.rounds.tick = self.progress.tick
-        chosen = Chosen(setup.sampler, self.train, train.seed, train.batch_size, self.links)
-        self.chosen = chosen
-        every = setup.steps_per_epoch
+        where = self.train, train.seed, train.batch_size, self.links
+        self.chosen = Chosen(setup.sampler, *where)
         self.peak = optimisers.peak(self.block.optimisers["exact"])
+        every = setup.steps_per_epoch
         schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
         self.windows = setup.windows(
-            self.train, schedule, chosen, self.rounds.controller, self.links.place
+            self.train, schedule, self.chosen, self.rounds.controller, self.links.place
         )
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
@@ -195,11 +195,13 @@ class Run:
             if manifest["cuts"] == self.setup.blocks.cuts:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
-            if self.rounds.fill is not None:
-                self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
-            fits = manifest["carried_as"] == self.setup.carried_as
+            first = {"sampler": parts.pop("sampler")}  # it tells which batches went before
+            keeping.give_back(first, self.place, folder, manifest, self.setup.device, ())
+        if self.rounds.fill is not None:
+            self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
+        with self.links.agreement():
             # variables kept otherwise are of no use: a forward pass makes new ones
-            cuts = parts if fits else ()
+            cuts = parts if manifest["carried_as"] == self.setup.carried_as else ()
             keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
             self.notices += keeping.dropped(self.place, folder, manifest, "program" in parts)
         self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)

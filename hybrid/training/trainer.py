@@ -377,11 +377,12 @@ class Trainer(Options):
                 f"sampler.lag is {sampler.lag}; it must be at least {length}, the mini-batches of "
                 "a window (--window), which are chosen together"
             )
-        if not self.solver.tells_losses:
-            why = "solver.exits" if self.solver.repeatable else "solver.any_order"
+        records = issubclass(self.solver.program, Recording) or self.rounds.correct_every == 1
+        if not self.solver.tells_losses or (self.solver.alternates and not records):
+            why = "solver.any_order" if not self.solver.repeatable else f"{self.solver.name!r} here"
             raise ValueError(
                 f"{who} of all samples in the order of their mini-batches, which {why} does not "
-                "keep: leave it out, or take sampler.name=uniform"
+                "tell: take another solver or rounds.correct_every=1, or sampler.name=uniform"
             )
 
     def _refuse_correction(self, why: str, *names: str) -> None:

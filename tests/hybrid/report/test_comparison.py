@@ -72,6 +72,15 @@ def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid
     assert "3 runs compared" in text(tmp_path / "page" / "index.html")
 
 
+def test_numbers_that_are_not_finite_and_damaged_starts_are_no_end(runs, hybrid, tmp_path):
+    odd = Path(shutil.copytree(runs[1], tmp_path / "odd"))
+    found = json.loads((odd / "summary.json").read_text())
+    (odd / "summary.json").write_text(json.dumps(found | {"test_loss": float("inf")}))
+    (odd / "starts.jsonl").write_bytes(b"\xff[]\n")
+    output(hybrid("report", runs[0], odd, "--out", tmp_path / "page"))
+    output(hybrid("report", odd))
+
+
 def test_a_folder_that_is_no_run_is_one_line(runs, hybrid, tmp_path):
     assert_one_line(hybrid("report", runs[0], tmp_path), "is not a run folder", "--out")
     file = tmp_path / "file"

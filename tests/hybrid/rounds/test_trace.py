@@ -115,4 +115,9 @@ def test_a_damaged_trace_draws_nothing(tmp_path):
     for text in ("", "[1]", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "pid": -1}]}'):
         file.write_text(text)
         assert spans(file) == []
+    huge = {"ph": "X", "pid": 0, "name": "step", "ts": 1.7e308, "dur": 1e308}
+    file.write_text(json.dumps({"traceEvents": [huge, huge]}))
+    assert spans(file) == []
     assert timeline([Span(name="step", pid=0, ts=0, dur=1)]) is None
+    many = [Span(name="step", pid=i % 3000, ts=i, dur=1) for i in range(9000)]
+    assert timeline(many).axes[0].get_ylim()[0] < 64

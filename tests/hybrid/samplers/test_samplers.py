@@ -149,13 +149,6 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, lag, few)
         assert known == first[: max(0, n - lag + 1)]
 
 
-def test_messages_that_are_under_way_need_a_longer_lag(few):
-    solver = AMPNet(micro_batches=4, max_active_keys=3)
-    test_losses_are_known_exactly_lag_mini_batches_later(solver, {}, 7, few)
-    said = refused(trainer(solver, sampler=Noting(lag=3)), few)
-    assert "the losses of mini-batch 2 have not come: set a larger sampler.lag than 3" in said
-
-
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("blocks", [2, 3])
 @pytest.mark.parametrize("stopped", [2, 6, 8])
@@ -188,6 +181,33 @@ def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
     assert int(newest(run).name) == 10  # of the second epoch's six, two are under way
     (run / "summary.json").unlink()
     assert_same(fitted(trainer(DDG(), run, resume=True, **some), few), expected)
+
+
+@pytest.mark.parametrize(("lag", "stopped"), [(2, 10), (3, 9), (4, 10)])
+def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_path, monkeypatch):
+    """The records that fill gaps are of mini-batches that the sampler chose before."""
+    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    every = CheckpointSettings(keep_last=0, minutes=1)
+    some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
+    some["train"] = {"report_every": 1}
+    run = tmp_path / "run"
+    expected = fitted(trainer(AugmentedLagrangian(), run, **some), few)
+    for folder in checkpoint.complete(run / "checkpoints"):
+        if int(folder.name) > stopped:
+            shutil.rmtree(folder)
+    assert 6 < int(newest(run).name) <= stopped
+    (run / "summary.json").unlink()
+    assert_same(fitted(trainer(AugmentedLagrangian(), run, resume=True, **some), few), expected)
+
+
+def test_inputs_that_are_not_finite_are_one_line(few):
+    """They would never be accepted, and an epoch of them would never end."""
+    images = few[0].batch(torch.arange(64), 0, 0).clone()
+    images[5] = torch.nan
+    made = trainer(Backprop(), sampler=AutoAssist(lag=1))
+    assert "probability for sample 5 is not finite" in refused(
+        made, ((images, few[0].targets(torch.arange(64))), few[1])
+    )
 
 
 def test_every_epoch_says_what_it_accepted(few, tmp_path):
@@ -307,9 +327,14 @@ REFUSED = [
     (
         PDASGD(any_order=True),
         {"sampler": SelectiveBackprop(), "blocks": 1},
-        "which solver.any_order does not keep",
+        "which solver.any_order does not tell",
     ),
-    (AMPNet(exits=0.5), {"sampler": SelectiveBackprop()}, "which solver.exits does not keep"),
+    (AMPNet(), {"sampler": SelectiveBackprop()}, "which 'ampnet' here does not tell"),
+    (
+        AuxNet(),
+        {"sampler": SelectiveBackprop(), "window": 2, "correct_every": 2},
+        "take another solver or rounds.correct_every=1",
+    ),
     (
         Backprop(),
         {"sampler": SelectiveBackprop(), "loss": nn.CrossEntropyLoss()},
@@ -328,6 +353,7 @@ def test_what_cannot_learn_is_refused(solver, some, reason, few):
     [
         (lambda: AutoAssist(gamma=0), "gamma is 0; it must be positive"),
         (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
+        (lambda: AutoAssist(lr=4.0, decay=1.0), "decay is 1; it must be under 2 / lr = 0.5"),
         (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
         (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must be 0 or positive"),
         (lambda: SelectiveBackprop(beta=11.0), "beta is 11; it must be at most 10"),
@@ -343,9 +369,7 @@ def test_settings_have_limits(make, reason):
 def test_losses_that_do_not_come_are_one_line(few):
     """Of a method of one's own that tells none."""
     made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
-    assert "the losses of mini-batch 0 have not come: set a larger sampler.lag" in refused(
-        made, few
-    )
+    assert "was told 0 losses of 64 samples: take a solver that tells" in refused(made, few)
 
 
 class Silent(Backprop):
