@@ -391,7 +391,7 @@ class AMPNetProgram(DelayedProgram):
         return found
 
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        raise NotImplementedError("instances go up one by one")
+        raise AssertionError("never called: `train` takes instances up by their table")
 
     def _backward(self, flight: Flight) -> None:
-        raise NotImplementedError("instances come home one by one")
+        raise AssertionError("never called: `train` takes instances home by their table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -126,13 +127,13 @@ class Nodes(Units):
         with self._whole(unit):
             super().down(flight, unit, rate, turn)  # type: ignore[safe-super]
 
+    @abstractmethod
     def _past(self, flight: Instance, unit: int) -> None:
         """Go up without the unit."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _back_past(self, flight: Instance, unit: int) -> None:
         """Come home without it."""
-        raise NotImplementedError
 
     def _whole(self, unit: int) -> AbstractContextManager[Any]:
         """Within it the unit runs: its path has decided."""
