@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from hybrid.report.curves import png
-from hybrid.report.page import Html, heading, page, paragraph, picture, row, table
+from hybrid.report.chart import SEVERAL, band, chart, curve
+from hybrid.report.page import Html, drawing, heading, page, paragraph, row, table
 from hybrid.report.records import Line, Record, read
 from hybrid.report.tables import UNKNOWN, amount
 from hybrid.report.timeline import spans, timeline
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from plotly.graph_objects import Figure
 
 SEED = "train.seed"
 _PLACES = ("data.dir",)
@@ -47,7 +48,7 @@ def compared(runs: Sequence[Path]) -> bytes:
     parts = [_overview(groups), _settings(groups, differ)]
     parts += [heading(2, "Curves"), *(_curves(groups))]
     drawn = [(group.label, _timeline(group)) for group in groups]
-    shown = [picture(png(figure), label, label) for label, figure in drawn if figure is not None]
+    shown = [drawing(figure, label, label) for label, figure in drawn if figure is not None]
     if shown:
         parts += [heading(2, "What each rank did when, in a few steps"), *shown]
     return page(f"{len(records)} runs compared", parts)
@@ -159,12 +160,12 @@ def _residual(record: Record) -> Points:
     return [(line.step, mean(line.residual)) for line in own]
 
 
+def _idle(record: Record) -> Points:
+    return [(line.step, 100 * max(line.idle)) for line in record.lines if line.idle]
+
+
 def _windows(record: Record) -> Points:
     return [(line.step, float(line.window)) for line in record.lines if line.window]
-
-
-def _rate(line: Line) -> float | None:
-    return line.samples / line.seconds if line.seconds and line.samples else None
 
 
 PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
@@ -177,7 +178,8 @@ PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
     ("Test loss", "loss", _tested(lambda x: x.loss), False),
     ("Training loss", "loss", _trained(lambda x: x.loss), True),
     ("Learning rate", "rate", _trained(lambda x: x.learning_rate), False),
-    ("Throughput of the phase that trains", "images/s", _trained(_rate), False),
+    ("Throughput of the phase that trains", "images/s", _trained(Line.images_per_second), False),
+    ("Idle share of the rank that waits most", "waited, %", _idle, False),
     ("Relative residual, mean over the cuts", "residual", _residual, True),
     ("Window", "mini-batches", _windows, False),
 )
@@ -190,7 +192,7 @@ def _curves(groups: Sequence[Group]) -> Iterable[Html]:
         axes = [("epochs", _by_epoch), ("minutes of training", _by_minutes)]
         figures = [_overlaid(groups, quantity, of, log, name, place) for name, place in axes]
         pictures = [
-            picture(png(figure), f"{title} by {name}", f"{title}, by {name}")
+            drawing(figure, f"{title} by {name}", f"{title}, by {name}")
             for figure, (name, _) in zip(figures, axes, strict=True)
             if figure is not None
         ]
@@ -216,43 +218,20 @@ def _overlaid(
     place: Callable[[Record, float], float],
 ) -> Figure | None:
     """A curve a group: the mean of its runs, and between the least and the most a band."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.3), layout="constrained")
-    axes = figure.subplots()
-    for i, group in enumerate(groups):
+    figure = chart(name, quantity, log=log)
+    for group, colour in zip(groups, cycle(SEVERAL), strict=False):
         series = [[(place(r, x), y) for x, y in of(r) if isfinite(y)] for r in group.records]
         # a logarithmic axis has no place for what is 0 throughout
         series = [points for points in series if any(y > 0 or not log for _, y in points)]
         if not series:
             continue
-        colour = colormaps["tab10"](i % 10)
         length = min(map(len, series))
         xs = [mean(points[j][0] for points in series) for j in range(length)]
         ys = [[points[j][1] for points in series] for j in range(length)]
-        axes.plot(
-            xs, [mean(y) for y in ys], color=colour, label=group.label, marker=".", markersize=3
-        )
         if len(series) > 1:
-            axes.fill_between(
-                xs,
-                [min(y) for y in ys],
-                [max(y) for y in ys],
-                color=colour,
-                alpha=0.18,
-                linewidth=0,
-            )
-    if not axes.has_data():
-        return None
-    if log:
-        axes.set_yscale("log")
-    axes.set_xlabel(name)
-    axes.set_ylabel(quantity)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="x-small")
-    return figure
+            band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], colour)
+        curve(figure, xs, [mean(y) for y in ys], colour, group.label)
+    return figure if figure.data else None
 
 
 def _timeline(group: Group) -> Figure | None:

@@ -1,71 +1,88 @@
-"""An HTML page that stands alone: no script, nothing fetched, every text escaped."""
+"""An HTML page that stands alone: nothing is fetched, every text is escaped.
+
+Its markup is page.html's macros. Charts zoom and tell their values: plotly's library is within.
+"""
+
+from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
-from typing import NewType
+from typing import TYPE_CHECKING, Any
 
-Html = NewType("Html", str)
-"""Markup. A plain string is text and gets escaped on its way here."""
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
-_STYLE = Path(__file__).with_name("page.css")
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Html = Markup
+"""A plain string is text and gets escaped on its way here."""
+
+_HERE = Path(__file__).parent
+_CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "displayModeBar": "hover",
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendChartToCloud"],
+}
 
 
-def text(value: object) -> Html:
-    """Any value as text."""
-    return Html(html.escape(str(value)))
+@cache
+def _macros() -> Any:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").module
 
 
 def heading(level: int, title: str) -> Html:
     """A heading, level 1 to 6."""
-    return Html(f"<h{level}>{text(title)}</h{level}>")
+    return Html(_macros().heading(level, title))
 
 
 def paragraph(sentence: str) -> Html:
     """A paragraph of running text."""
-    return Html(f"<p>{text(sentence)}</p>")
+    return Html(_macros().paragraph(sentence))
 
 
 def note(sentence: str) -> Html:
     """A paragraph that stands out."""
-    return Html(f'<p class="note">{text(sentence)}</p>')
+    return Html(_macros().note(sentence))
 
 
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     """A table whose first column names the row; an empty header leaves the head out."""
-    head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in header)
-    head = f"<thead><tr>{head}</tr></thead>" if header else ""
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td>{text(cell)}</td>" for cell in rest)
-        body += f'<tr><th scope="row">{text(first)}</th>{cells}</tr>\n'
-    above = f"<caption>{text(caption)}</caption>{head}"
-    return Html(f"<table>{above}\n<tbody>\n{body}</tbody></table>\n")
+    return Html(_macros().table(caption, header, [(first, rest) for first, *rest in rows]))
 
 
 def picture(png: bytes, alt: str, title: str = "") -> Html:
     """A PNG within the page, maybe below a title; `alt` says what it shows."""
-    above = heading(3, title) if title else ""
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return Html(f'<figure>{above}<img alt="{text(alt)}" src="{source}"></figure>\n')
+    return Html(_macros().figure(_macros().image(source, alt), title))
+
+
+def drawing(figure: Figure, alt: str, title: str = "") -> Html:
+    """A chart within the page, maybe below a title; `alt` says what it shows."""
+    chart = Html(figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG))
+    return Html(_macros().figure(_macros().drawing(chart, alt), title))
 
 
 def row(parts: Iterable[Html]) -> Html:
     """Parts beside each other, as many as fit."""
-    return Html(f'<div class="row">\n{"".join(parts)}</div>\n')
+    return Html(_macros().row([*parts]))
 
 
 def page(title: str, parts: Iterable[Html]) -> bytes:
-    """The whole document; its policy forbids the browser to fetch or run anything."""
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    body = "\n".join(parts)
-    document = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{_STYLE.read_text()}</style></head>\n"
-        f"<body>\n{heading(1, title)}\n{body}</body></html>\n"
-    )
+    """The whole document, with plotly's library (5 MB) if there is a chart in it."""
+    shown = [*parts]
+    script = ""
+    if any("Plotly.newPlot" in part for part in shown):
+        from plotly.offline import get_plotlyjs
+
+        script = Html(get_plotlyjs())
+    style = Html(_HERE.joinpath("page.css").read_text())
+    document = _macros().page(title, shown, style, script).strip() + "\n"
     # a JSON file may hold half a surrogate pair, which no UTF-8 can
-    return document.encode(errors="xmlcharrefreplace")
+    return str(document).encode(errors="xmlcharrefreplace")

@@ -1,13 +1,19 @@
 """Pictures of factors: a heat map of their classes and the images they respond to."""
 
+from __future__ import annotations
+
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
-from hybrid.report.curves import png
+from hybrid.report.chart import chart
 from hybrid.report.factors import Factor, Responses
-from hybrid.report.page import Html, heading, note, paragraph, picture, row
+from hybrid.report.page import Html, drawing, heading, note, paragraph, picture, row
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 _SIDE = 72
 """Pixels that a thumbnail is enlarged to, about."""
@@ -28,7 +34,7 @@ def section(found: Responses) -> list[Html]:
             f"Mean codes over {found.images} test images; the share of a class is the factor's "
             "mean code over images of that class, divided by the sum over all classes."
         ),
-        picture(heat_map(found), "share of each class in the response of each factor"),
+        drawing(heat_map(found), "share of each class in the response of each factor"),
         paragraph("The test images with the largest mean code, the largest first." + below),
         row(_factor(found, factor) for factor in found.factors),
     ]
@@ -41,29 +47,28 @@ def section(found: Responses) -> list[Html]:
     return parts
 
 
-def heat_map(found: Responses) -> bytes:
-    """PNG, factor x class: the shares."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
+def heat_map(found: Responses) -> Figure:
+    """The shares, factor x class."""
     numbers = [factor.number for factor in found.factors]
     shares = found.shares[numbers]
-    rows, classes = shares.shape
-    size = (min(11.0, 2.2 + 0.42 * classes), 1.2 + 0.22 * rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(shares.numpy(), cmap="magma_r", vmin=0, aspect="auto")
-    axes.set_yticks(range(rows), [str(number) for number in numbers], fontsize="small")
-    axes.set_ylabel("factor")
-    axes.set_xlabel("class")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    figure.colorbar(image, ax=axes, label="share of the response")
-    return png(figure)
+    figure = chart("class", "factor", height=140 + 24 * len(numbers))
+    figure.add_heatmap(
+        z=shares.tolist(),
+        y=[str(number) for number in numbers],
+        zmin=0,
+        colorscale="Magma",
+        reversescale=True,
+        colorbar={"title": "share of the response"},
+        hovertemplate="factor %{y}, class %{x}: %{z:.1%}<extra></extra>",
+    )
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    return figure
 
 
 def strip(factor: Factor) -> bytes:
     """PNG: the factor's images side by side; below them their code maps, where it has any."""
-    from matplotlib.image import imsave
+    from PIL.Image import fromarray
 
     pictures = factor.images.float() / 255
     channels, height, width = pictures.shape[1:]
@@ -81,7 +86,7 @@ def strip(factor: Factor) -> bytes:
     canvas = torch.cat(rows, 1)[:, :-_GAP, :-_GAP]
     buffer = BytesIO()
     pixels = canvas.clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0)
-    imsave(buffer, pixels.contiguous().numpy(), format="png")
+    fromarray(pixels.contiguous().numpy()).save(buffer, format="png")
     return buffer.getvalue()
 
 

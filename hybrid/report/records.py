@@ -14,6 +14,7 @@ from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
 
 PerCut = Annotated[list[float], Field(max_length=4096)]
+PerRank = Annotated[list[float], Field(max_length=4096)]
 Histogram = Annotated[list[Annotated[int, Field(ge=0, lt=2**53)]], Field(max_length=4096)]
 PerBlock = Annotated[list[Histogram], Field(max_length=4096)]
 
@@ -22,7 +23,10 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Line(BaseModel):
-    """A line of metrics.jsonl; lists are per cut, but staleness. A test has its metrics besides."""
+    """A line of metrics.jsonl; lists are per cut where nothing else is said of them.
+
+    A test has its metrics besides.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -34,6 +38,8 @@ class Line(BaseModel):
     accuracy: float | None = None
     seconds: float = 0.0
     learning_rate: float | None = None
+    idle: PerRank = []
+    """Share of the report's time in which each rank waited, on a report's first line."""
     residual: PerCut = []
     primal: PerCut = []
     dual: PerCut = []
@@ -45,6 +51,10 @@ class Line(BaseModel):
     accepted: float | None = Field(default=None, ge=0, le=1)
     """Share of an epoch's candidates that a sampler took."""
     accepted_by_class: Annotated[list[float | None], Field(max_length=4096)] = []
+
+    def images_per_second(self) -> float | None:
+        """Of the phase; None where it counts no samples."""
+        return self.samples / self.seconds if self.seconds > 0 and self.samples else None
 
 
 class Summary(BaseModel):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
-from hybrid.report.curves import png
-from hybrid.report.page import Html, heading, note, page, picture, row, table
+from hybrid.report.chart import BLUE, GREY, ORANGE, band, chart, curve
+from hybrid.report.page import Html, drawing, heading, note, page, row, table
 from hybrid.report.records import checked, read_lines
 from hybrid.rl.resolve import load
 from hybrid.rl.settings import RlSettings
 
-_BLUE, _ORANGE, _GREY = "#2b6ca3", "#d9822b", "#999999"
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 _LOSSES = ("prediction", "critic", "policy", "entropy", "alpha")
 
 
@@ -53,7 +56,7 @@ def content(run: Path) -> bytes:
     known = _facts(rl, checked(Summary, path.read_bytes(), path) if ended else None)
     parts = [] if ended else [note(f"This run has not ended: it got to step {lines[-1].step}.")]
     drawn = [
-        picture(_returns(lines), "returns against environment steps", "Return"),
+        drawing(_returns(lines), "returns against environment steps", "Return"),
         *(_losses(lines, name) for name in _LOSSES),
     ]
     curves = row([one for one in drawn if one is not None])
@@ -83,43 +86,32 @@ def _facts(rl: RlSettings, summary: Summary | None) -> Html:
     return table("Run" if summary else "Run so far", (), rows)
 
 
-def _returns(lines: Sequence[Line]) -> bytes:
+def _returns(lines: Sequence[Line]) -> Figure:
     """Episodes of training as dots; of evaluations the mean, and the least and the greatest."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.3), layout="constrained")
-    axes = figure.subplots()
-    episodes = [(x.step, x.value) for x in lines if x.phase == "episode"]
+    figure = chart("environment steps", "return of an episode")
+    episodes = [(x.step, x.value or 0.0) for x in lines if x.phase == "episode"]
     tested = [x for x in lines if x.phase == "evaluation" and x.returns]
-    axes.plot(*zip(*episodes, strict=True) if episodes else ([], []), ".", color=_GREY, ms=3)
-    steps = [x.step for x in tested]
-    axes.fill_between(
-        steps, [min(x.returns) for x in tested], [max(x.returns) for x in tested], alpha=0.2
-    )
-    axes.plot(steps, [x.value or 0.0 for x in tested], color=_BLUE, marker=".", label="evaluation")
-    axes.plot([], [], ".", color=_GREY, label="training")
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel("return of an episode")
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.legend(frameon=False, fontsize="small", ncols=2, loc=(0, 1.02))
-    return png(figure)
+    if episodes:
+        steps, values = zip(*episodes, strict=True)
+        curve(figure, steps, values, GREY, "training", mode="markers")
+    if tested:
+        when = [x.step for x in tested]
+        low, high = [min(x.returns) for x in tested], [max(x.returns) for x in tested]
+        band(figure, when, low, high, BLUE)
+        curve(figure, when, [x.value or 0.0 for x in tested], BLUE, "evaluation")
+    return figure
 
 
 def _losses(lines: Sequence[Line], name: str) -> Html | None:
     """One quantity of the updates; None where there is none."""
-    from matplotlib.figure import Figure
-
     found = [(x.step, getattr(x, name)) for x in lines if x.phase == "learn"]
     shown = [(step, value) for step, value in found if value is not None and isfinite(value)]
     if not shown:
         return None
-    figure = Figure(figsize=(5.6, 3.3), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(*zip(*shown, strict=True), color=_ORANGE)
-    axes.set_xlabel("environment steps")
-    if name in ("prediction", "critic", "alpha"):
-        axes.set_yscale("log")
-    axes.grid(color="#e4e4e4", linewidth=0.6)
     titles = {"entropy": "Entropy of the policy, nats", "alpha": "Temperature"}
     title = titles.get(name, f"Loss: {name}")
-    return picture(png(figure), title, title)
+    log = name in ("prediction", "critic", "alpha")
+    figure = chart("environment steps", title, log=log)
+    steps, values = zip(*shown, strict=True)
+    curve(figure, steps, values, ORANGE, mode="lines")
+    return drawing(figure, title, title)

@@ -15,9 +15,9 @@ from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
 from hybrid.report import returns, tables
 from hybrid.report.comparison import compared
-from hybrid.report.curves import curves, png
+from hybrid.report.curves import curves
 from hybrid.report.factors import kept_dictionary, layers, responses
-from hybrid.report.page import Html, heading, note, page, picture, row
+from hybrid.report.page import Html, drawing, heading, note, page, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import spans, timeline
@@ -76,12 +76,12 @@ def _overview(record: Record) -> list[Html]:
         parts.append(note(f"{why} {got}"))
     made = [part(record.summary) for part in (tables.ranks, tables.cuts, tables.rollbacks)]
     made.append(tables.starts(record.starts))
-    drawn = [picture(png, title, title) for title, png in curves(record.lines).items()]
+    drawn = [drawing(figure, title, title) for title, figure in curves(record.lines).items()]
     facts = tables.facts(record.summary, record.ended)
     parts += [row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]
     if (figure := timeline(spans(record.run / "trace.json"))) is not None:
-        title = "What each rank did when, in a few steps (all of trace.json: ui.perfetto.dev)"
-        parts += [heading(2, "Timeline"), row([picture(png(figure), title, title)])]
+        title = "What each rank did when (drag, and zoom; all of trace.json: ui.perfetto.dev)"
+        parts += [heading(2, "Timeline"), row([drawing(figure, title, title)])]
     return parts
 
 

@@ -1,16 +1,20 @@
-"""What each rank did when, as a picture of a few rounds."""
+"""What each rank did when: a few steps at first, more by zooming out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field, ValidationError
 
+from hybrid.report.chart import chart
+
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from plotly.graph_objects import Figure
 
 COLOURS = {
     "forward": "#2b6ca3",
@@ -24,8 +28,9 @@ COLOURS = {
 """What is drawn; the later ones over the earlier ones."""
 _MOST_BYTES = 1 << 26
 _MOST_RANKS = 64
+_MOST_SPANS = 6000
 _SHOWN = 4
-"""Steps of the first rank in a picture."""
+"""Steps of the first rank that are in sight at first."""
 
 
 class Span(BaseModel):
@@ -35,11 +40,23 @@ class Span(BaseModel):
     pid: int = Field(ge=0, lt=2**31)
     ts: float = Field(ge=0, lt=1e18)
     dur: float = Field(ge=0, lt=1e15)
+    args: dict[str, object] = {}
+    """Step and micro-batch, where it has them."""
 
     @property
     def kind(self) -> str:
         """What it is drawn as."""
         return "wait" if self.name.startswith("wait") else self.name
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Spans that can be drawn, in order; `start` and `stop`, in microseconds: those in sight."""
+
+    spans: list[Span]
+    ranks: list[int]
+    start: float
+    stop: float
 
 
 def spans(file: Path) -> list[Span]:
@@ -54,38 +71,53 @@ def spans(file: Path) -> list[Span]:
         return []
 
 
-def timeline(found: Sequence[Span], steps: int = _SHOWN) -> Figure | None:
-    """So many steps of the first rank, some time after its first one, a row a rank.
-
-    None if there is nothing to draw.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
+def stretch(found: Sequence[Span], steps: int = _SHOWN) -> Stretch | None:
+    """So many steps of the first rank, some time after its first one; None if there are none."""
     ends = sorted(s.ts + s.dur for s in found if s.pid == 0 and s.name == "step")
     if len(ends) < 2:
         return None
     first = min(len(ends) // 4, max(0, len(ends) - 1 - steps))
     start, stop = ends[first], ends[min(first + steps, len(ends) - 1)]
-    shown = [s for s in found if s.ts < stop and s.ts + s.dur > start and s.kind in COLOURS]
-    ranks = sorted({s.pid for s in shown})[:_MOST_RANKS]
-    bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for s in shown:
-        bars.setdefault((s.pid, s.kind), []).append(((s.ts - start) / 1e3, s.dur / 1e3))
-    figure = Figure(figsize=(11.4, 0.9 + 0.34 * len(ranks)), layout="constrained")
-    axes = figure.subplots()
+    drawn = sorted((s for s in found if s.kind in COLOURS), key=lambda s: s.ts)
+    seen = [s for s in drawn if s.ts < stop and s.ts + s.dur > start]
+    return Stretch(drawn, sorted({s.pid for s in seen})[:_MOST_RANKS], start, stop)
+
+
+def timeline(found: Sequence[Span]) -> Figure | None:
+    """A row a rank, a bar a span, in ms; None if there is nothing to draw."""
+    part = stretch(found)
+    if part is None:
+        return None
+    figure = chart("ms", "", height=130 + 32 * len(part.ranks))
+    rows, middle = set(part.ranks), (part.start + part.stop) / 2
+    own = [s for s in part.spans if s.pid in rows]
+    near = sorted(own, key=lambda s: abs(s.ts - middle))[:_MOST_SPANS]
     for kind, colour in COLOURS.items():
-        for row, rank in enumerate(ranks):
-            place = (row - 0.4, 0.8)
-            axes.broken_barh(bars.get((rank, kind), []), place, color=colour, linewidth=0)
-    axes.set_xlim(0, (stop - start) / 1e3)
-    axes.set_ylim(len(ranks) - 0.5, -0.5)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axes.set_xlabel("ms")
-    axes.spines[["top", "right"]].set_visible(False)
-    kinds = {s.kind for s in shown}
-    patches = [Patch(color=c, label=kind) for kind, c in COLOURS.items() if kind in kinds]
-    figure.legend(
-        handles=patches, frameon=False, fontsize="small", ncols=7, loc="outside upper left"
+        bars = [s for s in near if s.kind == kind]
+        if bars:
+            figure.add_bar(
+                orientation="h",
+                y=[f"rank {s.pid}" for s in bars],
+                base=[(s.ts - part.start) / 1e3 for s in bars],
+                x=[s.dur / 1e3 for s in bars],
+                marker={"color": colour, "line": {"width": 0}},
+                name=kind,
+                customdata=[_about(s) for s in bars],
+                hovertemplate="%{customdata}<br>%{x:.3f} ms<extra></extra>",
+            )
+    figure.update_layout(barmode="overlay", dragmode="pan", bargap=0.2, legend_entrywidth=70)
+    figure.update_xaxes(range=[0, (part.stop - part.start) / 1e3], showgrid=False)
+    names = [f"rank {rank}" for rank in part.ranks]
+    figure.update_yaxes(
+        autorange="reversed",
+        fixedrange=True,
+        showgrid=False,
+        categoryarray=names,
+        categoryorder="array",
     )
     return figure
+
+
+def _about(span: Span) -> str:
+    where = [f"{key.replace('_', '-')} {number}" for key, number in span.args.items()]
+    return escape(", ".join([span.kind, *where]))

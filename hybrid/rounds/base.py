@@ -62,19 +62,24 @@ class Rounds(ABC):
         """
         serial, parallel = PhaseStats(), PhaseStats()
         self.each = []
+        before = self.links.traffic.total_waiting
         self.train(windows, serial, parallel, closing)
+        waited = self.links.traffic.total_waiting - before
         mine = [share(stats) for stats in (serial, parallel)]
         last = self.links.rank == self.links.size - 1
         each = [losses.cpu() for losses in self.each] if last else []
-        gathered = self.links.everyone((mine, self.news(), each))
-        everyone = [shares for shares, _, _ in gathered]
-        self.heard = [news for _, news, _ in gathered]
-        self.losses = [each for _, _, each in gathered[self.links.size - 1 :: self.links.size]]
+        gathered = self.links.everyone((mine, waited, self.news(), each))
+        everyone = [shares for shares, *_ in gathered]
+        self.heard = [news for _, _, news, _ in gathered]
+        self.losses = [each for *_, each in gathered[self.links.size - 1 :: self.links.size]]
         reports = [
             merged(phase, self._chains([rank[i] for rank in everyone]))
             for i, phase in enumerate(PHASES)
             if any(rank[i]["samples"] for rank in everyone)
         ]
+        seconds = sum(report.seconds for report in reports)
+        if seconds and len(gathered) > 1:
+            reports[0].idle = [min(1.0, waited / seconds) for _, waited, *_ in gathered]
         check_finite(everyone, first_step, epoch)
         self.watch(reports, windows)
         return reports

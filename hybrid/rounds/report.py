@@ -34,6 +34,8 @@ class PhaseReport:
     """None without a metric of that name."""
     seconds: float
     """Of the slowest rank."""
+    idle: list[float] = field(default_factory=list)
+    """Of each rank: its share of the time of all phases in which it waited; the first one's."""
     residual: list[float] = field(default_factory=list)
     """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
     primal: list[float] = field(default_factory=list)
@@ -48,7 +50,7 @@ class PhaseReport:
 
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
-        optional = ("primal", "dual", "notices", "rounds", "staleness")
+        optional = ("idle", "primal", "dual", "notices", "rounds", "staleness")
         told = {k: v for k, v in asdict(self).items() if v or k not in optional}
         rounds: dict[str, Any] = told.pop("rounds", {})
         return told | rounds

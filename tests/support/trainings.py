@@ -75,7 +75,7 @@ def summary(run: Path) -> dict[str, Any]:
 def lines(run: Path) -> list[dict[str, Any]]:
     """Those of metrics.jsonl, without what depends on the clock."""
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "idle")} for line in found]
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

@@ -31,7 +31,8 @@ def runs(tmp_path_factory):
 
 
 def text(page):
-    return re.sub(r"<[^>]+>", " ", Path(page).read_text())
+    document = re.sub(r"<script.*?</script>", " ", Path(page).read_text(), flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", " ", document)
 
 
 def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
@@ -51,7 +52,7 @@ def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
         for axis in ("epochs", "minutes of training"):
             assert re.search(rf"{title}[^<]*, by {axis}", shown)
     assert "What each rank did when" in shown
-    assert "script" not in page.replace("Content-Security-Policy", "")
+    assert not re.search(r"<(script|img|link)[^>]+(src|href)=", page)  # it stands alone
 
 
 def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_path):

@@ -1,0 +1,95 @@
+"""Charts in one style: plotly's figures, which zoom and tell their values in the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+BLUE, ORANGE, GREY = "#2b6ca3", "#d9822b", "#555555"
+SEVERAL = (BLUE, ORANGE, "#3a9d6e", "#b5433f", "#7a4fa3", "#8a6a4f", "#cc6fa8", "#777777")
+"""Colours of things that have no order; after the last the first comes again."""
+_HEIGHT = 350
+_NAMED = 8
+"""Of more things in an order only the first and the last are named."""
+
+
+def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> Figure:
+    """Axes with their names, nothing drawn in them; ValueError where plotly is missing."""
+    try:
+        from plotly.graph_objects import Figure
+    except ImportError:
+        raise ValueError(
+            "a report's charts need plotly: pip install 'hybrid-blocks[report]'"
+        ) from None
+    figure = Figure()
+    figure.update_layout(
+        template="simple_white",
+        height=height,
+        margin={"l": 60, "r": 15, "t": 62, "b": 45},
+        font={"family": "system-ui, sans-serif", "size": 12, "color": "#222222"},
+        # above the axes, where no curve can run through it, and below the buttons
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        hovermode="closest",
+    )
+    figure.update_xaxes(title=across, showgrid=True, gridcolor="#e4e4e4")
+    figure.update_yaxes(title=up, showgrid=True, gridcolor="#e4e4e4")
+    if log:
+        figure.update_yaxes(type="log", exponentformat="power")
+    return figure
+
+
+def curve(
+    figure: Figure,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    colour: str,
+    label: str = "",
+    *,
+    width: float = 1.5,
+    mode: str = "lines+markers",
+    **more: Any,
+) -> None:
+    """A line with a mark a point, since a single point has no line; no label, no legend.
+
+    What is not finite is a hole. `more` goes to the line: dash, shape.
+    """
+    figure.add_scatter(
+        x=list(xs),
+        y=list(ys),
+        mode=mode,
+        line={"color": colour, "width": width, **more},
+        marker={"size": 4, "color": colour},
+        name=escape(label),
+        showlegend=bool(label),
+    )
+
+
+def band(
+    figure: Figure, xs: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str
+) -> None:
+    """The room between two curves, in a lighter shade."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    figure.add_scatter(
+        x=[*xs, *reversed(xs)],
+        y=[*high, *reversed(low)],
+        fill="toself",
+        fillcolor=f"rgba({red}, {green}, {blue}, 0.18)",
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def in_order(kind: str, number: int, first: int = 0) -> Iterable[tuple[str, str]]:
+    """Of each of several things in an order: its colour, and its name where it is to be named."""
+    from plotly.colors import sample_colorscale
+
+    places = [0.88 * i / max(1, number - 1) for i in range(number)]
+    for i, colour in enumerate(sample_colorscale("Viridis", places) if number else []):
+        named = number <= _NAMED or i in (0, number - 1)
+        yield colour, f"{kind} {i + first}" if named else ""
