@@ -1,6 +1,7 @@
 """The window that follows the training against fixed ones: test accuracy at equal epochs.
 
     python docs/benchmarks/windows.py --data-dir DIR [--seeds 1] [--epochs 3] [--images 10000]
+        [--rows "window 4"]
 
 The augmented Lagrangian over four blocks, one sweep a window, every round corrected, so all but the
 serial run do the same exact and local steps on the same mini-batches and differ in when. Results
@@ -42,13 +43,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--rows", nargs="+", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--work", type=Path, default=Path("/tmp/windows"))
     options = parser.parse_args()
     loaded = sources.load("cifar10", options.data_dir, options.images)
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     rows = found.setdefault(f"{options.model}, {options.images}, {options.epochs} epochs", {})
     for seed in range(options.seeds):
-        for name in RUNS:
+        for name in options.rows:
             key = f"{name}, seed {seed}"
             if key not in rows:
                 rows[key] = trained(options, loaded, name, seed)
