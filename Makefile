@@ -57,7 +57,7 @@ gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,dev,zoo,rl,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,report,zoo,rl,dev,docs]'
 	touch $@
 
 clean:

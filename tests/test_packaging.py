@@ -46,6 +46,8 @@ def test_the_wheel_works_away_from_the_sources(tmp_path):
     for needed in (
         "hybrid/jobs/train.sbatch",
         "hybrid/report/page.css",
+        "hybrid/report/page.html",
+        "hybrid/data/digits.npz",
         "solvers/kernels/source.cu",
     ):
         assert needed in names

@@ -5,6 +5,7 @@ import os
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -78,7 +79,7 @@ def write(
     speeds: Sequence[Speed],
     runs: Sequence[Runs],
 ) -> str:
-    """Write bench.json, bench.md and bench.png; give the Markdown."""
+    """Write bench.json, bench.md and, where matplotlib is there, bench.png; give the Markdown."""
     target = facts["target"]
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
@@ -86,12 +87,16 @@ def write(
     text = [f"# {title}", "", told, "", speed_table(speeds, facts["epoch_images"])]
     if target is not None:
         text += ["", accuracy_table(runs, speeds[0].name, target)]
-    text += [f"\nLeft out: {name}: {why}." for name, why in facts["left_out"].items()]
-    text.append("\n![images a second and speed-up](bench.png)")
+    missing = dict(facts["left_out"])
+    if find_spec("matplotlib") is None:
+        missing["bench.png"] = "it needs matplotlib: pip install 'hybrid-blocks[report]'"
+    else:
+        plot(folder / "bench.png", title, speeds, runs, target)
+    text += [f"\nLeft out: {name}: {why}." for name, why in missing.items()]
+    text += ["\n![images a second and speed-up](bench.png)"] * ("bench.png" not in missing)
     markdown = "\n".join(text) + "\n"
     write_atomically(folder / "bench.json", (json.dumps(raw, indent=1) + "\n").encode())
     write_atomically(folder / "bench.md", markdown.encode())
-    plot(folder / "bench.png", title, speeds, runs, target)
     return markdown
 
 

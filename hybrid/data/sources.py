@@ -18,7 +18,7 @@ from hybrid.errors import one_line
 from solvers.checks import unknown
 
 NAMES = {
-    "digits": "1,797 handwritten digits of 8 x 8 pixels, which scikit-learn brings along",
+    "digits": "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
     "mnist": "70,000 handwritten digits of 28 x 28 pixels",
     "fashion-mnist": "70,000 pictures of clothes, 28 x 28 pixels, ten classes",
     "cifar10": "60,000 photographs of 32 x 32 pixels, ten classes",

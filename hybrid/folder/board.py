@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.record_writer import RecordWriter
 
 from hybrid.errors import one_line
 
@@ -47,7 +47,7 @@ class Board:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         number = len(list(self.folder.iterdir()))
-        self._records = RecordWriter((self.folder / f"{name}.{number}").open("xb"))
+        self._records = RecordWriter(str(self.folder / f"{name}.{number}"))
         self._write(Event(file_version="brain.Event:2"))
         if from_step:
             # what was written of later steps is of a course that was left

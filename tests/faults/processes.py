@@ -20,7 +20,7 @@ ENVIRONMENT = ALLOWED | {"CI": "1"}
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
-_SLOW = "torch._dynamo sklearn.datasets hybrid.runs.build hybrid.cli.app hybrid.folder.board"
+_SLOW = "torch._dynamo hybrid.runs.build hybrid.cli.app hybrid.folder.board"
 _FORKING.set_forkserver_preload(_SLOW.split())
 
 

@@ -31,7 +31,7 @@ def test_the_digits_split_is_stratified(halves):
     assert bool(((test / (train + test) - 360 / 1797).abs() < 0.006).all())
 
 
-def test_every_digit_image_is_in_one_half(halves):
+def test_every_digit_image_of_scikit_learn_is_in_one_half(halves):
     from sklearn.datasets import load_digits
 
     joined = torch.cat([half.images for half in halves["digits"]]).flatten(1)
