@@ -47,7 +47,7 @@ def test_the_wheel_works_away_from_the_sources(tmp_path):
         "hybrid/jobs/train.sbatch",
         "hybrid/report/page.css",
         "hybrid/report/page.html",
-        "hybrid/data/digits.npz",
+        "hybrid/data/digits.safetensors",
         "solvers/kernels/source.cu",
     ):
         assert needed in names

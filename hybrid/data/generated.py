@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hybrid.data.dataset import Dataset
@@ -12,7 +12,7 @@ from hybrid.data.sampling import uniform
 
 # means and standard deviations are those of the training halves
 _DIGITS_MEAN, _DIGITS_STD = (0.3056,), (0.3761,)
-_DIGITS = Path(__file__).with_name("digits.npz")
+_DIGITS = Path(__file__).with_name("digits.safetensors")
 _DIGITS_TEST = 360
 
 _SYNTHETIC_POOL = 2000
@@ -26,9 +26,9 @@ def digits() -> tuple[Dataset, Dataset]:
     Machine Learning Repository, 1998, doi 10.24432/C50P49, CC BY 4.0), 0 to 16 a pixel, as in
     scikit-learn. The split is stratified and always the same, whatever the seed of the run.
     """
-    raw = np.load(_DIGITS)
-    images = torch.from_numpy(raw["images"] * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
-    labels = torch.from_numpy(raw["labels"]).long()
+    raw = load_file(_DIGITS)
+    images = (raw["images"].double() * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
+    labels = raw["labels"].long()
     test = _stratified(labels, _DIGITS_TEST)
 
     def part(chosen: Tensor) -> Dataset:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best
-from hybrid.folder.files import remove, sync, write_atomically, write_durably
+from hybrid.folder.files import remove, sync, write_durably
 from hybrid.links import AgreedError, RankLinks
 
 T = TypeVar("T")
@@ -103,7 +103,10 @@ class Writer:
             others = {n: checkpoint.write(folder, n, tensors) for n, tensors in beside.items()}
             share = Share("written", written, others)
             if self._number:
-                write_atomically(folder / _share_name(self._number), json.dumps(asdict(share)))
+                part = folder / f".{_share_name(self._number)}.partial"
+                write_durably(part, json.dumps(asdict(share)))
+                # nothing after it: once the file has its name, rank 0 may rename the folder
+                os.replace(part, folder / _share_name(self._number))
                 return share
             return self._commit(share)
 

@@ -35,7 +35,7 @@ def test_every_start_is_told_of(run_folder, hybrid, monkeypatch):
     assert second["slurm_job"] == "17"
     assert second["command"] == "hybrid train --out 'a folder'"
     page = output(hybrid("report", run_folder)).split()[-1]
-    assert "--out &#x27;a folder&#x27;" in Path(page).read_text()
+    assert "--out &#39;a folder&#39;" in Path(page).read_text()
 
 
 def test_the_commit_is_that_of_the_sources():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -30,6 +31,21 @@ def test_the_newest_checkpoints_are_kept(tmp_path, keep_last: int, kept: list[in
     for step in (1, 2, 3):
         run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers, keep_last))
     assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == kept
+
+
+def test_the_first_rank_may_be_done_before_another_ends_its_part(tmp_path, monkeypatch) -> None:
+    replace = os.replace
+
+    def slowly(source: Path, target: Path) -> None:
+        replace(source, target)
+        if Path(target).name == "share-1.json":
+            sleep(0.3)  # the folder gets its own name meanwhile
+
+    monkeypatch.setattr(os, "replace", slowly)
+    cut, optimisers = trained(2, 0)
+    run_threads(2, lambda links: save(tmp_path, 7, links, cut, optimisers, 0))
+    assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["00000007"]
+    assert not list(tmp_path.glob("*/*partial")) + list(tmp_path.glob(".*"))
 
 
 @pytest.fixture

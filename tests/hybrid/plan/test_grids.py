@@ -22,12 +22,12 @@ from solvers.sync.local_sgd import LocalSGD
 FAST, SLOW = Network(1e12, 0.0), Network(1e5)
 
 
-def planner(network=FAST, batch=32, **settings):
+def planner(network=FAST, batch=32, unit=0.001, **settings):
     given = {"data.name": "digits", "data.limit": 512, "train.threads": 1}
     resolved = load(None, {**given, "train.batch_size": batch, **settings})
     images, _ = build.images(resolved.data)
     made = plan.Planner(resolved, build.model(resolved, images), images, network)
-    made._table = {n: [Cost(0.001, 0.002)] * 5 for n in range(1, batch + 1)}
+    made._table = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
     return made
 
 
@@ -54,7 +54,7 @@ def test_ranks_that_are_no_grid_are_refused_with_a_number_that_is():
 
 
 def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_network():
-    made = planner()
+    made = planner(unit=0.05)  # next to which no busy machine's own time counts
     rates = [
         made.predict(made.blocks(K, 32), BASE, replicas=R).images_per_second
         for K, R in ((1, 1), (1, 2), (1, 4))

@@ -1,6 +1,7 @@
 """The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
 
 import json
+import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -186,6 +187,12 @@ def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
     path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
         restore.restore(run_folder)
+
+
+def test_without_plotly_one_line_says_what_to_install(hybrid, by_hand, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    assert_one_line(hybrid("report", by_hand), "plotly", "pip install 'hybrid-blocks[report]'")
+    assert not (by_hand / "report").exists()
 
 
 def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
