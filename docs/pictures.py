@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from hybrid import Trainer, data, models, split
-from hybrid.report.timeline import spans, timeline
+from hybrid.report.timeline import COLOURS, Stretch, spans, stretch
 from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
 from solvers import DDG, AugmentedLagrangian, Backprop, Solver
 from solvers.passes.exact import PassSettings
@@ -62,9 +63,33 @@ def timelines() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, (solver, settings, steps) in TIMELINES.items():
             done = run(Path(folder) / name, solver, 12, **settings)
-            figure = timeline(spans(done / "trace.json"), steps)
-            assert figure is not None
-            save(figure, f"timeline-{name}")
+            part = stretch(spans(done / "trace.json"), steps)
+            assert part is not None
+            save(bars_of(part), f"timeline-{name}")
+
+
+def bars_of(part: Stretch) -> Figure:
+    """A row a rank, what is in sight at first."""
+    figure = Figure(figsize=(11.4, 0.9 + 0.34 * len(part.ranks)), layout="constrained")
+    axes = figure.subplots()
+    shown = [s for s in part.spans if s.ts < part.stop and s.ts + s.dur > part.start]
+    patches = []
+    for kind, colour in COLOURS.items():
+        for row, rank in enumerate(part.ranks):
+            own = [s for s in shown if (s.pid, s.kind) == (rank, kind)]
+            bars = [((s.ts - part.start) / 1e3, s.dur / 1e3) for s in own]
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
+        if any(s.kind == kind for s in shown):
+            patches.append(Patch(color=colour, label=kind))
+    axes.set_xlim(0, (part.stop - part.start) / 1e3)
+    axes.set_ylim(len(part.ranks) - 0.5, -0.5)
+    axes.set_yticks(range(len(part.ranks)), [f"rank {rank}" for rank in part.ranks])
+    axes.set_xlabel("ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        handles=patches, frameon=False, fontsize="small", ncols=7, loc="outside upper left"
+    )
+    return figure
 
 
 def save(figure: Any, name: str) -> None:

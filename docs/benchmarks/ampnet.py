@@ -24,6 +24,7 @@ import torch
 
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
+from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
 from solvers import DDG, AMPNet, Backprop, Solver
 
@@ -77,7 +78,7 @@ def trained(
     )
     try:
         return trainer.fit(images, test)
-    except ValueError as error:  # it diverged
+    except DivergedError as error:
         return {"failed": str(error)}
 
 

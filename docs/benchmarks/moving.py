@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from hybrid import Trainer, data, models, split
+from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
 from solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver
 
@@ -62,7 +63,7 @@ def train(row: tuple[Solver, int, int], model: str, seed: int, folder: Path) -> 
     )
     try:
         return 100 * float(trainer.fit(images, test)["test_accuracy"])
-    except ValueError as error:  # it diverged
+    except DivergedError as error:
         return str(error)
 
 

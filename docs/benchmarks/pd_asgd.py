@@ -26,6 +26,7 @@ from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
 from hybrid.ranks import launch
 from hybrid.rounds.optimisers import make
+from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimiserSettings, TrainSettings
 from hybrid.training.setup import make_block
@@ -71,7 +72,7 @@ def accuracy(
     )
     try:
         return 100 * float(trainer.fit(images, test)["test_accuracy"])
-    except ValueError as error:  # it diverged
+    except DivergedError as error:
         return str(error)
 
 

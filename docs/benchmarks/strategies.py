@@ -24,6 +24,7 @@ import torch
 from hybrid import Trainer, data, models, split
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
+from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
 from hybrid.training.run import Run
 from solvers import Backprop
@@ -84,7 +85,7 @@ def accuracy(folder: Path, names: list[str], seeds: list[int], epochs: int) -> N
             try:
                 summary = trainer(ROWS[name], seed, epochs, "virtual").fit(images, test)
                 found: Any = 100 * float(summary["test_accuracy"])
-            except ValueError as error:  # it diverged
+            except DivergedError as error:
                 found = str(error)
             keep("accuracy", key, str(seed), found)
 
