@@ -31,7 +31,7 @@ from hybrid.settings.methods import NAMED, known_settings
 from solvers import Backprop, registry
 from tests.support.setting_modes import ALONE, EXACT, GREEDY, LISTED, MODES, OTHERS, STORING, TINY
 
-SHARE = int(os.environ.get("SETTINGS_SHARE", "24"))
+SHARE = int(os.environ.get("SETTINGS_SHARE", "48"))
 """`make test` tries one triple of so many."""
 
 

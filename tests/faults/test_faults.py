@@ -27,9 +27,9 @@ ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
 """Kinds that both threads and ranks may meet, and that ranks meet here."""
 
 
-ALWAYS = ("kill -9 of a rank", "TERM", "a damaged checkpoint")
+ALWAYS = ("kill -9 of a rank", "a damaged checkpoint")
 OTHERS = [kind.name for kind in KINDS if kind.name not in ALWAYS]
-AT_ONCE = 3
+AT_ONCE = 2
 """Of the others, in one run of the tests."""
 
 

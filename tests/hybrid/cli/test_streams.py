@@ -32,7 +32,13 @@ def broken() -> int:
 STREAMS = {"a reader that left": broken, "a full disk": lambda: os.open("/dev/full", os.O_WRONLY)}
 
 
-@pytest.mark.parametrize("stream", STREAMS)
+ONE_OF_THEM = [
+    pytest.param(stream, marks=() if stream == "a full disk" else pytest.mark.slow)
+    for stream in STREAMS
+]
+
+
+@pytest.mark.parametrize("stream", ONE_OF_THEM)
 def test_a_run_ends_well_when_nobody_takes_its_output(stream: str, tmp_path) -> None:
     """A process of its own, which loads torch: what Python does at its end counts, too."""
     job = start(tmp_path / "run", "--epochs", "2", stdout=STREAMS[stream](), stderr=subprocess.PIPE)
@@ -56,7 +62,7 @@ def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("stream", ONE_OF_THEM)
 def test_a_stopped_run_gives_75_whatever_became_of_its_streams(stream: str, tmp_path) -> None:
     run = tmp_path / "run"
     job = start(run, "--epochs", "10000", stdout=STREAMS[stream](), stderr=STREAMS[stream]())

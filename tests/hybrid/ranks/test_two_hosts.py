@@ -90,7 +90,7 @@ def seconds_to_the_end(hosts: TwoHosts, limit: float) -> float:
 @pytest.mark.parametrize(
     ("silently", "timeout", "limit"),
     [
-        pytest.param(False, 3, 13, id="link down"),
+        pytest.param(False, 3, 13, id="link down", marks=pytest.mark.slow),
         pytest.param(True, 10, 20, id="packets lost", marks=pytest.mark.slow),
     ],
 )

@@ -20,10 +20,15 @@ from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
 from solvers.layers.bundle import call
 
-# the first test of a large one of torchvision or timm takes 2 to 5 s: 12 steps and three traces
+LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]
+"""The first test of one takes 2 to 10 s: 12 steps and three traces. Two are for every day."""
 
 
-@pytest.fixture(params=ZOO)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in LARGE[1:-1] else []) for name in ZOO
+    ]
+)
 def name(request):
     if not installed(ZOO[request.param].needs):
         pytest.skip(f"{ZOO[request.param].needs} is not installed")

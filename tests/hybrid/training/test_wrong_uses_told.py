@@ -68,7 +68,9 @@ ON_RANKS = {
 }
 
 
-@pytest.mark.parametrize("kind", ON_RANKS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "item" else pytest.mark.slow) for k in ON_RANKS]
+)
 def test_a_failure_of_one_rank_ends_the_job_at_once_and_is_told_once(kind, mpirun, tmp_path):
     found = mpirun(2, sys.executable, misused.__file__, kind, tmp_path / "run", limit=60)
     said = [line for line in found.stderr.splitlines() if "hybrid: error:" in line]
