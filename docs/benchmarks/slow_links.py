@@ -1,6 +1,6 @@
 """Where the hybrid pays: images/s on slow links, and what a local epoch must be worth to be first.
 
-    python docs/benchmarks/slow_links.py [--models resnet20]
+    python docs/benchmarks/slow_links.py [--models resnet20] [--micro-batches 8]
 
 Units are timed once on this machine, one thread; the methods' real programs then run on stand-ins
 that let that time go by, on virtual links of 10 Mb/s, 100 Mb/s and 1 Gb/s, 100 us (`hybrid plan`
@@ -39,17 +39,17 @@ RATES = {"10 Mb/s": 1e7, "100 Mb/s": 1e8, "1 Gb/s": 1e9}
 FORMATS: tuple[WireFormat, ...] = ("float32", "bfloat16", "int8")
 
 
-def rows() -> list[Recipe]:
-    """Every method, in every format of its messages."""
+def rows(m: int) -> list[Recipe]:
+    """Every method in m micro-batches, in every format of its messages."""
     made = []
     for form in FORMATS:
-        serial = PassSettings(micro_batches=8, messages=form)
+        serial = PassSettings(micro_batches=m, messages=form)
         made.append(
-            Recipe(f"flushed pipeline, {form}", Backprop(micro_batches=8, messages=form), sweeps=0)
+            Recipe(f"flushed pipeline, {form}", Backprop(micro_batches=m, messages=form), sweeps=0)
         )
         for kind in (DDG, FDG):
-            solver = kind(micro_batches=8, messages=form)
-            made.append(Recipe(f"{kind.name}, m=8, {form}", solver, sweeps=1))
+            solver = kind(micro_batches=m, messages=form)
+            made.append(Recipe(f"{kind.name}, m={m}, {form}", solver, sweeps=1))
         for sweeps in (1, 4):
             name = f"hybrid, {sweeps} sweep{'s' * (sweeps > 1)}, {form}"
             made.append(Recipe(name, AugmentedLagrangian(), serial, sweeps=sweeps, window=16))
@@ -59,7 +59,9 @@ def rows() -> list[Recipe]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--micro-batches", type=int, default=8)
     options = parser.parse_args()
+    parts = f", m={options.micro_batches}" * (options.micro_batches != 8)
     torch.set_num_threads(1)
     file = Path(__file__).with_suffix(".json")
     found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
@@ -68,7 +70,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|")
     for model in options.models:
-        cases = {f"{model}, K={K}, {title}": (K, title) for K in (2, 4) for title in RATES}
+        cases = {f"{model}, K={K}, {title}{parts}": (K, title) for K in (2, 4) for title in RATES}
         for case in (case for case in cases if case in found):
             print(line(case, found[case]))
         if cases.keys() <= found.keys():
@@ -85,7 +87,7 @@ def main() -> None:
             planner.network = Network(RATES[title] / 8, 1e-4)
             here = {"data parallel": data_parallel(planner, K)}
             blocks = planner.blocks(K)
-            for recipe in rows():
+            for recipe in rows(options.micro_batches):
                 here[recipe.name] = planner.predict(blocks, recipe).images_per_second
             found[case] = {name: rate / base for name, rate in here.items()}
             print(line(case, found[case]), flush=True)
