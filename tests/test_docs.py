@@ -51,8 +51,9 @@ def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     assert (tmp_path / "run.csv").exists()
 
 
-@pytest.mark.parametrize("name", ["samplers", "your-own-solver", "your-own-strategy"])
-def test_what_a_page_shows_of_ones_own_trains(name, capsys):
+@pytest.mark.parametrize("name", ["callbacks", "samplers", "your-own-solver", "your-own-strategy"])
+def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / f"{name}.md").read_text()
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
     found: dict[str, Any] = {"__name__": name.replace("-", "_")}

@@ -17,7 +17,7 @@ from hybrid.ranks import launch
 app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Layer-parallel training of residual networks with auxiliary variables.",
+    help="Train networks in blocks, over MPI: auxiliary variables, delayed gradients, replicas.",
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli.options import AnyOther, first_says, flag, now, overrides
+from hybrid.cli.options import AnyOther, Model, first_says, flag, now, overrides
 from hybrid.errors import tell
 from hybrid.ranks import launch
 
@@ -40,6 +40,9 @@ def submit(
     ranks_per_node: Annotated[
         int, typer.Option(help="MPI ranks a node, one block of one replica each.")
     ],
+    model: Model = None,
+    data: Annotated[str | None, flag("data")] = None,
+    loss: Annotated[str | None, flag("loss")] = None,
     replicas: Annotated[int | None, flag("replicas")] = None,
     gpus_per_rank: Annotated[
         int | None,
@@ -77,19 +80,23 @@ def submit(
 ) -> None:
     """Hand a training to Slurm: it checkpoints at its time limit, is requeued and goes on."""
     from hybrid.ranks import slurm
-    from hybrid.runs import build
+    from hybrid.runs import build, references
     from hybrid.settings.resolve import load
 
     if launch.launched_rank() > 0:
         return
-    resolved = load(config, overrides(context))
+    given = overrides(context)
+    resolved = load(config, given)
+    references.check_given(resolved, given)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:
         out = build.new_folder(resolved, now())
     asked = {f.name: context.params.get(f.name) for f in fields(slurm.Request)}
     asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out)), "seeds": array}
-    asked |= {"gpus_per_rank": gpus_per_rank, "settings": tuple(set_ or ())}
+    named = {"model.name": model, "data.name": data, "train.loss": loss}
+    own = [f"{dotted}={name}" for dotted, name in named.items() if name is not None]
+    asked |= {"gpus_per_rank": gpus_per_rank, "settings": (*own, *(set_ or ()))}
     request = slurm.Request(**asked)  # type: ignore[arg-type]
     notices = slurm.check_grid(resolved.split, request)
     slurm.check_setup(setup)

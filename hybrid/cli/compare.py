@@ -11,6 +11,14 @@ from hybrid.cli import options
 from hybrid.ranks import launch
 
 commands = typer.Typer()
+Known = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="A network of this package: resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, "
+        "resnet18.  [default: resnet8]",
+    ),
+]
 
 
 @commands.command(
@@ -19,7 +27,7 @@ commands = typer.Typer()
 def bench(
     context: typer.Context,
     config: options.TomlFile = None,
-    model: options.Model = None,
+    model: Known = None,
     data: Annotated[
         str | None, typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]")
     ] = None,
@@ -69,7 +77,7 @@ def bench(
 def plan(
     context: typer.Context,
     config: options.TomlFile = None,
-    model: options.Model = None,
+    model: Known = None,
     solver: options.Method = None,
     data: Annotated[
         str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")

@@ -45,6 +45,22 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def __str__(self) -> str:
+        """A line a block: its units, its parameters and, where known, its share of the cost."""
+        total = sum(sum(cost) for cost in self.costs)
+        lines = []
+        for k in range(len(self)):
+            units, start = self.of(k), self.starts[k]
+            count = sum(
+                p.numel() for unit in units for m in unit.parts.values() for p in m.parameters()
+            )
+            line = f"block {k}: {units[0].name} to {units[-1].name}, {count:,} parameters"
+            if total:
+                own = sum(sum(cost) for cost in self.costs[start : start + len(units)])
+                line += f", {own / total:.0%} of the cost"
+            lines.append(line)
+        return "\n".join(lines)
+
     @property
     def cuts(self) -> list[str]:
         """The first unit of every block but the first."""
@@ -372,9 +388,9 @@ def _indices(cuts: list[str], names: list[str]) -> list[int]:
     for cut in cuts:
         if cut not in names:
             near = difflib.get_close_matches(cut, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "see the list"
+            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}); {hint}"
+                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}){hint}"
             )
         found.append(names.index(cut))
     if 0 in found:

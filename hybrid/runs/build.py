@@ -22,6 +22,7 @@ from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml, to_toml
 from hybrid.training.replicas import wrong_product
 from hybrid.training.trainer import Trainer
+from hybrid.training.written import OWN_DATA
 from solvers import registry
 from solvers.layers.projection import Projection
 
@@ -140,6 +141,11 @@ def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
         train, test = references.data_sets(wanted.name)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
+    if wanted.name == OWN_DATA:
+        raise ValueError(
+            "the run was made by a script, on data of its own: start the script again, or give "
+            "--data package.module:function, which gives (training, test) data"
+        )
     wanted.refuse("data", f"{wanted.name} is in memory", "workers", "worker_kind")
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     augmentation = train.augmentation if wanted.augment else data.Augmentation()
@@ -155,7 +161,12 @@ def images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
 
 
 def model(resolved: Config, images: Data) -> models.Chain:
-    """The network, its weights a function of the seed alone."""
+    """This package's network, its weights a function of the seed alone."""
+    if references.is_reference(resolved.model.name):
+        raise ValueError(
+            f"model.name is {resolved.model.name!r}: plan, bench and --solver auto know the "
+            "networks of this package alone: choose one of these, or train yours with a --solver"
+        )
     (channels, height, width), classes = _looks(resolved, images)
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")

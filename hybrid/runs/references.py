@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -43,12 +44,15 @@ def function(name: str, flag: str) -> Any:
     try:
         found = import_module(module)
     except Exception as error:  # whatever a user's module raises
-        raise ValueError(
-            f"{flag} {name}: {module} cannot be imported: {type(error).__name__}: {one_line(error)}"
-        ) from None
+        why = f"{type(error).__name__}: {one_line(error)}"
+        if module.endswith(".py"):
+            why = f"it is the name of a file: give {flag} {module[:-3]}:{attribute}"
+        raise ValueError(f"{flag} {name}: {module} cannot be imported: {why}") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ValueError(f"{flag} {name}: {module} has no {attribute}")
+            near = get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{flag} {name}: {module} has no {attribute}{hint}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{flag} {name}: {attribute} is a {type(found).__name__}, no function")

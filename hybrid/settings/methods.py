@@ -85,6 +85,11 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
         return f"{dotted} is a setting of {many}; this run's {section}.name is {chosen}"
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
+    if section == "solver" and not near and not others:
+        meant = difflib.get_close_matches(key, _keys_of_methods(), 1)
+        key, others = (meant[0], _methods_with(meant[0])) if meant else (key, [])
+        if name in others:
+            return f"unknown setting {dotted!r}; did you mean 'solver.{key}'?"
     if others:
         text = f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}"
     else:
@@ -110,6 +115,15 @@ def _having(section: str, key: str) -> list[str]:
     """What there is for a section of `NAMED` that has a setting."""
     known = NAMED[section]
     return [name for name in known if key in (f.name for f in fields(known[name]))]
+
+
+def _keys_of_methods() -> list[str]:
+    """Every setting that some method has."""
+    found: dict[str, None] = {}
+    for name in registry.names():
+        with suppress(ValueError):
+            found |= dict.fromkeys(_field_docs(registry.solver_class(name)))
+    return [*found]
 
 
 def _methods_with(key: str) -> list[str]:

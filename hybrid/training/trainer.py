@@ -28,7 +28,7 @@ from hybrid.training.aims import Aims
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts, placed
-from hybrid.training.written import described
+from hybrid.training.written import OWN_DATA, described
 from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
@@ -69,6 +69,8 @@ class Trainer(Options):
     """As the blocks have been trained, which decides what rank has which."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.blocks, Blocks):
+            raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
         own = [name for name in RoundSettings.model_fields if name != "gaps"]
         asked = {name: getattr(self, name) for name in own}
@@ -84,7 +86,7 @@ class Trainer(Options):
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,
-            "data": "custom",
+            "data": OWN_DATA,
             **self.names,
         }
 
@@ -123,8 +125,7 @@ class Trainer(Options):
             leave_if_asked(links, request)
             return run.fit()
 
-        failed = setup if isinstance(setup, ValueError) else None
-        device = None if isinstance(setup, ValueError) else setup.device
+        failed, device = (setup, None) if isinstance(setup, ValueError) else (None, setup.device)
         if not isinstance(setup, ValueError):
             self._side = replicas.arrangement(setup)
         grid = len(self.blocks), self.replicas

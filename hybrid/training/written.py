@@ -13,6 +13,9 @@ from solvers import registry
 OWN_LOSS = "your own"
 """What the file calls a loss of the caller's."""
 
+OWN_DATA = "custom"
+"""What data are called that `fit` is given."""
+
 
 def described(options: Options, method: Method, rounds: RoundSettings, cuts: Sequence[str]) -> str:
     """Text of config.toml; what no file can hold, objects of the caller's, it only mentions."""

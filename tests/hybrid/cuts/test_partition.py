@@ -59,7 +59,7 @@ BODY = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()
 USERS = nn.Sequential(OrderedDict(stem=nn.Linear(3, 4), body=BODY, head=nn.Linear(4, 2)))
 CUTS = {
     "body.2": r"^no unit 'body.2' among the 5 units \(stem, .*\); did you mean 'body.0'\?",
-    "q": r"^no unit 'q' among the 5 units \(stem, body.0, .*; see the list",
+    "q": r"^no unit 'q' among the 5 units \(stem, body.0, .*\)$",
     "stem": r"^a cut before 'stem', the first unit, would leave block 0 empty",
     "head body.0": r"cuts \['head', 'body.0'\] are not in the model's order: stem, body.0",
     "head head": r"cuts \['head', 'head'\] are not in the model's order",
@@ -89,6 +89,14 @@ def test_a_users_model_is_cut_before_the_units_they_name():
         ["head"],
     ]
     assert blocks.cuts == ["body.1.0", "head"]
+
+
+def test_blocks_are_told_in_a_line_each():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    told = str(split(network, cuts=["2"])).splitlines()
+    assert told == ["block 0: 0 to 1, 40 parameters", "block 1: 2 to 2, 18 parameters"]
+    balanced = str(split(network, 2, sample=torch.zeros(2, 4))).splitlines()
+    assert all(line.endswith("% of the cost") for line in balanced)
 
 
 def test_blocks_share_their_tensors_with_the_model_under_its_names():

@@ -23,6 +23,16 @@ def test_it_tells_versions_mpi_cores_threads_and_gpus():
         assert subject in report
 
 
+def test_root_is_told_what_mpirun_wants(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.delenv(name, raising=False)
+    said = lines()
+    assert "refuses root without OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in said
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "refuses root" not in lines()
+
+
 def without_mpirun(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
 

@@ -49,6 +49,18 @@ def test_no_gpu_is_asked_for_where_the_settings_say_cpu(submit) -> None:
     assert "gpus" not in submit("--dry-run", "--set", "train.device=cpu")[1]
 
 
+def test_code_of_ones_own_is_named_by_who_submits_and_reaches_the_job(submit, tmp_path) -> None:
+    (tmp_path / "run.toml").write_text("[model]\nname = 'own:network'\n")
+    status, _, err = submit("--dry-run", "--set", "split.blocks=4")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "give --model own:network on the command line" in err
+    words = ("--model", "own:network", "--data", "own:data", "--loss", "own:loss")
+    status, out, _ = submit("--dry-run", "--set", "split.blocks=4", *words)
+    assert status == 0
+    named = ("model.name=own:network", "data.name=own:data", "train.loss=own:loss")
+    assert f"--set {' --set '.join(named)} --set split.blocks=4" in out
+
+
 @pytest.mark.parametrize("by", [("--replicas", "2"), ("--set", "split.replicas=2")])
 def test_replicas_reach_the_job_and_the_grid_is_told(submit, by) -> None:
     status, out, err = submit("--dry-run", "--ranks-per-node", "4", *by)

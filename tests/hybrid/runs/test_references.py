@@ -116,6 +116,22 @@ def test_a_file_alone_runs_no_code(trained, arguments, said):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "--model", "mine.py:network"), "the name of a file: give --model mine:network"),
+        (("train", "--model", "mine:netwrk"), "mine has no netwrk; did you mean 'network'?"),
+        (("plan", "--model", "mine:network"), "plan, bench and --solver auto know the networks of"),
+        (("train", "--data", "custom"), "made by a script, on data of its own"),
+    ],
+)
+def test_slips_are_answered_with_what_was_meant(words, said):
+    status, _, err = command(*words)
+    assert status != 0
+    assert said in err
+    assert err.count("\n") == 1
+
+
 def test_units_by_name_are_cut_by_name(trained, folder):
     status, _, err = command("train", *NAMED[2:], *SHORT, "--model", "mine:units", "--out", "units")
     assert (status, err) == (0, "")

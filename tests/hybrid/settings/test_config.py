@@ -40,6 +40,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     [
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
+        ({"solver": {"microbatches": 2}}, "solver.micro_batches is a setting of backprop, ddg, "),
         ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (

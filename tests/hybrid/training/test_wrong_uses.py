@@ -11,7 +11,7 @@ from misused import Items, X, Y, after, failing, fit, layers
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hybrid import Callback, split
+from hybrid import Callback, Trainer, split
 from hybrid.data import Mapped
 from hybrid.errors import CodeError
 from hybrid.folder import checkpoint
@@ -370,6 +370,11 @@ def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
 
 def test_what_torch_raises_to_leave_a_forward_pass_early_is_no_failure():
     assert fit(solver=Backprop(recompute=True))["test_loss"] == fit()["test_loss"]
+
+
+def test_a_network_that_is_not_cut_is_refused():
+    with pytest.raises(ValueError, match=r"blocks is a Linear: split\(network, K\) first"):
+        Trainer(nn.Linear(2, 2))
 
 
 def test_a_block_without_parameters_trains():
