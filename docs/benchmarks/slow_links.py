@@ -12,7 +12,6 @@ sweeps over it without a message. With rate r of images trained exactly and R th
 other method, it is first where a local epoch is worth more than R / r - 1 of an exact one, for
 each sweep. Accuracy is another table's: methods that train on late gradients count in full.
 Cases that the JSON holds are not repeated; all are printed.
-Cases that the JSON holds are not repeated; all are printed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,18 @@ from tensorboardX.record_writer import RecordWriter
 from hybrid.errors import one_line
 
 _FLUSH_SECONDS = 10.0
+
+
+class _Records(RecordWriter):  # type: ignore[misc]
+    """Into a new file of this machine's; tensorboardX's own take links, and folders called s3:."""
+
+    def __init__(self, file: Path) -> None:
+        self._writer = file.open("xb")
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+
 _ABOUT = ("step", "epoch", "phase")
 
 
@@ -23,7 +35,7 @@ class Board:
 
     def __init__(self, folder: Path, from_step: int) -> None:
         self.folder, self._flushed = folder, 0.0
-        self._records: RecordWriter | None = None
+        self._records: _Records | None = None
         self.notice = self._guarded(self._open, from_step)
         """Why there are no curves from here on, once; empty if there are."""
 
@@ -47,7 +59,7 @@ class Board:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         number = len(list(self.folder.iterdir()))
-        self._records = RecordWriter(str(self.folder / f"{name}.{number}"))
+        self._records = _Records(self.folder / f"{name}.{number}")
         self._write(Event(file_version="brain.Event:2"))
         if from_step:
             # what was written of later steps is of a course that was left
@@ -94,7 +106,9 @@ def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
         if key in _ABOUT:
             continue
-        for i, number in enumerate(value if isinstance(value, list) else [value], 1):
+        # ranks count from 0, cuts from 1
+        first = 0 if key == "idle" else 1
+        for i, number in enumerate(value if isinstance(value, list) else [value], first):
             if isinstance(number, int | float):
                 yield (
                     f"{line['phase']}/{key}" + (f"/{i}" if isinstance(value, list) else ""),

@@ -14,7 +14,9 @@ SEVERAL = (BLUE, ORANGE, "#3a9d6e", "#b5433f", "#7a4fa3", "#8a6a4f", "#cc6fa8", 
 """Colours of things that have no order; after the last the first comes again."""
 _HEIGHT = 350
 _NAMED = 8
-"""Of more things in an order only the first and the last are named."""
+"""Of more things in an order the legend has only the first and the last."""
+_MARKED, _MOST = 300, 2000
+"""Points of a curve that have a mark each, and that are drawn, evenly chosen."""
 
 
 def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> Figure:
@@ -34,6 +36,7 @@ def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> 
         # above the axes, where no curve can run through it, and below the buttons
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
         hovermode="closest",
+        hoverlabel={"namelength": -1},
     )
     figure.update_xaxes(title=across, showgrid=True, gridcolor="#e4e4e4")
     figure.update_yaxes(title=up, showgrid=True, gridcolor="#e4e4e4")
@@ -49,22 +52,24 @@ def curve(
     colour: str,
     label: str = "",
     *,
+    legend: bool = True,
     width: float = 1.5,
-    mode: str = "lines+markers",
+    mode: str = "",
     **more: Any,
 ) -> None:
-    """A line with a mark a point, since a single point has no line; no label, no legend.
+    """A line with a mark a point where they are few, since a single point has no line.
 
     What is not finite is a hole. `more` goes to the line: dash, shape.
     """
+    each = -(-len(xs) // _MOST) or 1
     figure.add_scatter(
-        x=list(xs),
-        y=list(ys),
-        mode=mode,
+        x=list(xs[::each]),
+        y=list(ys[::each]),
+        mode=mode or ("lines+markers" if len(xs) <= _MARKED else "lines"),
         line={"color": colour, "width": width, **more},
         marker={"size": 4, "color": colour},
         name=escape(label),
-        showlegend=bool(label),
+        showlegend=legend and bool(label),
     )
 
 
@@ -85,11 +90,10 @@ def band(
     )
 
 
-def in_order(kind: str, number: int, first: int = 0) -> Iterable[tuple[str, str]]:
-    """Of each of several things in an order: its colour, and its name where it is to be named."""
+def in_order(kind: str, number: int, first: int = 0) -> Iterable[tuple[str, str, bool]]:
+    """Colour and name of each of several things in an order; whether the legend has it."""
     from plotly.colors import sample_colorscale
 
     places = [0.88 * i / max(1, number - 1) for i in range(number)]
     for i, colour in enumerate(sample_colorscale("Viridis", places) if number else []):
-        named = number <= _NAMED or i in (0, number - 1)
-        yield colour, f"{kind} {i + first}" if named else ""
+        yield colour, f"{kind} {i + first}", number <= _NAMED or i in (0, number - 1)

@@ -220,14 +220,17 @@ def _overlaid(
     """A curve a group: the mean of its runs, and between the least and the most a band."""
     figure = chart(name, quantity, log=log)
     for group, colour in zip(groups, cycle(SEVERAL), strict=False):
-        series = [[(place(r, x), y) for x, y in of(r) if isfinite(y)] for r in group.records]
-        # a logarithmic axis has no place for what is 0 throughout
-        series = [points for points in series if any(y > 0 or not log for _, y in points)]
-        if not series:
+        # a logarithmic axis has no place for 0
+        series = [
+            {x: (place(r, x), y) for x, y in of(r) if isfinite(y) and (y > 0 or not log)}
+            for r in group.records
+        ]
+        series = [points for points in series if points]
+        common = sorted(set.intersection(*map(set, series))) if series else []
+        if not common:
             continue
-        length = min(map(len, series))
-        xs = [mean(points[j][0] for points in series) for j in range(length)]
-        ys = [[points[j][1] for points in series] for j in range(length)]
+        xs = [mean(points[x][0] for points in series) for x in common]
+        ys = [[points[x][1] for points in series] for x in common]
         if len(series) > 1:
             band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], colour)
         curve(figure, xs, [mean(y) for y in ys], colour, group.label)

@@ -58,10 +58,10 @@ def _throughput(figure: Figure, lines: Sequence[Line]) -> None:
 def _idle(figure: Figure, lines: Sequence[Line]) -> None:
     own = [line for line in lines if line.idle]
     number = max((len(line.idle) for line in own), default=0)
-    for rank, (colour, label) in enumerate(in_order("rank", number)):
+    for rank, (colour, label, named) in enumerate(in_order("rank", number)):
         points = [(line.step, 100 * line.idle[rank]) for line in own if rank < len(line.idle)]
         steps, values = zip(*points, strict=True)
-        curve(figure, steps, values, colour, label)
+        curve(figure, steps, values, colour, label, legend=named)
 
 
 def _by_phase(figure: Figure, lines: Sequence[Line], of: Callable[[Line], float | None]) -> None:
@@ -85,7 +85,7 @@ def _staleness(figure: Figure, lines: Sequence[Line]) -> None:
     """A histogram a block, side by side."""
     own = [line.staleness for line in lines if line.staleness]
     number = max(map(len, own), default=0)
-    for block, (colour, label) in enumerate(in_order("block", number)):
+    for block, (colour, label, named) in enumerate(in_order("block", number)):
         found = [each[block] for each in own if block < len(each)]
         sums = [sum(n) for n in zip_longest(*found, fillvalue=0)]
         shares = [100 * n / max(1, sum(sums)) for n in sums]
@@ -93,8 +93,8 @@ def _staleness(figure: Figure, lines: Sequence[Line]) -> None:
             x=[*range(len(sums))],
             y=shares,
             marker_color=colour,
-            name=label or f"block {block}",
-            showlegend=bool(label),
+            name=label,
+            showlegend=named,
         )
     figure.update_xaxes(title="updates")
 
@@ -128,8 +128,8 @@ def _accepted(figure: Figure, lines: Sequence[Line]) -> None:
     for each in range(number if number > 1 else 0):
         shares = [dict(enumerate(line.accepted_by_class)).get(each) for line in own]
         values = [nan if share is None else 100 * share for share in shares]
-        label = "" if each else "each class"
-        curve(figure, steps, values, ORANGE, label, width=0.6)
+        label = f"class {each}" if each else "each class"
+        curve(figure, steps, values, ORANGE, label, legend=not each, width=0.6)
     if own:
         values = [100 * (line.accepted or 0.0) for line in own]
         curve(figure, steps, values, BLUE, "all", width=2)
@@ -146,7 +146,7 @@ def _cuts(
     own = [line for line in lines if line.phase == "parallel" and of(line)]
     number = max((len(of(line)) for line in own), default=0)
     drawn = False
-    for cut, (colour, label) in enumerate(in_order("cut", number, first=1)):
+    for cut, (colour, label, few) in enumerate(in_order("cut", number, first=1)):
         points = [(line.step, of(line)[cut]) for line in own if cut < len(of(line))]
         steps, values = zip(*points, strict=True)
         shown = [value if isfinite(value) and value > 0 else nan for value in values]
@@ -154,5 +154,5 @@ def _cuts(
             continue
         drawn = True
         figure.update_yaxes(type="log", exponentformat="power")
-        curve(figure, steps, shown, colour, label if named else "", dash=dash)
+        curve(figure, steps, shown, colour, label, legend=named and few, dash=dash)
     return drawn

@@ -1,6 +1,7 @@
 """An HTML page that stands alone: nothing is fetched, every text is escaped.
 
-Its markup is page.html's macros. Charts zoom and tell their values: plotly's library is within.
+Its markup is page.html's macros. Charts are data, which plotly's library, within the page, draws:
+they zoom and tell their values. No other script may run: the page's policy has the hashes of two.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,6 @@ Html = Markup
 """A plain string is text and gets escaped on its way here."""
 
 _HERE = Path(__file__).parent
-_CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "displayModeBar": "hover",
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendChartToCloud"],
-}
 
 
 @cache
@@ -65,8 +61,11 @@ def picture(png: bytes, alt: str, title: str = "") -> Html:
 
 def drawing(figure: Figure, alt: str, title: str = "") -> Html:
     """A chart within the page, maybe below a title; `alt` says what it shows."""
-    chart = Html(figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG))
-    return Html(_macros().figure(_macros().drawing(chart, alt), title))
+    from plotly.io.json import to_json_plotly
+
+    # its own JSON, for others refuse half a surrogate pair; "<" could end the element it is in
+    json = to_json_plotly(figure, engine="json").replace("<", "\\u003c")
+    return Html(_macros().figure(_macros().drawing(Html(json), alt), title))
 
 
 def row(parts: Iterable[Html]) -> Html:
@@ -77,12 +76,18 @@ def row(parts: Iterable[Html]) -> Html:
 def page(title: str, parts: Iterable[Html]) -> bytes:
     """The whole document, with plotly's library (5 MB) if there is a chart in it."""
     shown = [*parts]
-    script = ""
-    if any("Plotly.newPlot" in part for part in shown):
+    scripts = []
+    if any('class="chart"' in part for part in shown):
         from plotly.offline import get_plotlyjs
 
-        script = Html(get_plotlyjs())
+        scripts = [get_plotlyjs(), _HERE.joinpath("page.js").read_text()]
+    hashes = " ".join(map(_hash, scripts))
     style = Html(_HERE.joinpath("page.css").read_text())
-    document = _macros().page(title, shown, style, script).strip() + "\n"
+    document = _macros().page(title, shown, style, map(Html, scripts), Html(hashes)).strip() + "\n"
     # a JSON file may hold half a surrogate pair, which no UTF-8 can
     return str(document).encode(errors="xmlcharrefreplace")
+
+
+def _hash(script: str) -> str:
+    """As a policy names a script."""
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"

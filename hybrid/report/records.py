@@ -14,6 +14,7 @@ from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
 
 PerCut = Annotated[list[float], Field(max_length=4096)]
+Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
 PerRank = Annotated[list[float], Field(max_length=4096)]
 Histogram = Annotated[list[Annotated[int, Field(ge=0, lt=2**53)]], Field(max_length=4096)]
 PerBlock = Annotated[list[Histogram], Field(max_length=4096)]
@@ -77,8 +78,8 @@ class Summary(BaseModel):
     parallel_seconds: float | None = None
     idle_share: list[float] = []
     delay: list[float] = []
-    bytes_sent: list[int] = []
-    peak_memory_bytes: list[int] = []
+    bytes_sent: Sizes = []
+    peak_memory_bytes: Sizes = []
     residual: list[float] = []
     returns_to_serial: int | None = None
     stopped_early: str | None = None

@@ -80,6 +80,8 @@ def stretch(found: Sequence[Span], steps: int = _SHOWN) -> Stretch | None:
     start, stop = ends[first], ends[min(first + steps, len(ends) - 1)]
     drawn = sorted((s for s in found if s.kind in COLOURS), key=lambda s: s.ts)
     seen = [s for s in drawn if s.ts < stop and s.ts + s.dur > start]
+    if len(seen) > _MOST_SPANS:  # less time, so that what is in sight is whole
+        stop = max(seen[_MOST_SPANS - 1].ts, start + 1)
     return Stretch(drawn, sorted({s.pid for s in seen})[:_MOST_RANKS], start, stop)
 
 
@@ -89,9 +91,7 @@ def timeline(found: Sequence[Span]) -> Figure | None:
     if part is None:
         return None
     figure = chart("ms", "", height=130 + 32 * len(part.ranks))
-    rows, middle = set(part.ranks), (part.start + part.stop) / 2
-    own = [s for s in part.spans if s.pid in rows]
-    near = sorted(own, key=lambda s: abs(s.ts - middle))[:_MOST_SPANS]
+    near = _near(part)
     for kind, colour in COLOURS.items():
         bars = [s for s in near if s.kind == kind]
         if bars:
@@ -103,7 +103,7 @@ def timeline(found: Sequence[Span]) -> Figure | None:
                 marker={"color": colour, "line": {"width": 0}},
                 name=kind,
                 customdata=[_about(s) for s in bars],
-                hovertemplate="%{customdata}<br>%{x:.3f} ms<extra></extra>",
+                hovertemplate="%{customdata}<extra></extra>",
             )
     figure.update_layout(barmode="overlay", dragmode="pan", bargap=0.2, legend_entrywidth=70)
     figure.update_xaxes(range=[0, (part.stop - part.start) / 1e3], showgrid=False)
@@ -118,6 +118,18 @@ def timeline(found: Sequence[Span]) -> Figure | None:
     return figure
 
 
+def _near(part: Stretch) -> list[Span]:
+    """The spans in sight, and of the others those nearest to them, while there is room."""
+    rows, middle = set(part.ranks), (part.start + part.stop) / 2
+
+    def away(span: Span) -> float:
+        """0 in sight."""
+        return max(0.0, part.start - span.ts - span.dur, span.ts - part.stop)
+
+    own = [span for span in part.spans if span.pid in rows]
+    return sorted(own, key=lambda s: (away(s), abs(s.ts - middle)))[:_MOST_SPANS]
+
+
 def _about(span: Span) -> str:
     where = [f"{key.replace('_', '-')} {number}" for key, number in span.args.items()]
-    return escape(", ".join([span.kind, *where]))
+    return escape(f"{', '.join([span.kind, *where])}: {span.dur / 1e3:.3f} ms")

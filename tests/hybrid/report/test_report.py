@@ -1,7 +1,10 @@
 """The report of a run: it shows what the folder holds, escapes it, and bad input is one line."""
 
 import json
+import re
 import sys
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 
 import pytest
@@ -82,8 +85,14 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     assert page.links == []
     titles = ("Loss", "Test acc", "Relative", "Learning", "Throughput", "Idle", "What each rank")
     assert [any(chart.startswith(t) for chart in page.charts) for t in titles] == [True] * 7
-    # plotly's library, once, and two scripts a chart
-    assert page.tags.count("script") <= 1 + 2 * len(page.charts)
+    # the data of each chart, plotly's library and what draws them: the policy has their hashes
+    assert page.tags.count("script") == len(page.charts) + 2
+    document = (run_folder / "report" / "index.html").read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", document, re.DOTALL)
+    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in scripts]
+    assert re.search(r"script-src ([^;\"]+)", document)[1] == " ".join(
+        f"'sha256-{each}'" for each in hashes
+    )
     assert "has not ended" not in page.text
     assert [p.name for p in (run_folder / "report").iterdir()] == ["index.html"]
 
@@ -133,6 +142,31 @@ def test_hostile_names_are_text(by_hand):
     assert page.rows["1"][0].startswith(HOSTILE[:-1])
 
 
+def test_hostile_text_in_a_chart_is_text(run_folder):
+    evil = "</script><img src=x onerror=alert(1)>" + "\ud800"
+    trace = json.loads((run_folder / "trace.json").read_text())
+    for event in trace["traceEvents"]:
+        event["args"] = {evil: evil}
+    (run_folder / "trace.json").write_text(json.dumps(trace))
+    page = Page(write(run_folder))
+    assert "img" not in page.tags
+    assert page.tags.count("script") == len(page.charts) + 2
+    assert "onerror" in page.scripts
+
+
+def test_long_runs_and_many_ranks_stay_small_pages():
+    lines = [
+        Line(step=n, epoch=0, phase="serial", loss=1.0, idle=[n / 1e5] * 10) for n in range(1, 9000)
+    ]
+    drawn = curves(lines)
+    loss = drawn["Loss of each phase, on training images"].data[0]
+    assert 1000 < len(loss.x) <= 2000
+    assert (loss.mode, loss.x[0]) == ("lines", 1)
+    idle = drawn["Idle share of each rank"].data
+    assert [each.name for each in idle] == [f"rank {n}" for n in range(10)]
+    assert [each.showlegend for each in idle] == [True, *[False] * 8, True]
+
+
 def test_curves_are_drawn_of_what_the_lines_hold():
     serial = Line(step=1, epoch=0, phase="serial", loss=2.0)
     parallel = Line(step=1, epoch=0, phase="parallel", loss=2.0, residual=[0.1, 0.0])
@@ -166,6 +200,7 @@ def test_curves_are_drawn_of_what_the_lines_hold():
         ("metrics.jsonl", "[" * 100000 + "\n", ("line 1", "not a JSON object")),
         ("summary.json", "{", ("summary.json", "not a JSON object")),
         ("summary.json", "[1]", ("summary.json", "a list")),
+        ("summary.json", f'{{"bytes_sent": [{10**400}]}}', ("summary.json", "bytes_sent")),
         ("summary.json", '{"residual": 3}', ("summary.json", "residual is 3", "list")),
         ("summary.json", b"\xff\xfe\xff", ("summary.json", "not a JSON object")),
         ("config.toml", "[model", ("config.toml", "TOML")),

@@ -120,6 +120,13 @@ def test_a_damaged_trace_draws_nothing(tmp_path):
     assert spans(file) == []
     assert timeline([Span(name="step", pid=0, ts=0, dur=1)]) is None
     many = [Span(name="step", pid=i % 3000, ts=i, dur=1) for i in range(9000)]
-    drawn = timeline(many)
-    assert len({row for bars in drawn.data for row in bars.y}) == 64
+    assert len({row for bars in timeline(many).data for row in bars.y}) == 64
+    # a picture of time has no gap where there are spans: of too many it shows less time
+    dense = [Span(name="forward", pid=i % 40, ts=i // 40, dur=1) for i in range(40_000)]
+    dense += [Span(name="step", pid=0, ts=n, dur=1) for n in (0, 900)]
+    drawn = timeline(dense)
+    until = drawn.layout.xaxis.range[1]
+    ends = [at + took for bars in drawn.data for at, took in zip(bars.base, bars.x, strict=True)]
+    assert until > 0
+    assert max(ends) >= until
     assert sum(len(bars.x) for bars in drawn.data) <= 6000
