@@ -91,7 +91,7 @@ def plan(
         str | None,
         typer.Option(help="Numbers of ranks: every grid of blocks x replicas for each."),
     ] = None,
-    micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "4,8",
+    micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "2,4,8",
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,
     latency: Annotated[float | None, options.flag("latency")] = None,

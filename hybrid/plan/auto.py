@@ -95,7 +95,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     wanted, size = _grids(found, planner), found.train.batch_size
     there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
-    parts = [m for m in (4, 8) if size >= 2 * m] or [1]
+    parts = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
     predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.fill]
