@@ -11,8 +11,8 @@ A round of the hybrid trains a window of 16 mini-batches exactly, in one pipelin
 sweeps over it without a message. With rate r of images trained exactly and R that of the fastest
 other method, it is first where a local epoch is worth more than R / r - 1 of an exact one, for
 each sweep. Accuracy is another table's: methods that train on late gradients count in full.
-The tables are of 8 micro-batches, and of 2 for ResNet-18. Cases that the JSON holds are not repeated;
-all are printed.
+The tables are of 8 micro-batches, and of 2 for ResNet-18. Cases that the JSON holds are not
+repeated; all are printed.
 """
 
 from __future__ import annotations
