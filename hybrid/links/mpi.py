@@ -19,6 +19,7 @@ T = TypeVar("T")
 _DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool),
+    *(torch.int16, torch.complex64, torch.complex128),
 )
 _FORMAT_TAG = 1
 _FIRST_DATA_TAG = 2

@@ -32,7 +32,7 @@ class Meeting:
             everyone: list[T] = list(self._values)
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            raise PeerError from None
+            raise PeerError("another rank has ended") from None
         return everyone
 
     def abort(self) -> None:
@@ -100,11 +100,11 @@ class ThreadLinks(RankLinks):
                 return queue.get(timeout=0.5)
             except Empty:
                 if self._room.failed.is_set():
-                    raise PeerError from None
+                    raise PeerError("another rank has ended") from None
 
     def _arrived(self, number: int) -> bool:
         if self._room.failed.is_set():
-            raise PeerError
+            raise PeerError("another rank has ended")
         return not self._room.queues[number, self.place.number].empty()
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:

@@ -60,6 +60,8 @@ def _forget_replicas(
     """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
     if "sync" not in file and not any(name.startswith("sync.") for name in overrides):
         resolved.sync = dict(Config().sync)
+    if "train.sync_batchnorm" not in overrides and "sync_batchnorm" not in file.get("train", {}):
+        resolved.train = resolved.train.model_copy(update={"sync_batchnorm": False})
     if "split.side_by_side" not in overrides and "side_by_side" not in file.get("split", {}):
         resolved.split = resolved.split.model_copy(update={"side_by_side": "auto"})
 

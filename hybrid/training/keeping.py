@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +112,7 @@ def give_back(
 
 
 def dropped(
-    place: Place, folder: Path, manifest: Mapping[str, Any], same_solver: bool
+    place: Place, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
 ) -> list[str]:
     """What a user should know of what is not taken back; empty if nothing is lost."""
     same = same_grid(manifest, place)
@@ -123,14 +123,17 @@ def dropped(
             f"{folder}: {replicas} replicas, kept together by {manifest['sync']}, go on as 1; "
             "--replicas and sync.name ask for more again"
         )
-    if (same and same_solver) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
+    kept = "program" in parts and (place.replicas == 1 or "sync" in parts)
+    if (same and kept) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
         return left
     changed = "number of replicas" if manifest["cuts"] == place.cuts else "cuts"
+    if same:
+        changed = "strategy" if "program" in parts else "solver"
     where = f"{blocks} blocks" + (f" of {replicas} replicas" if replicas > 1 else "")
     return [
         *left,
         f"{folder}: what {manifest['solver']} had under way on {where} is dropped, because the "
-        f"{'solver' if same else changed} changed",
+        f"{changed} changed",
     ]
 
 

@@ -62,6 +62,13 @@ def check(
             f"sync.name is {name!r}, which keeps a copy of the network's weights, and "
             f"{solver.name!r} trains others beside them: choose sync.name={STRATEGIES.default}"
         )
+    if sync.plain and (norm := getattr(solver, "clip_norm", 0.0)):
+        raise ValueError(
+            f"solver.clip_norm is {norm:g}, and {name!r} steps on sums of the gradients of several "
+            f"steps: leave it out, or choose sync.name={STRATEGIES.default}"
+        )
+    if why := sync.inert(len(setup.shapes) + 1):
+        raise ValueError(f"{why}, and it would change nothing: leave it out")
     if sync.plain and not solver.exact and (solver.alternates or setup.correct_every):
         raise ValueError(
             f"sync.name is {name!r}, which adds up gradients of one kind of step, and "
@@ -70,7 +77,13 @@ def check(
 
 
 def _check_norms(options: Options, normed: bool) -> None:
-    train = options.train
+    train, R = options.train, options.replicas
+    if train.batch_size % R:
+        raise ValueError(
+            f"train.sync_batchnorm is True, and train.batch_size {train.batch_size} gives {R} "
+            "replicas unequal shares, so passes that cannot agree: take "
+            f"{train.batch_size // R * R}"
+        )
     if not normed:
         raise ValueError(
             "train.sync_batchnorm is True, but the network has no BatchNorm, so it would change "

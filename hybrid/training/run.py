@@ -80,6 +80,7 @@ class Run:
             raise
         finally:
             self.callbacks.close()
+            self.block.release()
             self.folder.settle()
             self.folder.release()
 
@@ -87,8 +88,7 @@ class Run:
         setup = self.setup
         self.callbacks.start(self._info())
         assert setup.describe is not None
-        config = partial(setup.describe, setup.blocks.cuts)
-        self.folder.open(config, self.step, len(self.rollbacks))
+        self.folder.open(partial(setup.describe, setup.blocks.cuts), self.step, len(self.rollbacks))
         self.progress.say(title(setup, self.block.device, self.step))
         for notice in self.notices:
             self.progress.say(notice)
@@ -203,7 +203,7 @@ class Run:
             # variables kept otherwise are of no use: a forward pass makes new ones
             cuts = parts if manifest["carried_as"] == self.setup.carried_as else ()
             keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
-            self.notices += keeping.dropped(self.place, folder, manifest, "program" in parts)
+            self.notices += keeping.dropped(self.place, folder, manifest, parts)
         self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
         self.callbacks.agree()
 

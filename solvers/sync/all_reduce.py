@@ -31,7 +31,8 @@ class AllReduce(Strategy):
     all replicas are equal, weights, optimisers and statistics.
 
     Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
-    bucket leaves as soon as it is complete.
+    bucket leaves as soon as it is complete. A parameter that a replica's samples did not use adds
+    0 there; one that no replica has used has no gradient, and does not step.
     """
 
     name: ClassVar[str] = "all-reduce"
@@ -57,7 +58,7 @@ class AllReduced(Sync):
         """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
         self._statistics = Reduction(self.peers)
-        self._under_way: list[tuple[list[Tensor], Callable[[], Tensor]]] = []
+        self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
         self._begun = 0
         """Buckets of the coming step that have left."""
 
@@ -84,22 +85,31 @@ class AllReduced(Sync):
         for bucket in self._buckets(kind)[self._begun :]:
             self._send(kind, bucket)
         moved = statistics(self.block.module) if kind != "auxiliary" else []
-        finish = self._statistics.start(packed(moved) / self.peers.replicas) if moved else None
-        for gradients, end in self._under_way:
-            unpack(end(), gradients)
-        if finish is not None:
-            unpack(finish(), moved)
+        used = [
+            p.new_tensor([p.grad is not None], dtype=torch.float32)
+            for b, _ in self._under_way
+            for p in b
+        ]
+        vector = packed([*(m / self.peers.replicas for m in moved), *used])
+        finish = self._statistics.start(vector) if len(vector) else lambda: vector
+        sums = [end() for _, end in self._under_way]
+        unpack(finish(), [*moved, *used])
+        of = iter(used)
+        for (bucket, _), total in zip(self._under_way, sums, strict=True):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            unpack(total, gradients)
+            for p, gradient in zip(bucket, gradients, strict=True):
+                p.grad = gradient if next(of) else None
         self._under_way, self._begun = [], 0
         return True
 
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
         """Begin the sum of a bucket's gradients."""
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
-        gradients = [p.grad for p in bucket if p.grad is not None]
-        if gradients:
-            if name not in self._gradients:
-                self._gradients[name] = Reduction(self.peers, self.strategy.messages)
-            self._under_way.append((gradients, self._gradients[name].start(packed(gradients))))
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        if name not in self._gradients:
+            self._gradients[name] = Reduction(self.peers, self.strategy.messages)
+        self._under_way.append((bucket, self._gradients[name].start(packed(gradients))))
 
     def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
         """What a step moves, from the last layer on, in runs of enough bytes."""

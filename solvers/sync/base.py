@@ -106,6 +106,10 @@ class Strategy(ABC):
     plain: ClassVar[bool] = False
     """Whether all steps must be of one kind."""
 
+    def inert(self, blocks: int) -> str:
+        """Which of its settings would change nothing on so many blocks, and why; empty: none."""
+        return ""
+
     def copies(self, replicas: int) -> float:
         """Numbers that a rank keeps for each of its weights, from one step to the next."""
         return 0.0

@@ -61,6 +61,11 @@ class DiLoCo(Strategy):
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one below sync.steps"
             )
 
+    def inert(self, blocks: int) -> str:
+        if self.streamed and blocks == 1:
+            return "sync.streamed is True, but there is 1 block, so no other to take turns with"
+        return ""
+
     def copies(self, replicas: int) -> float:
         """B and V; while a sum is under way what is in it, and the weights it began with."""
         return 2 + left_over(self.messages, replicas) + (2 if self.lag else 0)
@@ -94,8 +99,10 @@ class DiLoCoSync(AnchoredSync):
     def stepped(self) -> None:
         strategy = self.strategy
         if (self.count - self._offset) % strategy.steps == 0 and self.count > self._offset:
+            if self._landing is not None:  # of a run that goes on with other settings
+                self._land()
             self._start()
-        if self._landing is not None and self.count == self._started + strategy.lag:
+        if self._landing is not None and self.count >= self._started + strategy.lag:
             self._land()
 
     def settle(self) -> None:

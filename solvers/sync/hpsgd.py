@@ -53,6 +53,11 @@ class HPSGD(Strategy):
                 "sync.steps, or two rounds would be under way"
             )
 
+    def inert(self, blocks: int) -> str:
+        if self.lag == 0 and self.drift == "discard":
+            return "sync.drift is 'discard', but sync.lag is 0: a round lands before any drift"
+        return ""
+
     def copies(self, replicas: int) -> float:
         """B, a slot of `Outer`, S; while a round is under way P, as it is and packed."""
         return 5 if self.lag else 3
@@ -84,7 +89,8 @@ class HPSGDSync(AnchoredSync):
         else:
             self._sums = [g.clone() for g in gradients]
         done = self.count + 1
-        if self._landing is not None and done == self._started + strategy.lag:
+        # beyond it, too: a run may go on with another lag
+        if self._landing is not None and done >= self._started + strategy.lag:
             self._aim()
         elif strategy.lag == 0 and done % strategy.steps == 0:
             self._start(done)

@@ -88,23 +88,23 @@ def left_over(kind: MessageFormat, replicas: int) -> float:
 
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """One vector of all numbers, each tensor in the order of its memory, at least in float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return torch.cat([memory(t).to(dtype) for t in tensors]) if tensors else torch.zeros(0)
+    dtype, parts = torch.float32, [memory(t) for t in tensors]
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    return torch.cat([part.to(dtype) for part in parts]) if parts else torch.zeros(0)
 
 
 def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the numbers of a packed vector back into tensors of the same memory order."""
-    parts = vector.split([t.numel() for t in tensors])
-    for part, tensor in zip(parts, tensors, strict=True):
-        memory(tensor).copy_(part)
+    places = [memory(t) for t in tensors]
+    for part, place in zip(vector.split([p.numel() for p in places]), places, strict=True):
+        place.copy_(part)
 
 
 def memory(tensor: Tensor) -> Tensor:
     """A dense tensor's numbers in the order of its memory, (n,), without a copy."""
     # not detach(): what graphs under way have noted of running statistics they do not use
-    tensor = tensor.data
+    tensor = torch.view_as_real(tensor.data) if tensor.is_complex() else tensor.data
     if tensor.is_contiguous():
         return tensor.view(-1)
     strides = tensor.stride()

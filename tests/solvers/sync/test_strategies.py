@@ -275,3 +275,36 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert left[-1] >= 2, "most buckets leave before the pass has ended"
     assert early == 4
     assert all(map(torch.equal, found[0][2], found[1][2]))
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 4])
+def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
+    """One replica, gradients of 1, plain SGD with rate 1: the weight counts the gradients."""
+
+    def made(links, lag):
+        module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(module.weight)
+        optimiser = torch.optim.SGD(module.parameters(), 1.0)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = HPSGD(steps=4, lag=lag).start(block, links.peers, 1.0)
+        return block
+
+    def stepped(block, number):
+        for _ in range(number):
+            block.module.weight.grad = torch.ones(1, 1, dtype=torch.float64)
+            block.step("exact", 1.0)
+
+    def program(links):
+        before = made(links, 4)
+        stepped(before, 6)
+        after = made(links, lag)
+        after.module.load_state_dict(before.module.state_dict())
+        after.optimisers["outer"].load_state_dict(before.optimisers["outer"].state_dict())
+        assert before.sync is not None
+        assert after.sync is not None
+        after.sync.load_state(before.sync.state())
+        stepped(after, 6)
+        after.sync.join()
+        return after.module.weight.item()
+
+    assert run_threads(1, program) == [-12.0]
