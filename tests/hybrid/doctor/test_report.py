@@ -25,6 +25,8 @@ def test_it_tells_versions_mpi_cores_threads_and_gpus():
 
 def test_root_is_told_what_mpirun_wants(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("hybrid.doctor.mpi._launcher", lambda: "mpirun (Open MPI) 5.0.11")
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
         monkeypatch.delenv(name, raising=False)
     said = lines()
