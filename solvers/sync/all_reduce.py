@@ -85,16 +85,15 @@ class AllReduced(Sync):
         for bucket in self._buckets(kind)[self._begun :]:
             self._send(kind, bucket)
         moved = statistics(self.block.module) if kind != "auxiliary" else []
-        used = [
-            p.new_tensor([p.grad is not None], dtype=torch.float32)
-            for b, _ in self._under_way
-            for p in b
-        ]
-        vector = packed([*(m / self.peers.replicas for m in moved), *used])
+        waiting = [p for bucket, _ in self._under_way for p in bucket]
+        used = torch.tensor([float(p.grad is not None) for p in waiting])
+        if waiting:
+            used = used.to(waiting[0].device)
+        vector = packed([*(m / self.peers.replicas for m in moved), used])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
         sums = [end() for _, end in self._under_way]
-        unpack(finish(), [*moved, *used])
-        of = iter(used)
+        unpack(finish(), [*moved, used])
+        of = iter(used.tolist())
         for (bucket, _), total in zip(self._under_way, sums, strict=True):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             unpack(total, gradients)
