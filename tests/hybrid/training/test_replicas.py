@@ -4,10 +4,7 @@ import hashlib
 import shutil
 
 import pytest
-import torch
 from answers import output
-from commands import command
-from torch import nn
 from trainings import (
     BATCH,
     assert_same,
@@ -22,7 +19,6 @@ from trainings import (
     weights,
 )
 
-from hybrid import Trainer, TrainSettings, split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, LinkSettings
 from hybrid.training.run import Run
@@ -314,92 +310,6 @@ def test_what_replicas_cannot_do_is_refused(settings, reason, few):
 def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):
     made = trainer(solver, replicas=2, sync=sync, **_window(solver.name))
     assert reason in refused(made, few)
-
-
-class Routed(nn.Module):
-    """One of two layers, as the samples want it, or none of its third."""
-
-    def __init__(self, sizes):
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(8, n) for n in sizes)
-
-    def forward(self, x):
-        chosen = self.a(x) if x[0, 0] > 0 else self.b(x)
-        return chosen[:, :3]
-
-
-@pytest.mark.parametrize("sizes", [(3, 3, 3), (3, 5, 3)])
-def test_parameters_that_not_all_replicas_use_get_their_own_gradients(sizes):
-    """With weight decay, which moves what has a gradient, even 0, and nothing else."""
-    torch.manual_seed(0)
-    x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
-    found = []
-    for replicas, solver in ((1, Backprop(micro_batches=2)), (2, Backprop())):
-        torch.manual_seed(1)
-        model = nn.Sequential(Routed(sizes))
-        settings = TrainSettings(batch_size=8, epochs=2, threads=1)
-        made = Trainer(split(model, 1), solver, replicas=replicas, train=settings, quiet=True)
-        made.fit((x, y), (x, y))
-        found.append({k: v.clone() for k, v in model.state_dict().items()})
-    assert_same(*found)
-
-
-def test_complex_weights_have_the_bits_of_one_chain():
-    class Turned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.turn = nn.Parameter(torch.randn(8, dtype=torch.complex64))
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head((x * self.turn).real)
-
-    x, y = torch.randn(64, 8), torch.randint(0, 3, (64,))
-    found = []
-    for replicas, solver in ((1, Backprop(micro_batches=2)), (2, Backprop())):
-        torch.manual_seed(1)
-        model = nn.Sequential(Turned())
-        settings = TrainSettings(batch_size=8, epochs=1, threads=1)
-        made = Trainer(split(model, 1), solver, replicas=replicas, train=settings, quiet=True)
-        made.fit((x, y), (x, y))
-        found.append({k: v.clone() for k, v in model.state_dict().items()})
-    assert_same(*found)
-
-
-def test_a_run_that_was_refused_leaves_the_network_as_it_was(few, tmp_path):
-    synced = {"train": {"sync_batchnorm": True}, "replicas": 2}
-    run = trainer(Backprop(), tmp_path / "run", **synced)
-    fitted(run, few)
-    again = trainer(Backprop(), tmp_path / "run", **synced)
-    with pytest.raises(ValueError, match="already holds a run"):
-        again.fit(*few)
-    patched = [m for m in again.blocks.model.modules() if "forward" in vars(m)]
-    assert patched == []
-
-
-def test_a_grid_with_shared_statistics_goes_on_as_one_replica(few, tmp_path):
-    run = tmp_path / "run"
-    words = (*FLAGS, "--blocks", 1, "--out", run, "--set", "train.sync_batchnorm=true")
-    output(command(*words, "--replicas", 2))
-    output(command("train", "--resume", "--replicas", 1, "--epochs", 3, "--out", run))
-
-
-def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
-    few, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)
-    run, late = tmp_path / "run", {"replicas": 2, "train": {"report_every": 1}}
-    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
-    late["checkpoint"] = CheckpointSettings(keep_last=0, minutes=1)
-    fitted(trainer(Backprop(), run, sync=DiLoCo(steps=3, lag=2), **late), few)
-    for folder in checkpoint.complete(run / "checkpoints"):
-        if int(folder.name) > 7:  # of the second epoch, a round under way
-            shutil.rmtree(folder)
-    (run / "summary.json").unlink()
-    again = trainer(Backprop(), run, sync=AllReduce(), resume=True, **late)
-    again.quiet = False
-    again.fit(*few)
-    assert "2 replicas is dropped, because the strategy changed" in capsys.readouterr().out
 
 
 def test_batchnorm_over_all_replicas_is_that_of_one(few):
