@@ -63,6 +63,17 @@ def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatc
     assert summary["test_accuracy"] > 0.5  # of ten classes
 
 
+def test_the_sampler_of_the_page_is_kept_in_a_run_folder_and_goes_on(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "samplers.md").read_text()
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    kept = code.replace("sampler=Hardest(lag=4))", 'sampler=Hardest(lag=4), out="run")')
+    assert kept != code
+    exec(compile(kept, "samplers.md", "exec"), {"__name__": "samplers"})
+    again = kept.replace('out="run"', 'out="run", resume=True').replace("epochs=2", "epochs=3")
+    exec(compile(again, "samplers.md", "exec"), {"__name__": "samplers"})
+
+
 def test_the_page_on_messages_does_what_it_says():
     """Two seconds of training: its graph of nodes learns parity."""
     text = (ROOT / "docs" / "messages.md").read_text()

@@ -1,4 +1,4 @@
-"""Replicas that differ in what they use, and runs of a grid that go on as another, or not at all."""
+"""Replicas that differ in what they use; runs of a grid that go on as another, or not at all."""
 
 import shutil
 
