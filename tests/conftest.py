@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from commands import command
 from hypothesis import HealthCheck, settings
-from world import ALLOWED, World
+from world import World, for_mpirun
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Command = Callable[..., tuple[int, str, str]]
@@ -127,7 +127,7 @@ def run_folder(finished: Path, tmp_path: Path) -> Path:
 def _run(command: list[object], limit: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(part) for part in command],
-        env=os.environ | ALLOWED,
+        env=os.environ | for_mpirun(),
         capture_output=True,
         text=True,
         timeout=limit,

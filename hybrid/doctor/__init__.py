@@ -27,6 +27,7 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         lambda: versions.versions(installed[0]),
         mpi.mpirun,
         mpi.library,
+        mpi.killed,
         lambda: mpi.hosts(here.heartbeat if here else None),
         mpi.gpu_aware,
         mpi.shared_memory,

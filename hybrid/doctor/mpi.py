@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
 LEAST_SHARED_BYTES = 256 << 20
+_FILES = "PRTE_MCA_prte_tmpdir_base"
 _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
 
 
@@ -38,6 +40,30 @@ def library() -> list[Finding]:
         matching(name, ".".join(map(str, number)), _launcher()),
         ranks_found(launch.launched_size(), MPI.COMM_WORLD.size),
     ]
+
+
+def killed() -> list[Finding]:
+    """Files of launchers that were killed, each of which Open MPI 5 takes for a running one's.
+
+    They lie in ompi.PID. An mpirun that is given the same process number does not start: "The PMIx
+    server's listener thread failed to start".
+    """
+    folder = Path(os.environ.get(_FILES) or tempfile.gettempdir())
+    found = {path: path.suffix[1:] for path in sorted(folder.glob("ompi.*"))}
+    left = [path for path, pid in found.items() if pid.isdigit() and not _runs(int(pid))]
+    remedy = "remove what no job on this host uses: an mpirun given such a number does not start"
+    text = f"{len(left)} left by launchers that were killed, as {left[0]}" if left else ""
+    return [Finding("mpirun files", text, remedy)] if left else []
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def matching(name: str, number: str, launcher: str) -> Finding:

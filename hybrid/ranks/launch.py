@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
+from hybrid.ranks import pmix
 from hybrid.ranks.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def ranks() -> Ranks | None:
             f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: "
             "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
         )
+    pmix.wait_for_all()
     _abort_on_exceptions(MPI.COMM_WORLD)
     host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     mine = sorted(os.sched_getaffinity(0))

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 
 from tests.faults.kinds import Acts, Fault, Scene, lines_of
 from tests.support.slurm_cluster import Slurm, why_not
+from tests.support.world import FOLDER
 
 _ROOT = Path(__file__).parents[2]
 
@@ -29,6 +30,7 @@ def slurm() -> Slurm | None:
         "PYTHONPATH": str(_ROOT),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        FOLDER: folder.name,
     }
     register(folder.cleanup)
     register(made.stop)

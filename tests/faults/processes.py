@@ -14,9 +14,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from tests.support.world import ALLOWED
+from tests.support.world import for_mpirun
 
-ENVIRONMENT = ALLOWED | {"CI": "1"}
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
@@ -44,7 +43,8 @@ class Job:
         self._size = ranks
         self._seen: dict[int, str] = {}
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        environment = ENVIRONMENT | {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path}
+        given = {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path, "CI": "1"}
+        environment = for_mpirun() | given
         if launcher == "threads" and not fresh:
             self._process: Any = _FORKING.Process(
                 target=_main, args=(list(words), str(self._out), str(self._err), environment)

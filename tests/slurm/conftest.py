@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import Slurm, why_not
+from world import FOLDER
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """Four nodes of two cores and two GPUs that are none, or a skip that says why."""
     if reason := why_not():
         pytest.skip(reason)
-    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
+    folder = tmp_path_factory.mktemp("slurm")
+    cluster = Slurm(folder)
     cluster.environment |= {
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        FOLDER: str(folder),
     }
     try:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from slurm_cluster import Slurm
 
@@ -29,6 +32,14 @@ def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm
     assert "preempt_send_user_signal" in said
     assert "of job" in said
     assert said.count("thread(s)") == 2
+
+
+def test_ranks_that_srun_starts_wait_for_the_last_before_their_first_message(slurm: Slurm) -> None:
+    """Slurm's own fence after MPI_Init holds none, and a message then ends the late rank."""
+    program = Path(__file__).parents[1] / "support" / "late_rank.py"
+    said = slurm("srun", "--mpi=pmix", "--nodes=2", sys.executable, program, seconds=120)
+    waited = dict(line.split() for line in said.splitlines())
+    assert float(waited["1"]) > 0.2
 
 
 def test_processes_that_do_not_find_each_other_say_so_once(slurm: Slurm) -> None:

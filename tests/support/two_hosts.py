@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from world import ALLOWED
+from world import for_mpirun
 
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
 
@@ -40,7 +40,7 @@ class TwoHosts:
         arguments = (mpirun, *near, *place, *tcp, *command)
         return subprocess.Popen(
             [str(part) for part in (*_on(self.names[0]), *arguments)],
-            env=os.environ | ALLOWED | popen.pop("env", {}),
+            env=os.environ | for_mpirun() | popen.pop("env", {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -29,8 +30,23 @@ ALLOWED = {
     # ranks that wait leave the cores to others
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+FOLDER = "PRTE_MCA_prte_tmpdir_base"
 RANKS = 4
 _HERE = Path(__file__).parent
+
+
+@cache
+def _files() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="hybrid-mpirun-")
+
+
+def for_mpirun() -> dict[str, str]:
+    """The variables that an mpirun is started with here, a new folder for its files among them.
+
+    One that is killed leaves them, and they end every later mpirun in the same folder that happens
+    to get its process number: "The PMIx server's listener thread failed to start".
+    """
+    return ALLOWED | {FOLDER: tempfile.mkdtemp(dir=_files().name)}
 
 
 class World:
@@ -95,7 +111,7 @@ class World:
                 ]
                 self._job = subprocess.Popen(
                     [str(word) for word in words],
-                    env=os.environ | ALLOWED | {"PYTHONPATH": path},
+                    env=os.environ | for_mpirun() | {"PYTHONPATH": path},
                     stdout=subprocess.DEVNULL,
                 )
                 # accept() itself would wait for ever for ranks that do not start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 import torch
@@ -58,6 +59,20 @@ def test_a_container_with_little_shared_memory_is_told_the_flag(monkeypatch) -> 
     monkeypatch.setattr(os, "statvfs", lambda _: small)
     (shared,) = mpi.shared_memory()
     assert (shared.value, "--shm-size" in shared.remedy) == ("64 MB", True)
+
+
+def test_what_killed_launchers_left_is_counted(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("PRTE_MCA_prte_tmpdir_base", str(tmp_path))
+    assert mpi.killed() == []
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (os.getpid(), 1, "notes"):
+        (tmp_path / f"ompi.{name}").mkdir()
+    assert mpi.killed() == []
+    (tmp_path / f"ompi.{ended.pid}").mkdir()
+    (found,) = mpi.killed()
+    assert found.value == f"1 left by launchers that were killed, as {tmp_path}/ompi.{ended.pid}"
+    assert found.remedy
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
-from world import ALLOWED
+from world import for_mpirun
+
+from hybrid.ranks.heartbeat import _seconds
 
 WAITING = Path(__file__).parents[2] / "support" / "waiting_program.py"
 WRAPPER = ("sh", "-c", '"$@"; exit $?', "wrapper")
@@ -25,7 +27,7 @@ class Job:
         command = [mpirun, "-n", 3, *wrapper, sys.executable, WAITING, folder]
         self.mpirun = subprocess.Popen(
             [str(word) for word in command],
-            env=os.environ | ALLOWED,
+            env=os.environ | for_mpirun(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -118,10 +120,15 @@ def test_a_launcher_that_stands_still_is_spoken_for(start) -> None:
     assert errors.count("hybrid: error:") == 1
 
 
-@pytest.mark.parametrize("timeout", ["soon", "86401", "9" * 50])
-def test_a_timeout_that_is_no_number_is_refused_once(timeout, mpirun, monkeypatch, tmp_path):
-    monkeypatch.setenv("HYBRID_HOST_TIMEOUT", timeout)
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5", "86401", "9" * 50])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(text):
+    with pytest.raises(ValueError, match=f"HYBRID_HOST_TIMEOUT is '{text}'; write whole seconds"):
+        _seconds(text)
+
+
+def test_it_is_refused_once(mpirun, monkeypatch, tmp_path):
+    monkeypatch.setenv("HYBRID_HOST_TIMEOUT", "soon")
     done = mpirun(2, sys.executable, WAITING, tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count(f"HYBRID_HOST_TIMEOUT is '{timeout}'; write whole seconds") == 1
+    assert done.stderr.count("HYBRID_HOST_TIMEOUT is 'soon'; write whole seconds") == 1
     assert "Traceback" not in done.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 from trainings import Data, assert_same, digits, fitted, lines, newest, trainer
-from world import ALLOWED
+from world import for_mpirun
 
 from hybrid.cli.failure import STOPPED
 from hybrid.folder.checkpoint import complete, load_model, read_manifest
@@ -224,7 +224,7 @@ def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     ]
     job = subprocess.Popen(
         [str(part) for part in command],
-        env=os.environ | ALLOWED,
+        env=os.environ | for_mpirun(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
