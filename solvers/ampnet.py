@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Setup, Side, program_of
 from solvers.blocks import heads
+from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.heads import Head
-from solvers.blocks.norms import frozen_statistics
 from solvers.checks import check_numbers
 from solvers.instances.leaving import Exit, Scores
 from solvers.instances.nodes import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from solvers.base import Program, Shape, Solver, program_of
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.checks import check_choices, check_momentum, check_numbers
 from solvers.kernels import couple
 from solvers.layers.auxiliary import HASHED, auxiliary_network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -9,10 +10,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from solvers.base import GraphBytes, program_of
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics, has_others, met, standing_in
 from solvers.passes.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.passes.micro import MicroBatch
-from solvers.state import Tensors
+from solvers.state import Tensors, entries
 
 LOST_A_STEP = 0.27
 """Of an exact step's progress, for every step by which the first block's gradients are late.
@@ -55,10 +56,16 @@ class StashingProgram(DelayedProgram):
     def begin(self) -> None:
         super().begin()
         self._newest: Tensors | None = None
+        self._buffered = has_others(self.block.module.modules())
 
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
         flight = Flight(part, self._leaf(lam), weights=self._version())
-        self._up(self._compute(flight).detach())
+        with met(self.block.module) if self._buffered else nullcontext(Tensors()) as buffers:
+            out = self._compute(flight)
+        flight.stash = {f"buffer {name}": buffer for name, buffer in buffers.items()}
+        for earlier in self._flights:  # what moves now they have met as it was
+            earlier.stash = flight.stash | earlier.stash
+        self._up(out.detach())
         return flight
 
     def _version(self) -> Tensors:
@@ -81,7 +88,8 @@ class StashingProgram(DelayedProgram):
         for name, parameter in self.block.module.named_parameters():
             flight.weights[name].requires_grad_(parameter.requires_grad)
         flight.lam = self._leaf(flight.lam)
-        with frozen_statistics(self.block.module):
+        module, buffers = self.block.module, entries(flight.stash, "buffer ")
+        with frozen_statistics(module), standing_in(module, buffers):
             self._compute(flight)
         return flight
 

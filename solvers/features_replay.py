@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from solvers.base import program_of
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.passes.delayed import Delayed, DelayedProgram, Flight
 from solvers.passes.micro import MicroBatch
 

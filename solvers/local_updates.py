@@ -10,8 +10,8 @@ from torch import Tensor
 
 from solvers.base import Program, Setup, Solver, program_of
 from solvers.blocks import heads
+from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.heads import Head
-from solvers.blocks.norms import frozen_statistics
 from solvers.checks import check_choices, check_numbers
 from solvers.state import State
 from solvers.windows import Batch, PhaseStats, Window

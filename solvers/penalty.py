@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from solvers.base import Setup, Solver, SubProblems, program_of, values_of
+from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.draws import Key
-from solvers.blocks.norms import frozen_statistics
 from solvers.checks import check_choices, check_momentum, check_numbers, check_ratio
 from solvers.kernels import Held, Stepped, ascend, step
 from solvers.variables.coefficients import Coefficients

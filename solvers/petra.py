@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Setup, program_of
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.layers.reversible import Reversible
 from solvers.passes.delayed import Delayed, DelayedProgram, Flight, tensor_bytes
 from solvers.passes.micro import MicroBatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -235,9 +236,10 @@ class Block:
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimiser)
         norms = gradient_norms(gradients)
-        if everyone is not None:
-            norms = [norm for block in everyone(norms) for norm in block]
-        clip_gradients(gradients, clip_norm, norms)
+        blocks = [norms] if everyone is None else everyone(norms)
+        if self.scaler is not None:  # a block that has overflowed leaves out its step
+            blocks = [block for block in blocks if all(map(isfinite, block))]
+        clip_gradients(gradients, clip_norm, [norm for block in blocks for norm in block])
 
     @property
     def loss_scale(self) -> float:

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from solvers.blocks.buffers import met
+
 Values = tuple[Tensor | None, ...]
 Compute = Callable[..., Values]
 WARM_UP = 3
@@ -78,11 +80,18 @@ class StepGraphs:
     A computation's tensors may change from call to call, their shapes may not: each new set of
     shapes is computed `WARM_UP` times, captured, and from then on copied into the graph's memory
     and replayed. Results are copies; the gradients are the graph's own, valid until its next
-    replay. If a capture fails, `reason` says why, and all is computed as without graphs.
+    replay. If a capture fails, or a computation moves buffers of `module` that are no statistics,
+    `reason` says why, and all is computed as without graphs.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], capture: Capture | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        capture: Capture | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
         self._parameters, self._capture = parameters, capture or CudaCapture()
+        self._module = module or nn.Identity()
         self._seen: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, Callable[[Sequence[Tensor | None]], Values]] = {}
         self.reason = ""
@@ -96,7 +105,11 @@ class StepGraphs:
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= WARM_UP:
-                return self._capture.warm_up(lambda: compute(*tensors))
+                with met(self._module) as moved:
+                    found = self._capture.warm_up(lambda: compute(*tensors))
+                if moved:
+                    self.reason = f"not captured: a replay would not move {', '.join(moved)}"
+                return found
             try:
                 self._graphs[key] = self._captured(compute, tensors)
             except (RuntimeError, ValueError) as error:  # the latter of a loss that failed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics, standing_in
 from solvers.layers.depth import Skippable, decided, survival
 from solvers.passes.delayed import Flight
 from solvers.passes.micro import MicroBatch
@@ -185,7 +185,8 @@ class StashedNodes(Nodes, Stashed):
 
     def again(self, flight: Flight) -> Instance:
         made, weights = self._given_back(flight), flight.weights or {}
-        with frozen_statistics(self.block.module):
+        module = self.block.module
+        with frozen_statistics(module), standing_in(module, made.buffers):
             for unit, own in enumerate(self.parameters):
                 if unit not in made.active:
                     self._past(made, unit)
@@ -193,6 +194,7 @@ class StashedNodes(Nodes, Stashed):
                 made.met.append({n: weights[n].requires_grad_(own[n].requires_grad) for n in own})
                 with self._whole(unit):
                     self._run(made, unit)
+                self._opened(made, unit)
         made.value = None
         return made
 

@@ -29,6 +29,9 @@ class Bundle:
     exact: tuple[torch.dtype | None, ...]
     """The type of each tensor that is not floating-point."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
+        return self  # nothing of it changes
+
     @classmethod
     def of(cls, value: Any, samples: int, where: str) -> Bundle | None:
         """Of a value of so many samples; None for a floating-point tensor, which needs none.

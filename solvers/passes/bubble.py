@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from solvers.base import SubProblems
 from solvers.blocks.block import Block
+from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.blocks.norms import frozen_statistics
 from solvers.passes.pipeline import FillSamples, FillStep, Gaps, Op, records_needed
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Record, Rows

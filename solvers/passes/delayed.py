@@ -18,9 +18,11 @@ from solvers.checks import check_choices, check_numbers
 from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.wire import Wire, WireFormat
 from solvers.state import State, Tensors, entries
+from solvers.sync.base import statistics
 from solvers.windows import PhaseStats, Window
 
 _FORMATS = get_args(WireFormat)
+_PRECISIONS = torch.float32, torch.bfloat16, torch.float16
 
 
 @dataclass
@@ -146,11 +148,15 @@ class DelayedProgram(Program):
         while len(self._inbox) < self._on_the_way():
             self._inbox.append(self._take())
         rate = torch.tensor(self._rate, dtype=torch.float64)
-        sent_as = torch.tensor(_FORMATS.index(self.solver.messages))
-        state = {"ticks": torch.tensor(self._ticks), "rate": rate, "sent as": sent_as}
+        state = {"ticks": torch.tensor(self._ticks), "rate": rate}
+        state["sent as"] = torch.tensor(_FORMATS.index(self.solver.messages))
+        state["computed in"] = torch.tensor(_PRECISIONS.index(self.block.precision))
         for name, parameter in self.block.module.named_parameters():
             if parameter.grad is not None:
                 state[f"gradient {name}"] = parameter.grad
+        if self.setup.replicas > 1:  # which are alike after a step, and not while one is prepared
+            own = statistics(self.block.module)
+            state |= {f"statistic {i}": x for i, x in enumerate(own)}
         versions: list[Tensors] = []
         for i, flight in enumerate(self._flights):
             state[f"flight {i}.part"] = torch.tensor(flight.part[:6])
@@ -171,13 +177,14 @@ class DelayedProgram(Program):
         found = state.flight
         if not found:
             return
-        sent_as = _FORMATS[int(found["sent as"])]
-        if sent_as != self.solver.messages:
-            raise ValueError(
-                f"solver.messages is {self.solver.messages!r}, but messages under way were sent as "
-                f"{sent_as!r}: leave it as it was"
-            )
+        self._refuse_other("solver.messages", self.solver.messages, _FORMATS[int(found["sent as"])])
+        before, now = _PRECISIONS[int(found["computed in"])], self.block.precision
+        self._refuse_other(
+            "train.precision", *(str(p).removeprefix("torch.") for p in (now, before))
+        )
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
+        for i, own in enumerate(statistics(self.block.module)):
+            own.copy_(found.get(f"statistic {i}", own))
         versions: dict[int, Tensors] = {}
         for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
             stash = entries(found, f"flight {i}.")
@@ -193,6 +200,12 @@ class DelayedProgram(Program):
             self._inbox.append(tuple(entries(found, f"inbox {i}.").values()))
         for name, kept in self._like_parameters(entries(found, "gradient ")).items():
             self.block.module.get_parameter(name).grad = kept
+
+    @staticmethod
+    def _refuse_other(setting: str, now: str, before: str) -> None:
+        """ValueError if what is under way was made otherwise."""
+        if now != before:
+            raise ValueError(f"{setting} is {now!r}, and {before!r} for what is under way")
 
     def _like_parameters(self, kept: Tensors) -> Tensors:
         """With the parameters' strides: of a single channel, layouts look alike, and compute

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from solvers.base import Program, Recorder
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics, met, standing_in
 from solvers.checks import check_choices, check_numbers
 from solvers.passes.bubble import BubbleFill
 from solvers.passes.micro import MicroBatch, micro_batches
 from solvers.passes.pipeline import Op, order
 from solvers.passes.wire import Wire, WireFormat
+from solvers.state import Tensors
 from solvers.windows import Batch, PhaseStats, Record, Window
 
 
@@ -168,6 +169,8 @@ class _Pass:
         self.wire = Wire(settings.messages, settings.filter)
         self.parts = micro_batches(batch, settings.micro_batches, block)
         self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
+        self.met: deque[Tensors] = deque()
+        """What forward passes that are run again have met: they give the same, and count once."""
         self.losses: list[Tensor] = []
         self.forwards = 0
         self.plain = plain
@@ -182,7 +185,11 @@ class _Pass:
             lam = self.wire.receive(self.links.from_previous, self.block.dtype)
             lam = lam.detach().requires_grad_()
         if self.recompute:
-            out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
+            with met(self.block.module, norms=True) as buffers:
+                out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
+            for earlier in self.met:  # what moves now they have met as it was
+                earlier.update(buffers | earlier)
+            self.met.append(buffers)
         else:
             out = self.block.forward(lam, part.key)
         if part.labels is not None:
@@ -202,7 +209,7 @@ class _Pass:
             p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
         ends = self.plain and not self.graphs and self.forwards == len(self.parts)
         with (
-            _spared_statistics(self.block.module) if self.recompute else nullcontext(),
+            standing_in(self.block.module, self.met.popleft()) if self.recompute else nullcontext(),
             self.block.last_pass("exact") if ends else nullcontext(),
         ):
             self.block.backward(out, p_out, key=part.key)
@@ -219,20 +226,3 @@ class _Pass:
                     p_out=None if p_out is None else self.block.stored_adjoint(p_out * part.size),
                 )
             )
-
-
-@contextmanager
-def _spared_statistics(module: nn.Module) -> Iterator[None]:
-    """BatchNorm moves copies of its running statistics: a recomputed pass counts only once.
-
-    Frozen ones would not do: what a recomputed pass saves must be what the first one saved.
-    """
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    kept = [dict(m._buffers) for m in norms]
-    for m in norms:
-        m._buffers.update({k: b.clone() for k, b in m._buffers.items() if b is not None})
-    try:
-        yield
-    finally:
-        for m, buffers in zip(norms, kept, strict=True):
-            m._buffers.update(buffers)

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from solvers.blocks.block import Block
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics, has_others, met, standing_in
 from solvers.blocks.objective import failure
 from solvers.passes.delayed import Flight
 from solvers.passes.micro import MicroBatch
@@ -46,6 +46,8 @@ class UnitFlight(Flight):
     """What goes into each unit, if that is needed again."""
     met: list[Tensors] = field(default_factory=list)
     """The version of each unit's weights that it met, if that is needed again."""
+    buffers: Tensors = field(default_factory=dict)
+    """Those that its units have moved, as they met them, but for BatchNorm's."""
     adjoint: list[Tensor | None] = field(default_factory=list)
     """Of the tensors that come out of the last unit to come home; empty: not there yet."""
 
@@ -130,6 +132,7 @@ class Units(ABC):
         made, stash = self.begin(flight.part, flight.lam), flight.stash
         made.left, tensors = stash["left"].tolist()
         made.adjoint = [stash.get(f"p {j}") for j in range(tensors)]
+        made.buffers = entries(stash, "buffer ")
         return made
 
 
@@ -141,13 +144,29 @@ class Stashed(Units):
     ) -> None:
         super().__init__(block, clip_norm, slices)
         self._newest: list[Tensors] = [{} for _ in self.slices]
+        self._buffered = has_others(block.module.modules())
+        self._open: list[dict[int, UnitFlight]] = [{} for _ in self.slices]
+        """Flights that have yet to come home to each unit, where there are buffers to keep."""
         self._holders = [0] * self.count
         """Flights that have met the newest weights of each unit, and will need them."""
 
     def up(self, flight: UnitFlight, unit: int, turn: Turn) -> None:
         with turn:
             flight.met.append(self._version(unit))
-        self._run(flight, unit)
+        if not self._buffered:
+            self._run(flight, unit)
+            return
+        own = self.slices[unit]
+        parts = [str(part) for part in range(own.start, own.stop)]
+        with met(self.block.module, first=parts) as moved:
+            self._run(flight, unit)
+        self._opened(flight, unit)
+        for earlier in self._open[unit].values():  # what moves now they have met as it was
+            earlier.buffers = moved | earlier.buffers
+
+    def _opened(self, flight: UnitFlight, unit: int) -> None:
+        if self._buffered:
+            self._open[unit][id(flight)] = flight
 
     def _run(self, flight: UnitFlight, unit: int) -> None:
         weights, parts = flight.met[unit], self.slices[unit]
@@ -176,6 +195,7 @@ class Stashed(Units):
 
     def down(self, flight: UnitFlight, unit: int, rate: float, turn: Turn) -> None:
         del flight.ins[unit + 1 :]
+        self._open[unit].pop(id(flight), None)
         out, weights = flight.outs.pop(), flight.met[unit]
         trained = {name: w for name, w in weights.items() if w.requires_grad}
         with self.block.span("backward", flight.part.key):
@@ -195,16 +215,19 @@ class Stashed(Units):
 
     def keep(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
         flight.stash = self._kept(flight)
+        flight.stash |= {f"buffer {name}": b for name, b in flight.buffers.items()}
         weights = {name: w for version in flight.met for name, w in version.items()}
         flight.weights = known.setdefault(tuple(map(id, flight.met)), weights)
 
     def again(self, flight: Flight) -> UnitFlight:
         made, weights = self._given_back(flight), flight.weights or {}
-        with frozen_statistics(self.block.module):
+        module = self.block.module
+        with frozen_statistics(module), standing_in(module, made.buffers):
             for unit in range(made.left):
                 own = self.parameters[unit]
                 made.met.append({n: weights[n].requires_grad_(own[n].requires_grad) for n in own})
                 self._run(made, unit)
+                self._opened(made, unit)
         made.value = None
         return made
 

@@ -39,9 +39,9 @@ class OnlineSweeps:
     def _hop(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
         """Step Z_k once from what all blocks had before, and exchange Z and x."""
         block, links = self.block, self.links
-        if block.first:
+        if block.first and not block.last:
             self._hand_up(rows, self._output(batch, rows))
-        else:
+        elif not block.first:
             x, p_in = self._adjoint(batch, rows, self._input(rows))
             if not block.last:
                 self._hand_up(rows, x)

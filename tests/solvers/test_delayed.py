@@ -1,6 +1,7 @@
 """Delayed gradients equal their formulas, written down a second time, bit for bit."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.func import functional_call
 
 from hybrid.links import run_threads, run_virtual
 from solvers import DDG, FDG, FeaturesReplay
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
 MOMENTUM = 0.9
@@ -229,7 +230,7 @@ def test_messages_in_fewer_bits_arrive_and_are_counted():
     assert sent["int8"] < 0.4 * sent["float32"]  # scales of 6 x 6 pixels weigh more than of 32 x 32
 
 
-def test_messages_under_way_are_read_in_the_format_they_were_sent_in():
+def test_what_is_under_way_goes_on_in_the_formats_it_was_made_in():
     problem = made("ddg", 2, 8).single_precision()
 
     def program(block, links):
@@ -237,8 +238,12 @@ def test_messages_under_way_are_read_in_the_format_they_were_sent_in():
         mine.train(problem.window(1, 0, 2))
         state = mine.state()
         other = DDG(micro_batches=4).start(block, links, problem.setup(window=0))
-        with pytest.raises(ValueError, match=r"'float32', but .* were sent as 'int8'"):
+        with pytest.raises(ValueError, match=r"messages is 'float32', and 'int8' for what is und"):
             other.load_state(state)
+        with mock.patch.object(block, "precision", torch.bfloat16):
+            other = mine.solver.start(block, links, problem.setup(window=0))
+            with pytest.raises(ValueError, match=r"precision is 'bfloat16', and 'float32' for wh"):
+                other.load_state(state)
         mine.drain()
 
     problem.on_every_block(program)

@@ -21,8 +21,8 @@ from hybrid.links import run_threads, run_virtual
 from hybrid.settings.config import CheckpointSettings
 from solvers import FDG, PDASGD
 from solvers.base import Setup
+from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.draws import Draws
-from solvers.blocks.norms import frozen_statistics
 from solvers.passes.units import Again, Stashed, Units, runs
 
 ONE_BLOCK = {

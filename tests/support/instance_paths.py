@@ -13,7 +13,7 @@ from hybrid import split
 from hybrid.links import run_threads
 from hybrid.links.mpi import run_mpi
 from solvers import Batch
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.instances.nodes import divided
 from solvers.layers.depth import Skippable, decided, survival
 from solvers.state import State

@@ -117,6 +117,21 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale():
     assert made.module.weight.grad is None
 
 
+@pytest.mark.parametrize("theirs", [float("nan"), float("inf")])
+def test_an_overflow_in_another_block_spoils_no_clipped_step(theirs):
+    """Its norms are left out, as its step is."""
+    made, alone = block(), block()
+    for one in (made, alone):
+        x = torch.ones(3, 4, requires_grad=True)
+        one.backward(one.forward(x), torch.full((3, 4), 0.1))
+    before = made.module.weight.detach().clone()
+    made.step("exact", 0.1, 0.5, lambda mine: [[1.0, theirs], mine])
+    alone.step("exact", 0.1, 0.5, lambda mine: [mine])
+    assert torch.equal(made.module.weight, alone.module.weight)
+    assert made.module.weight.isfinite().all()
+    assert not torch.equal(made.module.weight, before)
+
+
 @pytest.mark.parametrize("kind", ["exact", "local"])
 def test_a_step_without_gradients_is_none(kind):
     made = block()

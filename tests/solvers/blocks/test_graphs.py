@@ -96,6 +96,29 @@ def test_each_set_of_shapes_is_captured_once_after_its_warm_up():
     assert graphs.count == 2
 
 
+def test_what_moves_buffers_is_not_captured():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.ones(2))
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            if self.training:
+                self.seen += 1
+            return (x * self.mask,)
+
+    counting = Counting()
+    for training in (False, True):
+        counting.train(training)
+        graphs = StepGraphs([], Repeat([]), counting)
+        for _ in range(WARM_UP + 1):
+            graphs("masked", counting, torch.ones(2))
+        said = "not captured: a replay would not move seen" if training else ""
+        assert (graphs.reason, graphs.count) == (said, int(not training))
+    assert counting.seen == WARM_UP + 1
+
+
 def test_what_cannot_be_captured_is_computed_and_the_reason_kept():
     class Refusing(Repeat):
         def record(self, compute):

@@ -1,0 +1,131 @@
+"""Buffers of one's own, which a forward pass moves and reads, move as statistics do."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from trainings import assert_same, digits, fitted, newest
+
+from hybrid import Trainer, split
+from hybrid.folder import checkpoint
+from hybrid.settings.config import CheckpointSettings, TrainSettings
+from solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AMPNet,
+    AugmentedLagrangian,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Petra,
+)
+from solvers.blocks.buffers import frozen_statistics, met, standing_in
+
+STEPS = 10
+
+
+class Centre(nn.Module):
+    """Less a running mean of its own, which moves in every second pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("unseen", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(16))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1  # in place, unseen by autograd, and replaced
+            self.unseen.data.add_(1)
+            if self.seen % 2 == 0:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return (x - self.mean) * self.mask
+
+
+def trained(solver, out=None, resume=False, **settings):
+    torch.manual_seed(0)
+    centred = nn.Linear(64, 16), Centre(), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()
+    network = nn.Sequential(nn.Flatten(), *centred, nn.Linear(16, 10))
+    train = TrainSettings(epochs=1, batch_size=8, threads=1, report_every=1)
+    made = Trainer(
+        split(network, cuts=["4", "6"]),
+        solver,
+        train=train,
+        checkpoint=CheckpointSettings(minutes=1e-9, keep_last=0),
+        out=out,
+        resume=resume,
+        quiet=True,
+        **settings,
+    )
+    images, test = digits(4)
+    return fitted(made, (images.take(8 * STEPS), test))
+
+
+@pytest.mark.parametrize(
+    ("solver", "settings"),
+    [
+        (Backprop(), {}),
+        (Backprop(micro_batches=1, recompute=True), {}),
+        (DDG(), {}),
+        (FeaturesReplay(), {}),
+        (Petra(), {}),
+        (PDASGD(), {}),
+        (AMPNet(weights="current"), {}),
+        (LocalUpdates(style="overlapping", chunks=2), {}),
+        (AugmentedLagrangian(), {"gaps": [(2, 1), (2, 1), (0, 2)]}),
+        (AugmentedLagrangian(), {"window": 2, "sweeps": 2}),
+        (BlockADMM(), {"window": 2}),
+    ],
+)
+def test_a_forward_pass_of_a_mini_batch_moves_them_once(solver, settings):
+    """A parallel phase leaves them alone: those of a window are moved by its exact pass."""
+    parts = 4 if "gaps" in settings else 1
+    found = trained(solver, **settings)
+    assert int(found["2.seen"]) == int(found["2.unseen"]) == STEPS * parts
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_a_pass_that_is_run_again_meets_what_the_first_one_met(m):
+    again = trained(Backprop(micro_batches=m, recompute=True))
+    assert_same(again, trained(Backprop(micro_batches=m)))
+
+
+def test_a_buffer_of_two_modules_stays_one():
+    class Mover(nn.Module):
+        def __init__(self, mean):
+            super().__init__()
+            self.register_buffer("mean", mean)
+
+        def forward(self, x):
+            self.mean.add_(1)
+            return x - self.mean
+
+    mean = torch.zeros(3)
+    module = nn.Sequential(Mover(mean), Mover(mean))
+    with frozen_statistics(module):
+        module(torch.ones(2, 3))
+    assert module[0].mean is module[1].mean
+    assert module[0].mean.tolist() == [0.0] * 3
+    with met(module) as before:
+        expected = module(torch.ones(2, 3))
+    with standing_in(module, before):
+        assert torch.equal(module(torch.ones(2, 3)), expected)
+
+
+@pytest.mark.parametrize("solver", [DDG(), DDG(micro_batches=4), FDG(), PDASGD(), AMPNet()])
+def test_what_is_under_way_keeps_what_it_has_met(solver, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or checkpoints wait for its end
+    whole = tmp_path / "whole"
+    expected = trained(solver, whole)
+    for after in (3, 6):
+        run = shutil.copytree(whole, tmp_path / str(after))
+        for folder in checkpoint.complete(run / "checkpoints"):
+            if int(folder.name) > after:
+                shutil.rmtree(folder)
+        (run / "summary.json").unlink()
+        assert 0 < int(newest(run).name) <= after
+        assert_same(trained(solver, run, resume=True), expected)
