@@ -29,8 +29,8 @@ class HPSGD(Strategy):
     The paper lets ranks ask whether P has landed; here it lands `lag` = L steps after it left, the
     same on all. Local steps are plain ones, without momentum. What a replica has done meanwhile is
     thrown away (drift "discard", the paper's; its gradients are in S_r) or kept ("keep"):
-    w_r <- B - lr S_r. With L = 0 and h = 1 it is all-reduce, bit for bit; with L = 0 and plain SGD
-    local SGD. At the end of an epoch all of it lands: every gradient counts once.
+    w_r <- B - lr S_r. With L = 0 and h = 1 its weights are all-reduce's, bit for bit; with L = 0
+    and plain SGD local SGD. At the end of an epoch all of it lands: every gradient counts once.
     """
 
     name: ClassVar[str] = "hpsgd"
@@ -99,6 +99,10 @@ class HPSGDSync(AnchoredSync):
             drifted = [p.detach() for p in weights]
             torch._foreach_add_(drifted, gradients, alpha=-rate / self.share)
         return self._moved
+
+    def drifts(self, name: str) -> bool:
+        # all make the same steps from B, and a mean of equal numbers has other bits
+        return name.startswith("ema ")
 
     def stepped(self) -> None:
         if self._moved:

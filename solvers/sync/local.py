@@ -81,11 +81,15 @@ class LocalSync(Sync):
         if not self.count:
             return
         self.settle()
-        kept = [memory(t) for t in self._optimisers_tensors()]
+        kept = [memory(t) for name, t in self._optimiser_state().items() if self.drifts(name)]
         if kept:
             unpack(self.sum(packed(kept)) / self.peers.replicas, kept)
         self.join_statistics()
         self.count = 0
+
+    def drifts(self, name: str) -> bool:
+        """Whether what an optimiser keeps, by name, differs between replicas within a round."""
+        return True
 
     def join_statistics(self) -> None:
         """Let running statistics be their mean over replicas."""
@@ -109,9 +113,6 @@ class LocalSync(Sync):
         for p, new in zip(self.weights(), weights, strict=True):
             same = new.stride() == p.stride()
             p.data = new if same else torch.empty_like(p.data).copy_(new)
-
-    def _optimisers_tensors(self) -> list[Tensor]:
-        return list(self._optimiser_state().values())
 
     def _optimiser_state(self) -> Tensors:
         """What the optimisers of steps keep of each weight, by name; numbers of steps are alike."""
