@@ -94,7 +94,7 @@ def _refused(what, why, named):
 
 
 def _listed(setting, value, mode, result, base):
-    if setting == "split.balance" and result.cuts == base.cuts:
+    if setting in ("split.balance", "split.inside") and result.cuts == base.cuts:
         return "the cuts come out the same"
     if mode.solver == "backprop" and setting in EXACT:
         return "exact gradients do not depend on the cuts"

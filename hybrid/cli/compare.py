@@ -77,14 +77,19 @@ def bench(
 def plan(
     context: typer.Context,
     config: options.TomlFile = None,
-    model: Known = None,
+    model: options.Model = None,
     solver: options.Method = None,
     data: Annotated[
-        str | None, typer.Option(help="Data set that gives the shapes.  [default: synthetic]")
+        str | None,
+        typer.Option(
+            help="Data set that gives the shapes; package.module:function.  [default: synthetic]"
+        ),
     ] = None,
+    loss: Annotated[str | None, options.flag("loss")] = None,
     data_dir: options.DataDir = None,
     counts: Annotated[
-        str | None, typer.Option("--blocks", help="Numbers of blocks.  [default: 2,4]")
+        str | None,
+        typer.Option("--blocks", help="Numbers of blocks.  [default: 2,4, or of split.cuts]"),
     ] = None,
     replicas: Annotated[int | None, options.flag("replicas")] = None,
     ranks: Annotated[
@@ -105,14 +110,17 @@ def plan(
                     f"{name} is {given}, and --ranks {ranks} takes every grid of so many ranks: "
                     "leave one of the two out"
                 )
-    blocks = options.numbers("--blocks", counts or "2,4") if ranks is None else []
+    blocks = None if counts is None else options.numbers("--blocks", counts)
     totals = [] if ranks is None else options.numbers("--ranks", ranks)
     parts = options.numbers("--micro-batches", micro_batches)
     from hybrid.plan.advice import report
+    from hybrid.runs import references
     from hybrid.settings.resolve import load
 
     def table() -> str:
-        resolved = load(config, _settings(context))
+        given = _settings(context)
+        resolved = load(config, given)
+        references.check_given(resolved, given)
         return report(resolved, blocks, totals, parts, lambda text: typer.echo(text, err=True))
 
     options.first_says(table)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hybrid.cuts.modules import alone
 from hybrid.models import Unit, mode
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.layers.depth import decided, survival
 from solvers.passes.pipeline import Cost
 
@@ -133,9 +133,9 @@ class _Traffic(TorchDispatchMode):
         return out
 
 
-def _synchronised(x: Tensor) -> float:
+def _synchronised(x: Any) -> float:
     """A clock; on one thread the processor's, which does not count who else runs here."""
-    if x.is_cuda:
+    if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(x)):
         torch.cuda.synchronize()
         return perf_counter()
     return thread_time() if torch.get_num_threads() == 1 else perf_counter()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -16,18 +14,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import counted_costs, measured_costs
+from hybrid.cuts.given import check, indices, listed
 from hybrid.cuts.modules import BlockModule, alone, check_shared
 from hybrid.cuts.segments import Graph, calls
 from hybrid.errors import one_line
-from hybrid.models import Chain, Unit, checked, is_sequence, mode, units
+from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
 from solvers.layers.bundle import Bundle, call
+from solvers.layers.depth import Skippable, survival
+from solvers.layers.projection import Projection
+from solvers.layers.reversible import Reversible
 from solvers.passes.pipeline import Cost
 
 UNEVEN = 1.2
 """A slowest block of so many times the fair share: several tensors may cross a cut instead."""
-BALANCES = ("operations", "measured", "even")
+UNEVEN_INSIDE = 1.02
+"""The same where cuts inside units are asked for."""
 SAMPLES = 32
 """Batch to cost the units with: what is read once a batch, the weights, counts by its size."""
 
@@ -100,9 +103,11 @@ class Blocks:
 
     def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
         """Cost a sample of each block; counted operations where nothing was balanced."""
-        costs = self.costs or counted_costs(
-            self.model, self.units, default_sample(self.model, sample)
-        )
+        costs = self.costs
+        if not costs:
+            x = default_sample(self.model, sample)
+            made = self.fitted(x)
+            costs = counted_costs(self.model, made.units, made.packed(x))
         ends = [*self.starts[1:], len(self.units)]
         runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
@@ -196,6 +201,7 @@ def split(
     *,
     cuts: Sequence[str] | None = None,
     balance: str = "operations",
+    inside: bool = False,
     sample: Any = None,
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
@@ -203,6 +209,7 @@ def split(
     The units are the children of an `nn.Sequential`, the modules of a list of (name, module) that
     run one after the other, or, of any other module, the pieces of its graph between which a
     single tensor is alive; where that leaves blocks uneven, or a cut names another module, several.
+    `inside`: so are those of an `nn.Sequential` and a list, whose units are cut, too.
 
     `blocks` of about equal cost: "measured" times a forward and backward pass of each unit,
     "operations" counts its arithmetic and memory traffic (the same on every machine), "even" counts
@@ -212,24 +219,17 @@ def split(
 
     Raises ValueError for a split that cannot be, with the number of units there are.
     """
-    if cuts is None and blocks is None:
-        raise ValueError("split needs a number of blocks, or cuts by unit name")
-    if balance not in BALANCES:
-        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
-    if not isinstance(blocks, int | None):
-        raise ValueError(f"split was given {blocks!r} blocks: give a whole number")
-    if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
-        raise ValueError(
-            f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
-            "dict of tensors with a row a sample"
-        )
-    if not isinstance(model, nn.Module):
-        return _in_blocks(*listed(model), blocks, cuts, balance, sample)
-    chain = units(model) if is_sequence(model) else []
-    served = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
-    if not chain or (not served and sample is not None and not isinstance(model, Chain)):
-        return _along_graph(model, blocks, cuts, balance, sample)
-    return _in_blocks(model, chain, blocks, cuts, balance, sample)
+    check(blocks, cuts, balance, sample)
+    if isinstance(model, nn.Module):
+        network, chain = model, units(model) if is_sequence(model) else []
+        served = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
+        own = sample is not None and not isinstance(model, Chain)
+        along = inside or not chain or (own and not served)
+    else:
+        (network, chain), along = listed(model), inside
+    if along:
+        return _along_graph(network, blocks, cuts, balance, sample, inside)
+    return _in_blocks(network, chain, blocks, cuts, balance, sample)
 
 
 def _in_blocks(
@@ -242,7 +242,7 @@ def _in_blocks(
 ) -> Blocks:
     names = [unit.name for unit in chain]
     if cuts is not None:
-        return Blocks(model, chain, [0, *_indices(list(cuts), names)])
+        return Blocks(model, chain, [0, *indices(list(cuts), names)])
     assert blocks is not None
     if not 1 <= blocks <= len(chain):
         raise ValueError(
@@ -277,8 +277,13 @@ def _along_graph(
     cuts: Sequence[str] | None,
     balance: str,
     sample: Any,
+    inside: bool,
 ) -> Blocks:
     """A traced module in blocks: cuts that single tensors cross, or more where that pays."""
+    if inside and (kind := next((type(m).__name__ for m in model.modules() if _is_whole(m)), "")):
+        raise ValueError(f"split.inside cuts inside units, and {kind} must stay one: leave it out")
+    if isinstance(model, Chain):
+        sample = default_sample(model, sample)
     if sample is None and blocks == 1:
         return Blocks(model, [Unit("model", {"": model})], [0])
     if sample is None:
@@ -292,9 +297,16 @@ def _along_graph(
         made = _in_blocks(model, chain, None, graph.named(cuts), balance, sample)
     else:
         assert blocks is not None
-        made = _evenly(model, chain, graph.widths, blocks, balance, sample)
+        made = _evenly(model, chain, graph.widths, blocks, balance, sample, inside)
     check_shared([made.module(index) for index in range(len(made))])
     return made
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """Whether methods look for it among a block's units."""
+    if isinstance(module, Skippable):
+        return survival(module) < 1
+    return isinstance(module, Projection | Reversible)
 
 
 def _evenly(
@@ -304,70 +316,75 @@ def _evenly(
     blocks: int,
     balance: str,
     sample: Any,
+    inside: bool,
 ) -> Blocks:
     """Balanced cuts of the fewest tensors that leave no block much slower than need be.
 
     `widths`: how many tensors go into each unit but the first.
     """
-    tried: list[Blocks] = []
+    known: dict[tuple[int, ...], Blocks] = {}
+
+    def made(starts: Sequence[int]) -> Blocks:
+        # what crosses no cut is not packed: a block's cost is its own, not its units'
+        if tuple(starts) not in known:
+            found = Blocks(model, chain, list(starts), [Cost(0.0, 0.0)] * len(chain))
+            runs = [found.of(k) for k in range(blocks)]
+            own = _costs(model, [_joined(run) for run in runs], balance, sample)
+            for start, run, cost in zip(starts, runs, own, strict=True):
+                units = len(run) if balance == "even" else 1
+                found.costs[start] = Cost(*(units * part for part in cost))
+            known[tuple(starts)] = found
+        return known[tuple(starts)]
+
+    uneven = UNEVEN_INSIDE if inside else UNEVEN
+    tried: list[tuple[Blocks, list[int]]] = []
     for most in sorted(set(widths)) or [1]:
-        starts = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
-        runs = [chain[a:b] for a, b in pairwise([*starts, len(chain)])]
+        places = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
+        runs = [_joined(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
         if len(runs) < blocks:
             continue
-        # what crosses no cut is not packed: a run's cost is its own, not its units'
-        whole = [replace(run[0], parts=_parts(run)) for run in runs]
-        balanced = _in_blocks(model, whole, blocks, None, balance, sample)
-        costs = [Cost(0.0, 0.0)] * len(chain) if balanced.costs else []
-        for start, cost in zip(starts, balanced.costs, strict=False):
-            costs[start] = cost
-        tried.append(Blocks(model, chain, [starts[i] for i in balanced.starts], costs))
-        if _peak(tried[-1]) <= UNEVEN * _share(tried[-1]):
-            return tried[-1]
+        if blocks == 1:
+            return Blocks(model, chain, [0])
+        first = _in_blocks(model, runs, blocks, None, balance, sample).starts
+        found = made([places[i] for i in first])
+        tried.append((_descended(found, places, made) if inside else found, places))
+        if _peak(tried[-1][0]) <= uneven * min(_share(one) for one, _ in tried):
+            break
     if not tried:
         return _in_blocks(model, chain, blocks, None, balance, sample)  # which says why not
-    least = min(map(_peak, tried))
-    return next(made for made in tried if _peak(made) <= UNEVEN * least)
+    least = min(_peak(one) for one, _ in tried)
+    chosen, places = next(pair for pair in tried if _peak(pair[0]) <= uneven * least)
+    return _descended(chosen, places, made)
 
 
-def _parts(run: list[Unit]) -> dict[str, nn.Module]:
+def _descended(found: Blocks, places: list[int], made: Callable[[Sequence[int]], Blocks]) -> Blocks:
+    """Cuts moved from place to place as long as that makes the slowest block faster."""
+    while True:
+        starts, tried = found.starts, []
+        slow = max(range(len(starts)), key=lambda k: sum(found.costs[found.starts[k]]))
+        for k, by in ((slow, 1), (slow + 1, -1)):
+            if 0 < k < len(starts) and (place := places.index(starts[k]) + by) < len(places):
+                moved = [*starts[:k], places[place], *starts[k + 1 :]]
+                if moved == sorted(set(moved)):
+                    tried.append(made(moved))
+        best = min(tried, key=_peak, default=found)
+        if _peak(best) >= _peak(found):
+            return found
+        found = best
+
+
+def _joined(run: list[Unit]) -> Unit:
+    """Units as one."""
     parts = [part for unit in run for part in unit.parts.values()]
-    return {str(i): part for i, part in enumerate(parts)}
+    return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
 
 
 def _peak(blocks: Blocks) -> float:
-    ends = [*blocks.starts[1:], len(blocks.units)]
-    runs = zip(blocks.starts, ends, strict=True)
-    return max(sum(map(sum, blocks.costs[a:b])) for a, b in runs) if blocks.costs else 0.0
+    return max(map(sum, blocks.costs))
 
 
 def _share(blocks: Blocks) -> float:
     return sum(map(sum, blocks.costs)) / len(blocks)
-
-
-def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
-    """A user's units as one network; ValueError for what is no (name, module)."""
-    if not isinstance(modules, list | tuple):
-        raise ValueError(
-            f"split was given {str(modules)[:60]!r}, not a module or a list of (name, module)"
-        )
-    for entry in modules:
-        if not (
-            isinstance(entry, tuple)
-            and len(entry) == 2
-            and isinstance(entry[0], str)
-            and isinstance(entry[1], nn.Module)
-        ):
-            raise ValueError(
-                f"split was given {str(entry)[:60]}, not a module or a list of (name, module)"
-            )
-    try:
-        network = nn.Sequential(OrderedDict(modules))
-    except KeyError as error:
-        raise ValueError(f"a unit cannot have that name: {error.args[0]}") from None
-    if len(network) != len(modules):
-        raise ValueError("two units have the same name: name every unit once")
-    return network, checked([Unit(name, {name: module}) for name, module in modules])
 
 
 def default_sample(model: nn.Module, sample: Any) -> Any:
@@ -381,20 +398,3 @@ def default_sample(model: nn.Module, sample: Any) -> Any:
         )
     x = torch.randn(SAMPLES, *model.input_shape, generator=torch.Generator().manual_seed(0))
     return x.to(memory_format=torch.channels_last)
-
-
-def _indices(cuts: list[str], names: list[str]) -> list[int]:
-    found: list[int] = []
-    for cut in cuts:
-        if cut not in names:
-            near = difflib.get_close_matches(cut, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}){hint}"
-            )
-        found.append(names.index(cut))
-    if 0 in found:
-        raise ValueError(f"a cut before {names[0]!r}, the first unit, would leave block 0 empty")
-    if found != sorted(set(found)):
-        raise ValueError(f"cuts {cuts} are not in the model's order: {', '.join(names)}")
-    return found

@@ -2,65 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import ceil
+from shlex import quote
+from typing import Any
 
 from hybrid.bench.recipes import BASE
-from hybrid.cuts.partition import split
 from hybrid.links import Network
-from hybrid.plan.planner import Planner, Prediction, Say, best
+from hybrid.plan.planner import Planner, Prediction, best
+from hybrid.plan.subject import Say
 from hybrid.runs import build
-from hybrid.settings.config import Config
-from hybrid.training.replicas import Grid
+from hybrid.runs.references import is_reference
+from hybrid.settings.config import Config, TrainSettings
+from hybrid.settings.methods import sync
+from hybrid.settings.resolve import refuse_rounds, resolve
+from hybrid.training.replicas import Grid, refuse_inert
+from hybrid.training.setup import Options
+
+_FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
+"""Settings that a command says by flags of their own."""
 
 
 def report(
     settings: Config,
-    counts: Sequence[int],
+    counts: Sequence[int] | None,
     ranks: Sequence[int],
     micro_batches: Sequence[int],
     say: Say,
 ) -> str:
     """The table of all predictions, and the commands to take.
 
-    Of `counts` of blocks, on as many ranks for each replica of the settings, or of every grid of
-    so many `ranks`.
+    Of `counts` of blocks (None: of its cuts, or 2 and 4), on as many ranks for each replica of the
+    settings, or of every grid of so many `ranks`.
     """
-    images, _ = build.images(settings.data)
+    cuts, R = settings.split.cuts, settings.split.replicas or 1
+    _refuse(settings)
+    if counts is None and not ranks:
+        counts = [len(cuts) + 1] if cuts else [2, 4]
+    wanted = [Grid(count, R) for count in counts or ()]
+    if cuts and (ranks or any(grid.blocks != len(cuts) + 1 for grid in wanted)):
+        raise ValueError(
+            f"split.cuts names {len(cuts)} cuts, which make {len(cuts) + 1} blocks: leave it out, "
+            "or --blocks and --ranks"
+        )
+    if R == 1 and not ranks:
+        split = settings.split
+        refuse_inert(
+            Options(sync=sync(settings), side_by_side=split.side_by_side, train=settings.train)
+        )
+    data, _ = build.data_sets(settings.data)
     network = Network.asked(settings.links)
-    planner = Planner(settings, build.model(settings, images), images, network, say)
-    wanted = [Grid(count, settings.split.replicas or 1) for count in counts]
+    planner = Planner(settings, build.network(settings, data), data, network, say)
     wanted += [grid for count in ranks for grid in planner.grids(count)]
-    found = planner.predictions(wanted, micro_batches)
-    base = planner.predict(split(planner.model, 1), BASE)
+    found = planner.predictions(wanted, micro_batches, cuts)
+    base = planner.predict(planner.blocks(1), BASE)
     totals = dict.fromkeys(p.grid.ranks for p in found)
-    replicas = {n: data_parallel(planner, n) for n in totals if 1 < n <= planner.size}
-    lines = [table(base, found, replicas, len(images))]
+    at_best: dict[int, float] = {}
+    for n in totals:
+        if 1 < n <= planner.size:
+            with suppress(ValueError):  # a share of so few samples cannot be timed
+                at_best[n] = data_parallel(planner, base, n)
+    lines = [table(base, found, at_best, len(data), planner.subject.samples)]
     for total in totals:
-        lines.append(advice([p for p in found if p.grid.ranks == total], replicas, settings))
+        lines.append(advice([p for p in found if p.grid.ranks == total], at_best, settings))
     return "\n\n".join(lines)
 
 
-def data_parallel(planner: Planner, ranks: int) -> float:
-    """Images a second of replicas that overlap a ring all-reduce with their backward passes."""
-    share = ceil(planner.size / ranks)
-    costs, network = planner.costs(share), planner.network
+def _refuse(settings: Config) -> None:
+    """ValueError for a setting that a plan would not heed."""
+    why = "a plan times plain passes in float32"
+    settings.train.refuse("train", why, "precision", "compile", "graphs")
+    settings.split.refuse("split", "--blocks tells a plan its numbers", "blocks")
+    if not is_reference(settings.model.name) and not settings.split.inside:
+        settings.split.refuse("split", "a plan balances by measured time", "balance")
+    refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
+
+
+def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
+    """Samples a second of replicas that overlap a ring all-reduce with their backward passes.
+
+    What a plain loop, `base`, does besides its passes (its optimiser's step), each replica does.
+    """
+    size, share = planner.size, ceil(planner.size / ranks)
+    whole, network = planner.blocks(1), planner.network
+    passes = size * sum(map(sum, planner.subject.costs(whole, size)))
+    rest = max(0.0, size / base.images_per_second - passes)
+    costs = planner.subject.costs(whole, share)
     forward, backward = (share * sum(way) for way in zip(*costs, strict=True))
-    sent = 2 * (ranks - 1) / ranks * sum(p.nbytes for p in planner.model.parameters())
+    trained = [p for p in planner.model.parameters() if p.requires_grad]
+    sent = 2 * (ranks - 1) / ranks * sum(p.nbytes for p in trained)
     reduced = sent / network.bytes_per_second + 2 * (ranks - 1) * network.latency_seconds
-    return float(planner.size / (forward + max(backward, reduced)))
+    return float(size / (rest + forward + max(backward, reduced)))
 
 
 def table(
     base: Prediction,
     predictions: Sequence[Prediction],
     replicas: Mapping[int, float],
-    epoch_images: int,
+    epoch: int,
+    samples: str,
 ) -> str:
-    """Markdown: a row each."""
+    """Markdown: a row each; `epoch` counts `samples`, as they are called."""
     lines = [
-        "| blocks x replicas | | images/s | epoch | speed-up | by progress | idle share "
-        "| KB sent an image | memory a rank |",
+        f"| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share "
+        f"| KB sent / {samples[:-1]} | memory a rank |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     alone = base.images_per_second
@@ -70,7 +117,7 @@ def table(
         shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
         lines.append(
             f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
-            f"| {epoch_images / p.images_per_second:.1f} s "
+            f"| {epoch / p.images_per_second:.1f} s "
             f"| {p.images_per_second / alone:.2f} | {worth} | {idle} "
             f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
         )
@@ -78,7 +125,7 @@ def table(
         gain = f"{rate / alone:.2f}"
         lines.append(
             f"| {ranks} replicas | torch DistributedDataParallel | {rate:.0f} "
-            f"| {epoch_images / rate:.1f} s | {gain} | {gain} | | | |"
+            f"| {epoch / rate:.1f} s | {gain} | {gain} | | | |"
         )
     return "\n".join(lines)
 
@@ -94,7 +141,7 @@ def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> 
     """What is best on one number of ranks, against the flushed pipeline and data parallelism."""
     chosen = best(predictions)
     count, made = chosen.grid.ranks, chosen.worth
-    said = f"{chosen.recipe.name} on {count} ranks"
+    said = f"{chosen.recipe.name} on {count} rank{'s' * (count > 1)}"
     if any(p.grid != chosen.grid for p in predictions):
         said += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
     pipelines = [p for p in predictions if p.recipe.solver.exact and p.blocks > 1]
@@ -114,8 +161,30 @@ def command(chosen: Prediction, settings: Config) -> str:
     return (
         f"mpirun -n {chosen.grid.ranks} hybrid train --model {settings.model.name} "
         f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
+        + (f"--loss {loss} " if (loss := settings.train.loss) != TrainSettings().loss else "")
         + (f"--blocks {chosen.blocks} --replicas {chosen.replicas} " if chosen.replicas > 1 else "")
         + f"{chosen.recipe.flags()}"
         + (f" --set 'split.cuts=[{names}]'" if names else "")
         + (f" --set 'rounds.gaps=[{pairs}]'" if pairs else "")
+        + "".join(f" --set {quote(given)}" for given in _given(settings, chosen))
     )
+
+
+def _given(settings: Config, chosen: Prediction) -> Iterator[str]:
+    """What is asked for beside the recipe: section.key=value."""
+    plain, side = resolve({}).model_dump(), settings.split.side_by_side
+    if settings.split.inside:
+        yield "split.inside=true"
+    if (limit := settings.rounds.memory_gb) != plain["rounds"]["memory_gb"]:
+        yield f"rounds.memory_gb={limit:g}"
+    if chosen.replicas > 1 and side != plain["split"]["side_by_side"]:
+        yield f"split.side_by_side={side}"
+    for section in ("model", "data", "optimiser", "schedule", "train", "sampler", "checkpoint"):
+        asked: Mapping[str, Any] = settings.model_dump()[section]
+        for key, value in asked.items():
+            dotted = f"{section}.{key}"
+            if value is None or value == plain[section].get(key) or dotted in _FLAGS:
+                continue
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            for inner, v in entries:
+                yield f"{dotted}{'.' * bool(inner)}{inner}={json.dumps(v) if v != str(v) else v}"

@@ -12,9 +12,11 @@ import numpy as np
 from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.plan.advice import spoken
-from hybrid.plan.planner import Planner, Say, best
+from hybrid.plan.planner import Planner, best
+from hybrid.plan.subject import Say
 from hybrid.ranks import launch
 from hybrid.runs import build
+from hybrid.runs.references import is_reference
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
@@ -55,7 +57,9 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             "name a solver"
         )
     found = build.read(path, {**overrides, "solver.name": registry.DEFAULT}, None, False)
-    if found.split.balance != SplitSettings().balance:
+    # which is cut as a training would cut it
+    own = is_reference(found.model.name) or found.split.inside
+    if found.split.balance != SplitSettings().balance and not own:
         raise ValueError(
             f"split.balance is {found.split.balance!r}, but --solver auto balances by measured "
             "time: leave it out, or give split.cuts"
@@ -90,8 +94,8 @@ def network(found: Config) -> Network:
 
 def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     """The settings of the recipe that makes most progress a second, "section.key" -> value."""
-    images, _ = build.images(found.data)
-    planner = Planner(found, build.model(found, images), images, joined)
+    data, _ = build.data_sets(found.data)
+    planner = Planner(found, build.network(found, data), data, joined)
     wanted, size = _grids(found, planner), found.train.batch_size
     there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
-from hybrid.models import Chain
 from hybrid.training.setup import share_size
 from solvers.layers.depth import decided
 from solvers.passes.pipeline import Gaps
@@ -19,37 +18,45 @@ from solvers.passes.pipeline import Gaps
 class Memory:
     """Estimates bytes from passes over two samples, a run of units measured once."""
 
-    def __init__(self, model: Chain, batch_size: int, copies: int) -> None:
-        self._model, self._size = model, batch_size
+    def __init__(self, batch_size: int, copies: int) -> None:
+        self._size = batch_size
         self._copies = copies
         """Of the weights: themselves, their gradients, what the optimiser keeps."""
         self._saved: dict[tuple[object, ...], float] = {}
 
     def needed(
-        self, blocks: Blocks, recipe: Recipe, gaps: Sequence[Gaps], replicas: int = 1
+        self,
+        blocks: Blocks,
+        inputs: Sequence[Tensor],
+        recipe: Recipe,
+        gaps: Sequence[Gaps],
+        replicas: int = 1,
     ) -> list[int]:
         """A block each, of the first replica, whose share of the mini-batch is the largest.
 
-        Weights, their optimiser, what keeps replicas together, graphs alive at once, auxiliary
-        variables.
+        `inputs`, of some samples, go into the blocks. Counted are weights, their optimiser, what
+        keeps replicas together, graphs alive at once, auxiliary variables.
         """
         size, exact, K = share_size(self._size, 0, replicas), recipe.serial, len(blocks)
-        copies = self._copies + (recipe.sync.copies(replicas) if replicas > 1 else 0)
+        copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
         m = exact.micro_batches
         share = ceil(size / m)
-        image = tuple(self._model.input_shape)
-        shapes = blocks.cut_shapes(torch.zeros(1, *image))
-        method = recipe.method(blocks, shapes, self._size, gaps, replicas)
+        shapes = [tuple(x.shape[1:]) for x in inputs]
+        method = recipe.method(blocks, shapes[1:], self._size, gaps, replicas)
         needed = []
-        for k, lam in enumerate([image, *shapes]):
+        for k, lam in enumerate(shapes):
             module = blocks.module(k)
-            weights = sum(p.numel() * p.element_size() for p in module.parameters())
-            arriving = torch.zeros(1).expand(size, *lam).requires_grad_(k > 0)
+            weights = sum(
+                p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
+            )
+            summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+            arriving = inputs[k].detach()[:1].expand(size, *lam).requires_grad_(k > 0)
             a_sample = self.graph(module, arriving) / size
             graph = round(share * a_sample)
             flying = m if recipe.fill and k < K - 1 else min(m, K - k)
             if exact.recompute:
-                graph, flying = graph + (flying - 1) * prod(lam) * 4 * share, 1
+                a_value = arriving.element_size()
+                graph, flying = graph + (flying - 1) * prod(lam) * a_value * share, 1
             live = flying * graph
             if recipe.alone:
                 live = recipe.solver.held_bytes(module, arriving, k, K, self.graph)
@@ -57,15 +64,17 @@ class Memory:
                 live = max(live, round(size * a_sample))
             if recipe.fill:
                 live += round(min(max(gaps[k]), size) * a_sample)
-            needed.append(round(copies * weights) + live + method.memory(k))
+            needed.append(weights + round(copies * summed) + live + method.memory(k))
         return needed
 
     def graph(self, module: nn.Module, x: Tensor) -> int:
         """What autograd keeps of a pass over x for the backward pass, parameters left out."""
         parameters = tuple(id(p) for p in module.parameters())
-        key = (len(list(module.modules())), parameters, tuple(x.shape[1:]), x.requires_grad)
+        kinds = tuple(type(m) for m in module.modules())
+        key = (kinds, parameters, tuple(x.shape[1:]), x.requires_grad)
         if key not in self._saved:
-            two = torch.zeros(2, *x.shape[1:]).to(memory_format=_layout(x))
+            # of real samples: a module may not take others
+            two = x.detach()[:1].repeat_interleave(2, 0).contiguous(memory_format=_layout(x))
             self._saved[key] = saved_bytes(module, two.requires_grad_(x.requires_grad)) / 2
         return round(len(x) * self._saved[key])
 

@@ -8,28 +8,28 @@ from math import ceil, lcm
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hybrid.bench.measure import CPU, still_batches
 from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
-from hybrid.cuts.balance import balanced_starts
-from hybrid.cuts.costs import measured_costs
-from hybrid.cuts.partition import Blocks, split
-from hybrid.data import Dataset
+from hybrid.cuts.partition import Blocks
+from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
-from hybrid.models import Chain, units
 from hybrid.plan.memory import Memory
-from hybrid.plan.standin import clocked, stand_in
+from hybrid.plan.standin import clocked
+from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
 from hybrid.rounds import optimisers
+from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.training import replicas as replication
 from hybrid.training.replicas import Grid, grids
-from hybrid.training.setup import Options, share_size
+from hybrid.training.setup import Options, check_size, share_size
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
-from solvers.passes.pipeline import Cost, Gaps, fit
+from solvers.passes.pipeline import Gaps, fit
 from solvers.passes.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
 
@@ -45,7 +45,6 @@ NARROWER = 1.05
 LONGEST = 64
 """Steps of a round of replicas that are timed, of longer ones as many."""
 
-Say = Callable[[str], None]
 Narrow = Callable[[Recipe, Any], Recipe | None]
 """(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
 
@@ -67,6 +66,8 @@ class Prediction:
     """Of a replica's share."""
     gaps: list[Gaps] = field(default_factory=list)
     replicas: int = 1
+    auxiliary_bytes: int = 0
+    """Of them, the most that a rank stores between its passes."""
 
     @property
     def grid(self) -> Grid:
@@ -99,45 +100,31 @@ class Planner:
     def __init__(
         self,
         settings: Config,
-        model: Chain,
-        data: Dataset,
+        model: nn.Module | list[tuple[str, nn.Module]],
+        data: Data,
         network: Network,
         say: Say = lambda text: None,
     ) -> None:
         self.settings, self.network, self._say = settings, network, say
-        self.model, self.data = model.to(memory_format=torch.channels_last), data  # type: ignore[call-overload]
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
         self.size = settings.train.batch_size
+        check_size(self.size, data)
         self.refused: list[str] = []
-        """Why recipes that replicas cannot train were left out."""
-        self._table: dict[int, list[Cost]] = {}
+        """Why recipes were left out."""
+        self.subject = Subject(settings, model, data, say)
+        self.data, self.model = data, self.subject.model
         copies = optimisers.copies(settings.optimiser) + (settings.train.ema > 0)
-        self._memory = Memory(self.model, self.size, copies)
+        self._memory = Memory(self.size, copies)
 
-    def measure(self, *sizes: int) -> None:
-        """Time every unit's passes over so many samples, unless that is done."""
-        for n in sizes:
-            if n not in self._table:
-                self._say(f"measuring passes over {n} images")
-                x = torch.randn(n, *self.model.input_shape).to(memory_format=torch.channels_last)
-                self._table[n] = measured_costs(self.model, units(self.model), x)
-
-    def costs(self, samples: int) -> list[Cost]:
-        """Seconds of every unit and one sample, in passes over so many."""
-        self.measure(samples)
-        return self._table[samples]
-
-    def blocks(self, count: int, samples: int = 0) -> Blocks:
+    def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """The model in `count` blocks, balanced by the time of passes over so many samples."""
-        costs = self.costs(samples or ceil(self.size / 4))
-        starts = balanced_starts([sum(cost) for cost in costs], count)
-        return replace(split(self.model, count, balance="even"), starts=starts, costs=costs)
+        return self.subject.blocks(count, samples or ceil(self.size / 4), cuts)
 
     def grids(self, ranks: int) -> list[Grid]:
         """Every way to write so many ranks as K x R."""
-        return grids(ranks, len(units(self.model)), self.size)
+        return grids(ranks, self.subject.most, self.size)
 
     def predictions(
         self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
@@ -148,13 +135,22 @@ class Planner:
         """
         for grid in wanted:
             self._check(grid)
-        made = [p for grid in wanted for p in self._on(grid, micro_batches, cuts)]
+        made: list[Prediction] = []
+        for grid in wanted:
+            try:
+                made += self._on(grid, micro_batches, cuts)
+            except ValueError as error:  # it cannot be cut so, or timed
+                if len(wanted) == 1:
+                    raise
+                self.refused.append(str(error))
+                self._say(f"{grid} is left out: {error}")
         if not made:
             raise ValueError(self.refused[0])
         return made
 
     def _check(self, grid: Grid) -> None:
-        if grid.blocks > (most := len(units(self.model))):
+        # of others `split` has to say
+        if self.subject.by_units and grid.blocks > (most := self.subject.most):
             raise ValueError(
                 f"--blocks asks for {grid.blocks} blocks, the model has {most} units: ask for at "
                 f"most {most}, or take a deeper model"
@@ -172,9 +168,8 @@ class Planner:
         K, R = grid
         share = share_size(self.size, 0, R)
         parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
-        blocks = self.blocks(K, ceil(share / parts[0]))
-        blocks.starts = split(self.model, cuts=cuts).starts if cuts else blocks.starts
-        asked = methods.sync(self.settings)
+        blocks = self.blocks(K, ceil(share / parts[0]), cuts)
+        asked, limit = methods.sync(self.settings), self.settings.rounds.memory_gb
         others = [asked] if R > 1 and not asked.exact else []
 
         def predicted(recipe: Recipe) -> Prediction:
@@ -183,11 +178,19 @@ class Planner:
 
         def possible(recipes: Iterable[Recipe]) -> Iterator[Prediction]:
             for recipe in recipes:
-                if reason := self._refusal(blocks, recipe, R):
+                reason, made = self._refusal(blocks, recipe, R), None
+                try:
+                    made = None if reason else predicted(recipe)
+                except ValueError as error:  # it cannot be timed
+                    reason = str(error)
+                if made is not None and made.auxiliary_bytes > limit * 1e9:
+                    reason = f"it stores {made.auxiliary_bytes / 1e9:.3g} GB of auxiliary variables"
+                    reason += f", and rounds.memory_gb is {limit:g}"
+                if reason:
                     self.refused.append(reason)
                     self._say(f"{grid}: {recipe.name} is left out: {reason}")
-                else:
-                    yield predicted(recipe)
+                elif made is not None:
+                    yield made
 
         def narrower(own: Prediction, narrow: Narrow) -> list[Prediction]:
             """With messages of fewer bits, as long as each format gains `NARROWER` times."""
@@ -225,19 +228,31 @@ class Planner:
         return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made
 
     def _refusal(self, blocks: Blocks, recipe: Recipe, R: int) -> str:
-        """Why R replicas cannot train a recipe; empty: they can."""
-        if R == 1:
-            return ""
-        shapes: list[Shape] = [()] * (len(blocks) - 1)
-        setup = recipe.method(blocks, shapes, self.size, [], R).setup
+        """Why a recipe cannot train these blocks, or R replicas of them; empty: it can."""
+        method = recipe.method(blocks, _shapes(self.subject.inputs(blocks)), self.size, [], R)
         options = Options(replicas=R, sync=recipe.sync, train=self.settings.train)
         norms = torch.nn.modules.batchnorm._BatchNorm
         normed = any(isinstance(m, norms) for m in self.model.modules())
         try:
-            replication.check(options, recipe.solver, setup, normed)
+            recipe.solver.check(method.setup)
+            method.check_messages(blocks)
+            self._check_sampler(recipe)
+            if R > 1:
+                replication.check(options, recipe.solver, method.setup, normed)
         except ValueError as error:
             return str(error)
         return ""
+
+    def _check_sampler(self, recipe: Recipe) -> None:
+        sampler = methods.named(self.settings, "sampler")
+        if not isinstance(sampler, Learning):
+            return
+        if not recipe.solver.tells_losses:
+            raise ValueError(f"sampler {sampler.name!r} learns from losses, which it does not tell")
+        if recipe.windowed and recipe.window > sampler.lag:
+            raise ValueError(
+                f"sampler.lag is {sampler.lag}, less than its window of {recipe.window}"
+            )
 
     def solvers(self) -> list[Solver]:
         """The one that is asked for, and those whose steps are known to be worth something."""
@@ -268,13 +283,16 @@ class Planner:
         delay = recipe.solver.delay(0, len(blocks))
         warm_up = max(steps, ceil(delay / recipe.solver.parts(share)))
         gaps = self.gaps(blocks, recipe, share) if recipe.fill else []
+        inputs, timed = self.subject.inputs(blocks), blocks
         if not real:
-            self.measure(share, ceil(share / recipe.solver.parts(share)))
-            self.measure(ceil(share / recipe.serial.micro_batches))
-        timed = blocks if real else self._stand_in(blocks)
+            parts = recipe.solver.parts(share), recipe.serial.micro_batches
+            self.subject.measure(blocks, share, *(ceil(share / m) for m in parts))
+            timed = self.subject.stand_in(blocks)
+        shapes = _shapes(inputs)
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnContender(recipe, timed, links, gaps, self.settings)
+            row = OwnContender(recipe, timed, links, gaps, self.settings, shapes=shapes)
+            row.block.objective = self.subject.objective
             assert isinstance(links, VirtualLinks)
             clocked(row.block.module, links)
             row.train(still_batches(self.data, size, warm_up, CPU))
@@ -292,24 +310,33 @@ class Planner:
         local = sum(sum(g) for g in gaps) / (len(gaps) * share) if gaps else swept
         idle = [max(0.0, r["waited"]) / elapsed for r in ranks]
         sent = sum(r["sent"] for r in ranks)
-        memory = self._memory.needed(blocks, recipe, gaps, replicas)
+        memory = self._memory.needed(blocks, inputs, recipe, gaps, replicas)
+        method = recipe.method(blocks, shapes, size, gaps, replicas)
         told = images / elapsed, float(local), idle, sent / images, memory, share, gaps, replicas
-        return Prediction(len(blocks), recipe, blocks.cuts, *told)
+        stored = max(method.memory(k) for k in range(len(blocks)))
+        return Prediction(len(blocks), recipe, blocks.cuts, *told, stored)
 
-    def _stand_in(self, blocks: Blocks) -> Blocks:
-        made = stand_in(self.model, self._table)
-        return replace(blocks, model=made, units=units(made))
+    @property
+    def _value_bytes(self) -> int:
+        """Of a weight, and of what it gives."""
+        return max((p.element_size() for p in self.model.parameters()), default=4)
 
     def gaps(self, blocks: Blocks, recipe: Recipe, share: int = 0) -> list[Gaps]:
         """The local work that fits beside a replica's share, by measured costs and this network."""
         exact = recipe.serial
         wire = Wire(exact.messages, exact.filter)
         rate = self.network.bytes_per_second
-        shapes = blocks.cut_shapes(torch.zeros(1, *self.model.input_shape))
-        transfers = [wire.bytes_per_sample(shape) / rate for shape in shapes]
+        shapes = _shapes(self.subject.inputs(blocks))
+        wide = 1 if exact.messages != "float32" else self._value_bytes / 4
+        transfers = [wide * wire.bytes_per_sample(shape) / rate for shape in shapes]
         size = share or self.size
-        costs = self.costs(ceil(size / exact.micro_batches))
+        costs = self.subject.costs(blocks, ceil(size / exact.micro_batches))
         return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
+
+
+def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:
+    """One sample's at every cut, of what goes into every block."""
+    return [tuple(x.shape[1:]) for x in inputs[1:]]
 
 
 def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hybrid.cuts.modules import alone
+from hybrid.cuts.partition import Blocks
 from hybrid.links.virtual import VirtualLinks
-from hybrid.models import Chain, units
+from hybrid.models import Unit, mode
 from solvers.base import Shape
+from solvers.layers.bundle import Bundle
 from solvers.passes.pipeline import Cost
 
 
@@ -25,7 +28,13 @@ class StandIn(nn.Module):
     """
 
     def __init__(
-        self, parts: Sequence[nn.Module], shape: Shape, sizes: Sequence[int], costs: Sequence[Cost]
+        self,
+        parts: Sequence[nn.Module],
+        shape: Shape,
+        sizes: Sequence[int],
+        costs: Sequence[Cost],
+        dtype: torch.dtype = torch.float32,
+        outputs: Bundle | None = None,
     ) -> None:
         super().__init__()
         own = {id(p): p for part in parts for p in part.parameters()}
@@ -33,23 +42,25 @@ class StandIn(nn.Module):
         self.shape, self.sizes = shape, np.array(sizes)
         self.seconds = [np.array(each) for each in zip(*costs, strict=True)]
         """Forward and backward, of a sample, at each of the sizes."""
+        self.dtype, self.outputs = dtype, outputs
+        """What it gives; the network's last, where they are not one tensor."""
         self.links: VirtualLinks | None = None
         """Whose clock counts; None: nobody's."""
         self._blanks: dict[Shape, Tensor] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         out: Tensor = _Pass.apply(self, x, *self.weights)  # type: ignore[no-untyped-call]
-        return out
+        return out if self.outputs is None else self.outputs.unpack(out)
 
     def spend(self, way: int, samples: int) -> None:
         """Let the time of a forward (0) or backward (1) pass go by."""
         if self.links is not None:
             self.links.work(samples * float(np.interp(samples, self.sizes, self.seconds[way])))
 
-    def blank(self, shape: Shape) -> Tensor:
+    def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
         """Zeros, which nobody may write to."""
         if shape not in self._blanks:
-            zeros = torch.zeros(shape)
+            zeros = torch.zeros(shape, dtype=dtype)
             channels_last = zeros.dim() == 4
             self._blanks[shape] = (
                 zeros.to(memory_format=torch.channels_last) if channels_last else zeros
@@ -60,9 +71,9 @@ class StandIn(nn.Module):
 class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, unit: StandIn, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.unit, ctx.shape, ctx.like = unit, tuple(x.shape), weights
+        ctx.unit, ctx.shape, ctx.dtype, ctx.like = unit, tuple(x.shape), x.dtype, weights
         unit.spend(0, len(x))
-        return unit.blank((len(x), *unit.shape))
+        return unit.blank((len(x), *unit.shape), unit.dtype)
 
     @staticmethod
     def backward(ctx: Any, *p_out: Tensor) -> Any:
@@ -70,26 +81,28 @@ class _Pass(torch.autograd.Function):
         _, wanted, *trained = ctx.needs_input_grad
         pairs = zip(ctx.like, trained, strict=True)
         gradients = [torch.zeros_like(w) if asked else None for w, asked in pairs]
-        return None, ctx.unit.blank(ctx.shape) if wanted else None, *gradients
+        return None, ctx.unit.blank(ctx.shape, ctx.dtype) if wanted else None, *gradients
 
 
-def stand_in(model: Chain, table: Mapping[int, Sequence[Cost]]) -> Chain:
-    """The model with a stand-in for every unit; `table`: samples a pass -> each unit's cost."""
-    made, sizes = deepcopy(model), sorted(table)
-    x = torch.zeros(1, *model.input_shape)
-    was_training = model.training
-    model.eval()
-    for i, (real, unit) in enumerate(zip(units(model), units(made), strict=True)):
-        with torch.no_grad():
-            for part in real.parts.values():
-                x = part(x)
-        first, *rest = unit.parts
-        costs = [table[size][i] for size in sizes]
-        _put(made, first, StandIn(list(unit.parts.values()), tuple(x.shape[1:]), sizes, costs))
-        for path in rest:
-            _put(made, path, nn.Identity())
-    model.train(was_training)
-    return made
+def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor) -> Blocks:
+    """The blocks with a stand-in for every unit; `table`: samples a pass -> each unit's cost.
+
+    `inputs` are some rows as the first block takes them.
+    """
+    sizes, made, x = sorted(table), [], inputs
+    modules = alone(blocks.units)
+    with mode(blocks.model, training=False), torch.no_grad():
+        for i, (unit, module) in enumerate(zip(blocks.units, modules, strict=True)):
+            x, outputs = module(x), None
+            if i == len(modules) - 1 and (outputs := Bundle.of(x, len(inputs), "the output")):
+                x = outputs.pack(x)
+            costs, parts = [table[size][i] for size in sizes], list(unit.parts.values())
+            made.append(StandIn(parts, tuple(x.shape[1:]), sizes, costs, x.dtype, outputs))
+    named = [
+        Unit(unit.name, {str(i): module})
+        for i, (unit, module) in enumerate(zip(blocks.units, made, strict=True))
+    ]
+    return replace(blocks, model=nn.Sequential(*made), units=named)
 
 
 def clocked(module: nn.Module, links: VirtualLinks) -> None:
@@ -97,8 +110,3 @@ def clocked(module: nn.Module, links: VirtualLinks) -> None:
     for part in module.modules():
         if isinstance(part, StandIn):
             part.links = links
-
-
-def _put(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    model.get_submodule(parent)._modules[name] = module

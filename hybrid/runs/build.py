@@ -166,8 +166,8 @@ def model(resolved: Config, images: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
     if references.is_reference(resolved.model.name):
         raise ValueError(
-            f"model.name is {resolved.model.name!r}: plan, bench and --solver auto know the "
-            "networks of this package alone: choose one of these, or train yours with a --solver"
+            f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
+            "package alone: choose one of these; hybrid plan and --solver auto know yours"
         )
     (channels, height, width), classes = _looks(resolved, images)
     if height != width:
@@ -182,6 +182,15 @@ def model(resolved: Config, images: Data) -> models.Chain:
     if not resolved.model.factorise:
         return chain
     return models.factorised(chain, resolved.model.factorise)[0]
+
+
+def network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
+    """The network of a run, this package's or one's own, its weights a function of the seed."""
+    if not references.is_reference(resolved.model.name):
+        return model(resolved, data)
+    resolved.model.refuse("model", "the model is your own", "shortcut", "factorise", "survival")
+    torch.manual_seed(resolved.train.seed)
+    return references.network(resolved.model.name)
 
 
 def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
@@ -200,20 +209,13 @@ def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
 
 def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
-    wanted, sample = resolved.split, None
-    network: nn.Module | list[tuple[str, nn.Module]]
-    if references.is_reference(resolved.model.name):
-        resolved.model.refuse("model", "the model is your own", "shortcut", "factorise", "survival")
-        torch.manual_seed(resolved.train.seed)
-        network, sample = references.network(resolved.model.name), loaded[0].sample(SAMPLES)[0]
-    else:
-        network = model(resolved, loaded[0])
-    cuts = wanted.cuts or None
-    blocks = split(network, wanted.blocks, cuts=cuts, balance=wanted.balance, sample=sample)
+    wanted, own = resolved.split, references.is_reference(resolved.model.name)
+    made, sample = network(resolved, loaded[0]), loaded[0].sample(SAMPLES)[0] if own else None
+    cuts, inside = wanted.cuts or None, wanted.inside
+    blocks = split(
+        made, wanted.blocks, cuts=cuts, balance=wanted.balance, inside=inside, sample=sample
+    )
     blocks = _cut_at_projections(blocks, bool(wanted.cuts))
-    loss, own = None, resolved.train.loss
-    if references.is_reference(own):
-        loss = references.function(own, "--loss")
 
     def describe(cuts: list[str]) -> str:
         chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})
@@ -235,7 +237,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
-        loss=loss,
+        loss=references.loss(resolved.train.loss),
         names={"model": resolved.model.name, "data": resolved.data.name},
         describe=describe,
     )

@@ -87,3 +87,8 @@ def data_sets(name: str) -> tuple[Any, Any]:
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ValueError(f"--data {name} gave a {type(made).__name__}, not (training, test) data")
     return made[0], made[1]
+
+
+def loss(name: str) -> Any:
+    """The loss that --loss names; None: one of this package's."""
+    return function(name, "--loss") if is_reference(name) else None

@@ -12,7 +12,8 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import data, models
-from hybrid.cuts.partition import listed, split
+from hybrid.cuts.given import listed
+from hybrid.cuts.partition import split
 from hybrid.data import Data
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best as best_of

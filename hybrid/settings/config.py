@@ -211,6 +211,8 @@ class SplitSettings(Section):
     """What is balanced: counted operations (the same on every machine), measured time, units."""
     cuts: list[str] = []
     """The first unit of every block but the first; overrides balance."""
+    inside: bool = False
+    """Cut units, too (a residual block): blocks come out more even, messages heavier."""
     replicas: int = Field(default=0, ge=0, le=MANY)
     """Chains of the blocks, each on a share of a mini-batch; 0: MPI ranks over blocks, else 1."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"

@@ -92,6 +92,24 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     return config
 
 
+def refuse_rounds(config: Config, why: str) -> None:
+    """ValueError for rounds, or micro-batches of corrections, that are not the solver's own.
+
+    Memory they may take is a limit, not a way to train.
+    """
+    plain = resolve({"solver": config.solver, "train": config.train.model_dump()})
+    own = {f"rounds.{name}": value for name, value in plain.rounds.model_dump().items()}
+    asked = {f"rounds.{name}": value for name, value in config.rounds.model_dump().items()}
+    parts = "correction.micro_batches"
+    own[parts], asked[parts] = (c.correction["micro_batches"] for c in (plain, config))
+    del asked["rounds.memory_gb"]
+    # one may follow from another: all are told
+    given = [f"{name} is {value!r}" for name, value in asked.items() if value != own[name]]
+    if given:
+        said = " and ".join(given)
+        raise ValueError(f"{said}, but {why}, so it would change nothing: leave that out")
+
+
 def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """The entries of both; a class's arguments and interval hold only for the class they are of."""
     names = [str(t.get("name", below.get("name"))).lower() for t in (below, table)]

@@ -241,11 +241,12 @@ class RunSetup(Options):
             if needed <= self.memory_gb * 1e9:
                 continue
             fits = int(length * self.memory_gb * 1e9 / needed)
+            what = f"a window of {length} mini-batches" if length else "the work in gaps"
             shorter = f"take a window of {fits}, or " if fits else ""
             if fits and self.method.controller is not None:
                 shorter = f"set rounds.window_limit={powers(fits)[-1]}, or "
             raise ValueError(
-                f"a window of {length} mini-batches needs {needed / 1e9:.3g} GB of "
+                f"{what} needs {needed / 1e9:.3g} GB of "
                 f"auxiliary variables on rank {rank}, the budget is {self.memory_gb:g} GB: "
                 f"{shorter}set solver.storage=bfloat16, solver.filter=2 or a larger "
                 "rounds.memory_gb"
@@ -316,6 +317,15 @@ class RunSetup(Options):
         return made
 
 
+def check_size(size: int, data: Data) -> None:
+    """ValueError for a mini-batch of more samples than there are."""
+    if size > len(data):
+        raise ValueError(
+            f"the batch size is {size} but there are {len(data)} training samples: choose a batch "
+            f"size of at most {len(data)}"
+        )
+
+
 def share_size(size: int, replica: int, replicas: int) -> int:
     """Samples that a replica has of a mini-batch of `size`."""
     return (size + replicas - 1 - replica) // replicas
@@ -342,7 +352,7 @@ def make_block(
         module.compile(dynamic=False)
     graphs = None
     if train.graphs and device.type == "cuda":
-        graphs = StepGraphs(list(module.parameters()))
+        graphs = StepGraphs(list(module.parameters()), module=module)
     return Block(
         module.train(),
         rank,

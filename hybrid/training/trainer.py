@@ -27,7 +27,7 @@ from hybrid.training import replicas
 from hybrid.training.aims import Aims
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
-from hybrid.training.setup import Method, Options, RunSetup, factorised_cuts, placed
+from hybrid.training.setup import Method, Options, RunSetup, check_size, factorised_cuts, placed
 from hybrid.training.written import OWN_DATA, described
 from solvers import Solver, registry
 from solvers.base import Recording, Setup
@@ -297,11 +297,7 @@ class Trainer(Options):
 
     def _check(self, train: Data, ranks: int) -> None:
         self._check_ranks(ranks)
-        if self.train.batch_size > len(train):
-            raise ValueError(
-                f"the batch size is {self.train.batch_size} but there are {len(train)} training "
-                f"samples: choose a batch size of at most {len(train)}"
-            )
+        check_size(self.train.batch_size, train)
         if ranks > 1 and self.links.kind == "virtual":
             raise ValueError(
                 f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "

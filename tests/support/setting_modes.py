@@ -229,5 +229,5 @@ LISTED = {
 """What must not change the result, wherever it is not refused, and why."""
 
 GREEDY = ("local-updates, alone", "local-updates, every second")
-EXACT = ("split.blocks", "split.cuts", "split.balance")
+EXACT = ("split.blocks", "split.cuts", "split.balance", "split.inside")
 """What exact gradients do not depend on."""

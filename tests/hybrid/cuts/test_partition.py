@@ -12,7 +12,7 @@ from torch import nn
 from hybrid import models, split
 from hybrid.cuts.balance import balanced_starts
 from hybrid.cuts.costs import OPERATIONS_A_BYTE
-from hybrid.cuts.partition import BALANCES
+from hybrid.cuts.given import BALANCES
 
 
 def resnet(depth=14):
@@ -89,6 +89,69 @@ def test_a_users_model_is_cut_before_the_units_they_name():
         ["head"],
     ]
     assert blocks.cuts == ["body.1.0", "head"]
+
+
+def test_units_are_cut_inside_where_that_is_asked_for():
+    model, x = resnet(), torch.randn(3, 1, 8, 8)
+    with pytest.raises(
+        ValueError, match=r"split.inside \(inside=True\) cuts inside 'layer2.1', too"
+    ):
+        split(model, cuts=["layer2.1.conv2"])
+    blocks = split(model, cuts=["layer2.1.conv2"], inside=True).fitted(x)
+    # what the convolution takes, and the residual block's input
+    assert blocks.packed_cuts == {1}
+    assert torch.equal(blocks.outputs(x), model.eval()(x))
+    many = split(model, 12, inside=True)
+    assert len(many) == 12 > len(split(model, 1).units)
+    # a checkpoint has a file a unit, whatever the cuts
+    assert [u.name for u in many.units] == [u.name for u in blocks.units]
+
+
+def test_cuts_inside_leave_blocks_no_more_uneven():
+    for count in (2, 3, 4, 5):
+        shares = []
+        for inside in (False, True):
+            costs = [sum(cost) for cost in split(resnet(), count, inside=inside).block_costs()]
+            shares.append(max(costs))
+        assert shares[1] <= 1.05 * shares[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (lambda: models.build("revnet8", 5, 1, 8), "Reversible"),
+        (lambda: with_survival(0.5), "BasicBlock"),
+    ],
+)
+def test_what_methods_look_for_among_units_is_not_cut(made, kind):
+    with pytest.raises(ValueError, match=f"split.inside cuts inside units, and .*{kind}"):
+        split(made(), 2, inside=True)
+
+
+def with_survival(share):
+    model = resnet()
+    for module in model.modules():
+        if hasattr(module, "survival"):
+            module.survival = share
+    return model
+
+
+def test_even_blocks_are_even_in_units_along_a_graph_too():
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+        def forward(self, x):
+            before = x
+            for layer in self.layers:
+                before, x = x, layer(x) + before
+            return x
+
+    blocks = split(Skips(), 4, balance="even", sample=torch.zeros(2, 4))
+    assert [len(blocks.of(k)) for k in range(4)] == [2, 2, 2, 2]
+    one = split(resnet(), 1, inside=True)
+    assert len(one.block_costs()) == 1
 
 
 def test_blocks_are_told_in_a_line_each():

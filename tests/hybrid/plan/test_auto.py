@@ -117,7 +117,7 @@ def test_the_users_cuts_are_what_is_planned(monkeypatch):
         return best(predictions)
 
     monkeypatch.setattr(auto, "best", seen)
-    given = {"solver.name": "auto", "split.cuts": ["layer3.0"], "data.limit": 64}
+    given = {"solver.name": "auto", "split.cuts": ["layer3.0"], "data.limit": 128}
     settings = auto.settings(None, given)
     found = auto.chosen(settings, auto.network(settings), lambda text: None)
     assert found["split.cuts"] == ["layer3.0"]

@@ -7,6 +7,7 @@ from answers import assert_one_line, output, refusal
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.models import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.runs import build
@@ -27,7 +28,8 @@ def planner(network=FAST, batch=32, unit=0.001, **settings):
     resolved = load(None, {**given, "train.batch_size": batch, **settings})
     images, _ = build.images(resolved.data)
     made = plan.Planner(resolved, build.model(resolved, images), images, network)
-    made._table = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
+    names = tuple(each.name for each in units(made.model))
+    made.subject.times[names] = {n: [Cost(unit, 2 * unit)] * 5 for n in range(1, batch + 1)}
     return made
 
 
@@ -116,14 +118,17 @@ def test_memory_counts_what_a_strategy_keeps(sync, copies):
     made = planner()
     blocks = made.blocks(1, 16)
     plain, other = (
-        made._memory.needed(blocks, recipe, [], 2) for recipe in (BASE, BASE.kept_by(sync))
+        made._memory.needed(blocks, made.subject.inputs(blocks), recipe, [], 2)
+        for recipe in (BASE, BASE.kept_by(sync))
     )
     assert other[0] - plain[0] == pytest.approx(copies * weights(made), abs=1)
 
 
 def test_memory_of_a_replica_is_that_of_its_share():
     made = planner()
-    whole, half = (made._memory.needed(made.blocks(1, 16), BASE, [], R)[0] for R in (1, 2))
+    blocks = made.blocks(1, 16)
+    inputs = made.subject.inputs(blocks)
+    whole, half = (made._memory.needed(blocks, inputs, BASE, [], R)[0] for R in (1, 2))
     kept = made._memory._copies * weights(made)
     assert half - kept == pytest.approx((whole - kept) / 2)
 

@@ -2,11 +2,12 @@
 
 import json
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from answers import output
+from answers import assert_one_line, output
 
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
@@ -37,6 +38,62 @@ def planner(network=None, **settings):
     resolved = load(None, {**DIGITS, **settings})
     images, _ = build.data_sets(resolved.data)
     return plan.Planner(resolved, build.model(resolved, images), images, network or Network())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("rounds.correct_every=3", "rounds.fill=false", "correction.micro_batches=16"),
+        *("train.precision=bfloat16", "train.batch_size=64", "split.balance=even"),
+        *("split.blocks=3", "split.cuts=['layer2.0', 'layer3.0']", "sync.name=local-sgd"),
+        *("train.sync_batchnorm=true", "split.side_by_side=peers", "train.compile=true"),
+    ],
+)
+def test_what_a_plan_would_not_heed_is_refused(hybrid, setting):
+    words = ("plan", "--data", "digits", "--blocks", "2", "--batch-size", "16")
+    name = setting.partition("=")[0]
+    said = "the batch size is 64" if name == "train.batch_size" else name
+    assert_one_line(hybrid(*words, "--set", "data.limit=32", "--set", setting), said)
+
+
+def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hybrid):
+    """A command that left one out would train another network, or otherwise."""
+    asked = {
+        "split.cuts": '["layer3.0.conv2"]',
+        "split.inside": "true",
+        "split.side_by_side": "peers",
+        "rounds.memory_gb": "9",
+        "model.shortcut": "projection",
+        "data.limit": "64",
+        "optimiser.name": "adamw",
+        "optimiser.arguments.betas": "[0.8, 0.9]",
+        "train.ema": "0.9",
+        "schedule.name": "constant",
+        "solver.messages": "int8",
+    }
+    flags = [word for pair in asked.items() for word in ("--set", "=".join(pair))]
+    words = ("plan", "--data", "digits", "--micro-batches", "2", "--batch-size", "16")
+    words += ("--blocks", "2", "--replicas", "2")
+    said = output(hybrid(*words, "--solver", "ddg", *flags))
+    found = shlex.split(said.splitlines()[-1])
+    del asked["solver.messages"]  # of a row, and not the fastest
+    assert all("=".join(pair) in found for pair in asked.items())
+    assert "| ddg, m=2, int8 messages |" in said
+    assert "ddg, m=2, bfloat16 messages" not in said, "which is wider"
+
+
+def test_memory_for_auxiliary_variables_is_a_limit():
+    made = planner(**{"rounds.memory_gb": 1e-6, "train.batch_size": 16})
+    found = made.predictions([Grid(2)], [2])
+    assert not [p for p in found if p.recipe.solver.alternates]
+    assert "and rounds.memory_gb is 1e-06" in made.refused[0]
+
+
+def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
+    names = {"sampler.name": "selective-backprop", "sampler.lag": 1}
+    found = planner(**names, **{"train.batch_size": 16}).predictions([Grid(2)], [2])
+    assert found
+    assert not [p for p in found if p.recipe.windowed]
 
 
 def piped(m=4, **settings):

@@ -7,7 +7,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan import planner as plan
-from hybrid.plan.standin import StandIn, stand_in
+from hybrid.plan.standin import StandIn
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, AugmentedLagrangian, AuxNet, Backprop, FeaturesReplay, LocalUpdates
@@ -22,7 +22,8 @@ def planner(network=None, limit=256):
     resolved = load(None, {**given, "train.batch_size": 32, "train.report_every": 1000})
     images, _ = build.data_sets(resolved.data)
     made = plan.Planner(resolved, build.model(resolved, images), images, network or Network(1e12))
-    made._table = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
+    names = tuple(unit.name for unit in units(made.model))
+    made.subject.times[names] = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
     return made
 
 
@@ -63,8 +64,9 @@ def test_other_programs_run_on_stand_ins_as_they_are(solver):
 
 def test_a_stand_in_has_the_units_weights_and_shapes_and_passes_gradients_on():
     made = planner()
-    model = stand_in(made.model, made._table)
-    assert [unit.name for unit in units(model)] == [unit.name for unit in units(made.model)]
+    blocks = made.subject.stand_in(made.blocks(1, 32))
+    assert [unit.name for unit in blocks.units] == [unit.name for unit in units(made.model)]
+    model = blocks.model
     sizes = [sum(p.numel() for p in m.parameters()) for m in (model, made.model)]
     assert sizes[0] == sizes[1]
     x = torch.zeros(4, *made.model.input_shape, requires_grad=True)
@@ -73,4 +75,4 @@ def test_a_stand_in_has_the_units_weights_and_shapes_and_passes_gradients_on():
     out.sum().backward()
     assert x.grad is not None
     assert all(p.grad is not None for p in model.parameters())
-    assert all(isinstance(u.parts[next(iter(u.parts))], StandIn) for u in units(model))
+    assert all(isinstance(part, StandIn) for u in blocks.units for part in u.parts.values())

@@ -121,7 +121,7 @@ def test_a_file_alone_runs_no_code(trained, arguments, said):
     [
         (("train", "--model", "mine.py:network"), "the name of a file: give --model mine:network"),
         (("train", "--model", "mine:netwrk"), "mine has no netwrk; did you mean 'network'?"),
-        (("plan", "--model", "mine:network"), "plan, bench and --solver auto know the networks of"),
+        (("plan", "--model", "mine:netwrk"), "mine has no netwrk; did you mean 'network'?"),
         (("train", "--data", "custom"), "made by a script, on data of its own"),
     ],
 )

@@ -32,7 +32,8 @@ def test_tests_leave_every_modules_mode_alone_and_drop_nothing():
     torch.manual_seed(0)
     model, x = Dropping(), torch.randn(64, 4)
     trainer = Trainer(split(model, cuts=["norm"], sample=x), Backprop(), train=SHORT, quiet=True)
-    expected = model.eval()(x)
+    # in batches as a test has them: a product of more rows may round otherwise
+    expected = torch.cat([model.eval()(rows) for rows in x.split(SHORT.batch_size)])
     for module in model.modules():
         module.training = module is model.norm
     for _ in range(20):

@@ -1,0 +1,76 @@
+"""What a user gives to `split`, checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from hybrid.models import Unit, checked
+
+BALANCES = ("operations", "measured", "even")
+
+
+def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: Any) -> None:
+    """ValueError for arguments that are none."""
+    if cuts is None and blocks is None:
+        raise ValueError("split needs a number of blocks, or cuts by unit name")
+    if balance not in BALANCES:
+        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
+    if not isinstance(blocks, int | None):
+        raise ValueError(f"split was given {blocks!r} blocks: give a whole number")
+    if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
+        raise ValueError(
+            f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
+            "dict of tensors with a row a sample"
+        )
+
+
+def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
+    """A user's units as one network; ValueError for what is no (name, module)."""
+    if not isinstance(modules, list | tuple):
+        raise ValueError(
+            f"split was given {str(modules)[:60]!r}, not a module or a list of (name, module)"
+        )
+    for entry in modules:
+        if not (
+            isinstance(entry, tuple)
+            and len(entry) == 2
+            and isinstance(entry[0], str)
+            and isinstance(entry[1], nn.Module)
+        ):
+            raise ValueError(
+                f"split was given {str(entry)[:60]}, not a module or a list of (name, module)"
+            )
+    try:
+        network = nn.Sequential(OrderedDict(modules))
+    except KeyError as error:
+        raise ValueError(f"a unit cannot have that name: {error.args[0]}") from None
+    if len(network) != len(modules):
+        raise ValueError("two units have the same name: name every unit once")
+    return network, checked([Unit(name, {name: module}) for name, module in modules])
+
+
+def indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The places of cuts among the units; ValueError for what is none, or in another order."""
+    found: list[int] = []
+    for cut in cuts:
+        if cut not in names:
+            near = difflib.get_close_matches(cut, names, 1)
+            around = [name for name in names if cut.startswith(f"{name}.")]
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            if around:
+                hint = f"; split.inside (inside=True) cuts inside {around[0]!r}, too"
+            raise ValueError(
+                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}){hint}"
+            )
+        found.append(names.index(cut))
+    if 0 in found:
+        raise ValueError(f"a cut before {names[0]!r}, the first unit, would leave block 0 empty")
+    if found != sorted(set(found)):
+        raise ValueError(f"cuts {cuts} are not in the model's order: {', '.join(names)}")
+    return found

@@ -1,0 +1,154 @@
+"""The network that a plan is for: its blocks, how long they take, and what goes into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from hybrid.bench.measure import CPU
+from hybrid.cuts.balance import balanced_starts
+from hybrid.cuts.costs import measured_costs
+from hybrid.cuts.partition import SAMPLES, Blocks, split
+from hybrid.data import Data, Dataset
+from hybrid.errors import one_line
+from hybrid.models import Chain, Unit, mode
+from hybrid.plan.standin import stand_in
+from hybrid.runs import references
+from hybrid.settings.config import Config
+from hybrid.training.aims import Aims
+from hybrid.training.setup import Options, placed
+from solvers.passes.pipeline import Cost
+
+Say = Callable[[str], None]
+
+
+class Subject:
+    """A network and its data, with times measured on this machine.
+
+    A network of this package is known by the time of each of its units, measured once, and is
+    balanced by it. One's own, and one that is cut inside its units, is cut as a training would cut
+    it, and is known by the time of each block: what lies between two of its units may be several
+    tensors, which only a cut packs.
+    """
+
+    def __init__(
+        self,
+        settings: Config,
+        network: nn.Module | list[tuple[str, nn.Module]],
+        data: Data,
+        say: Say = lambda text: None,
+    ) -> None:
+        self.network, self.data, self._say = network, data, say
+        self._sample = data.sample(SAMPLES)[0]
+        self._balance, self._inside = settings.split.balance, settings.split.inside
+        self.by_units = isinstance(network, Chain) and not self._inside
+        """Whether it is known by the time of each unit."""
+        self._cut: dict[tuple[object, ...], Blocks] = {}
+        self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
+        whole = self._split(1)
+        self.model = placed(whole.model, CPU)
+        self.most = len(whole.units)
+        """Its units, as long as nobody asks for more blocks."""
+        options = Options(train=settings.train, loss=references.loss(settings.train.loss))
+        aims = Aims.settle(options, whole, data, data)
+        self.objective = aims.training
+        self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
+        """Names of units -> samples a pass -> each unit's seconds for one of them."""
+
+    @property
+    def samples(self) -> str:
+        """What one trains on, in the plural."""
+        return "images" if isinstance(self.data, Dataset) else "samples"
+
+    def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
+        """In `count` blocks or at `cuts`, with costs in passes over so many samples.
+
+        ValueError where it cannot be cut so.
+        """
+        if not self.by_units:
+            key = (count, *cuts)
+            if key not in self._cut:
+                self._cut[key] = _of_blocks(self._split(count, cuts))
+            made = self._cut[key]
+            return replace(made, costs=self.costs(made, samples))
+        made = split(self.network, count, balance="even")
+        made.costs = self.costs(made, samples)
+        if cuts:
+            made.starts = split(self.network, cuts=cuts).starts
+        else:
+            made.starts = balanced_starts([sum(cost) for cost in made.costs], count)
+        return made
+
+    def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
+        sample = None if isinstance(self.network, Chain) else self._sample
+        chosen = None if cuts else count
+        made = split(
+            *(self.network, chosen),
+            cuts=cuts or None,
+            balance=self._balance,
+            inside=self._inside,
+            sample=sample,
+        )
+        return made.fitted(self._sample)
+
+    def measure(self, blocks: Blocks, *sizes: int) -> None:
+        """Time every unit's passes over so many samples, unless that is done."""
+        known = self._known(blocks)
+        for n in sizes:
+            if n not in known:
+                self._say(f"measuring passes over {n} {self.samples}")
+                try:
+                    known[n] = measured_costs(blocks.model, blocks.units, self._rows(blocks, n))
+                except (ValueError, RuntimeError) as error:  # whatever a user's module raises
+                    raise ValueError(
+                        f"a pass over {n} {self.samples} fails, which says: "
+                        f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
+                        "larger --batch-size"
+                    ) from error
+
+    def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
+        """Seconds of every unit and one sample, in passes over so many."""
+        self.measure(blocks, samples)
+        return self._known(blocks)[samples]
+
+    def stand_in(self, blocks: Blocks) -> Blocks:
+        """The same of units that take as long and compute nothing."""
+        return stand_in(blocks, self._known(blocks), self._rows(blocks, 2))
+
+    def inputs(self, blocks: Blocks) -> list[Tensor]:
+        """What goes into every block, of two samples."""
+        key = (*(unit.name for unit in blocks.units), *blocks.starts)
+        if key not in self._inputs:
+            found = self._inputs[key] = [self._rows(blocks, 2)]
+            with mode(blocks.model, training=False), torch.no_grad():
+                for k in range(len(blocks) - 1):
+                    found.append(blocks.module(k)(found[-1]))
+        return self._inputs[key]
+
+    def _known(self, blocks: Blocks) -> dict[int, list[Cost]]:
+        return self.times.setdefault(tuple(unit.name for unit in blocks.units), {})
+
+    def _rows(self, blocks: Blocks, count: int) -> Tensor:
+        """So many samples as the first block takes them."""
+
+        def repeated(x: Tensor) -> Any:
+            return x[torch.arange(count) % len(x)]
+
+        x = blocks.packed(tree_map(repeated, self._sample))
+        return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _of_blocks(blocks: Blocks) -> Blocks:
+    """The same with a unit a block."""
+    made = []
+    for k in range(len(blocks)):
+        own = blocks.of(k)
+        parts = [part for unit in own for part in unit.parts.values()]
+        named = {str(i): part for i, part in enumerate(parts)}
+        made.append(Unit(own[0].name, named, own[0].bundle, own[0].begins))
+    return Blocks(blocks.model, made, list(range(len(made))))
