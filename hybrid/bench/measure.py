@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hybrid.data import Dataset
+from hybrid.data import Data
 from hybrid.rounds.windows import EpochSource
 from solvers import Batch
 
@@ -102,7 +102,7 @@ def throughput(
     return speeds
 
 
-def still_batches(data: Dataset, size: int, count: int, device: torch.device) -> list[Batch]:
+def still_batches(data: Data, size: int, count: int, device: torch.device) -> list[Batch]:
     """Mini-batches with a learning rate of almost nothing: nobody may diverge while timed."""
     source = EpochSource(data, 0, 0, True, device)
     ids = torch.arange(count * size).remainder(len(data)).split(size)

@@ -13,7 +13,6 @@ from torch import Tensor
 from hybrid.bench.measure import CPU, Contender
 from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
-from hybrid.models import units
 from hybrid.settings.config import Config
 from hybrid.training.setup import Method, factorised_cuts, make_block, share_size
 from solvers import Backprop, Batch, Setup, Solver, Window, registry
@@ -24,6 +23,8 @@ from solvers.passes.wire import WireFormat
 from solvers.sync.base import Strategy
 from solvers.sync.messages import MessageFormat
 from solvers.sync.registry import STRATEGIES
+
+_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,18 @@ class Recipe:
     def serial(self) -> PassSettings:
         return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
+    @property
+    def parts(self) -> int:
+        """m, the micro-batches that its name tells."""
+        return max(self.serial.micro_batches, getattr(self.solver, "micro_batches", 1) or 1)
+
     def narrowed(self, messages: WireFormat) -> Recipe | None:
-        """The same with messages in a number format; None if they are, or it has no choice."""
+        """The same with messages of fewer bits; None if it has as few, or no choice."""
         carrier = self.correction if self.solver.alternates else self.solver
         before = getattr(carrier, "messages", None)
-        if before is None or before == messages:
+        if before is None or _BITS[before] <= _BITS[messages]:
             return None
-        name = self.name.removesuffix(", bfloat16 messages")
+        name = self.name.removesuffix(f", {before} messages")
         changed = replace(carrier, messages=messages)  # type: ignore[type-var]
         own = {"correction": changed} if self.solver.alternates else {"solver": changed}
         return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
@@ -67,9 +73,9 @@ class Recipe:
     def narrowed_between(self, messages: MessageFormat) -> Recipe | None:
         """The same with what goes between replicas in a number format, likewise."""
         before = getattr(self.sync, "messages", None)
-        if before is None or before == messages:
+        if before is None or _BITS[before] <= _BITS[messages]:
             return None
-        name = self.name.removesuffix(", bfloat16 between replicas")
+        name = self.name.removesuffix(f", {before} between replicas")
         sync = replace(self.sync, messages=messages)  # type: ignore[type-var]
         return replace(self, name=f"{name}, {messages} between replicas", sync=sync)
 
@@ -119,6 +125,8 @@ class Recipe:
             fills=self.fill,
             correct_every=1 if self.solver.alternates else 0,
             factorised=factorised_cuts(blocks),
+            packed=blocks.packed_cuts,
+            bundled=blocks.bundled,
             total=batch_size if replicas > 1 else 0,
             replicas=replicas,
         )
@@ -176,11 +184,13 @@ def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, 
     if not hasattr(solver, "micro_batches"):
         yield name, solver
         return
+    messages = getattr(solver, "messages", "float32")
+    wire = "" if messages == "float32" else f", {messages} messages"
     if asked := solver.micro_batches:
-        yield f"{name}, m={asked}", solver
+        yield f"{name}, m={asked}{wire}", solver
         return
     for m in micro_batches:
-        yield f"{name}, m={m}", replace(solver, micro_batches=m)  # type: ignore[type-var]
+        yield f"{name}, m={m}{wire}", replace(solver, micro_batches=m)  # type: ignore[type-var]
 
 
 class OwnContender(Contender):
@@ -197,13 +207,15 @@ class OwnContender(Contender):
         gaps: list[Gaps],
         settings: Config,
         device: torch.device = CPU,
+        shapes: Sequence[Shape] | None = None,
     ) -> None:
         self.recipe, self.links = recipe, links
-        model = deepcopy(blocks.model)
-        self.blocks = replace(blocks, model=model, units=units(model))
+        model, units = deepcopy((blocks.model, blocks.units))
+        self.blocks = replace(blocks, model=model, units=units)
         place, size = links.place, settings.train.batch_size
         self.block = make_block(self.blocks, place.block, settings.optimiser, device)
-        shapes = self.blocks.cut_shapes(default_sample(model, None))
+        if shapes is None:
+            shapes = self.blocks.cut_shapes(default_sample(model, None))
         method = recipe.method(self.blocks, shapes, size, gaps, place.replicas).of_replica(place)
         if place.replicas > 1:
             share = method.setup.batch_size / size
@@ -219,7 +231,8 @@ class OwnContender(Contender):
         self.rounds.run([(window, window) for window in windows], 0, 0)
 
     def end_epoch(self) -> None:
-        """Forget the epoch's records, and let replicas be equal; all ranks call it."""
+        """Finish what is under way, forget the epoch's records; all ranks call it."""
+        self.rounds.drain()
         self.rounds.end_epoch()
         if self.block.sync is not None:
             self.block.sync.join()

@@ -3,7 +3,7 @@
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hybrid.bench import report
 from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.measure import Contender, Runs, meet, still_batches, throughput, timed
+from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
@@ -27,16 +27,18 @@ from hybrid.links.mpi import MpiLinks, arranged
 from hybrid.models import Chain, units
 from hybrid.ranks import launch
 from hybrid.rounds import schedule as schedules
+from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
 from hybrid.samplers.chosen import Chosen
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
+from hybrid.settings.resolve import refuse_rounds
 from hybrid.training.evaluation import measure
 from hybrid.training.replicas import Grid, closest
-from hybrid.training.setup import share_size
-from solvers import registry
+from hybrid.training.setup import check_size, share_size
+from solvers import Batch, registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
 from solvers.passes.pipeline import Gaps, fit
@@ -53,13 +55,7 @@ class Bench:
         only: Sequence[str],
         out: Path,
     ) -> None:
-        if settings.train.precision != "float32":
-            raise ValueError(
-                f"train.precision is {settings.train.precision!r}, but the bench's rows all train "
-                "in float32: leave it out"
-            )
-        why = "the bench's replicas normalise by their own samples"
-        settings.train.refuse("train", why, "sync_batchnorm")
+        _refuse(settings)
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
             # hours of measuring must not end at a folder nobody may write to
@@ -71,21 +67,19 @@ class Bench:
         classes = map(registry.solver_class, registry.names())
         solvers = [mine if kind is type(mine) else kind() for kind in classes]
         made = recipes(micro_batches, methods.correction(settings), solvers)
+        size = settings.train.batch_size
+        self.left_out = {r.name: f"a mini-batch has {size} samples" for r in made if r.parts > size}
+        """Rows that cannot be, and why."""
+        made = [recipe for recipe in made if recipe.parts <= size]
         self.own = {recipe.name: (recipe, Grid(comm.size)) for recipe in made}
         self.own |= self._replicated(made)
         self.threads = settings.train.threads or 1
-        self.left_out: dict[str, str] = {}
-        """Rows that cannot be, and why."""
         launch.keep_memory()
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         choose(settings.train.kernels, self.device.type == "cuda")
         self.train, self.test = build.images(settings.data)
-        if settings.train.batch_size > len(self.train):
-            raise ValueError(
-                f"the batch size is {settings.train.batch_size} but there are {len(self.train)} "
-                f"training images: choose a batch size of at most {len(self.train)}"
-            )
+        check_size(settings.train.batch_size, self.train)
 
     def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
         """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
@@ -136,12 +130,13 @@ class Bench:
         """The cuts of our own rows of so many blocks."""
         asked = self.settings.split
         cuts = asked.cuts if len(asked.cuts) == count - 1 else None
-        blocks = split(model, count, cuts=cuts or None, balance=asked.balance)
+        blocks = split(model, count, cuts=cuts, balance=asked.balance, inside=asked.inside)
+        blocks = blocks.fitted(default_sample(model, None))
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return blocks
 
-    def contenders(self, seed: int) -> dict[str, Contender]:
-        """The base case, torch's own ways, ours, as far as they are chosen and can be."""
+    def contenders(self, seed: int, out: Container[str] = ()) -> dict[str, Contender]:
+        """The base case, torch's own ways, ours, as far as they are chosen, can be and not out."""
         model = self.model(seed)
         # measured cuts differ from one time to the next
         blocks = cache(partial(self.blocks, model))
@@ -152,6 +147,8 @@ class Bench:
         }
         made: dict[str, Contender] = {}
         for name in self.chosen:
+            if name in out:
+                continue
             try:
                 made[name] = makers[name]()
             except ValueError as error:
@@ -196,16 +193,21 @@ class Bench:
 
         The learning rate falls to zero at the end of each run, so a run's accuracy before its end
         is no measure; a row's time to accuracy is that of its shortest run that gets there. All
-        rows begin with the weights of a seed.
+        rows begin with the weights of a seed. A row that diverges is left out from then on.
         """
         done: list[Runs] = []
         reached: set[str] = set()
         for epochs in sorted(lengths):
             runs: dict[str, Runs] = {}
             for seed in range(self.settings.train.seed, self.settings.train.seed + seeds):
-                rows = {n: row for n, row in self.contenders(seed).items() if n not in reached}
+                out = reached | self.left_out.keys()
+                rows = self.contenders(seed, out)
                 seconds = self._train(rows, epochs, seed)
                 for name, row in rows.items():
+                    if name not in seconds:
+                        runs.pop(name, None)
+                        row.close()
+                        continue
                     state = row.state_dict()
                     found = 0.0 if state is None else self._tested(seed, state)
                     meet(self.comm)
@@ -221,7 +223,7 @@ class Bench:
         return done
 
     def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
-        """Seconds of each row, epoch by epoch in turn."""
+        """Seconds of each row, epoch by epoch in turn; of those that diverge, none."""
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
         schedule = schedules.make(settings.schedule, settings.optimiser.lr, every, epochs)
@@ -230,10 +232,14 @@ class Bench:
         totals = dict.fromkeys(rows, 0.0)
         for epoch in range(epochs):
             trained, _ = next(windows.of_epoch(epoch, epoch * every))
-            for name, row in rows.items():
-                if isinstance(row, OwnContender):
-                    row.end_epoch()
-                totals[name] += timed(self.comm, partial(row.train, trained.batches))
+            for name in list(totals):
+                try:
+                    totals[name] += timed(self.comm, partial(_epoch, rows[name], trained.batches))
+                except DivergedError:  # on all ranks
+                    where = f"epoch {epoch + 1} of {epochs}, seed {seed}"
+                    self.left_out[name] = f"its loss is not finite in {where}: try a lower --lr"
+                    self.say(f"{name} is left out: {self.left_out[name]}")
+                    del totals[name]
         return totals
 
     def _tested(self, seed: int, state: dict[str, Tensor]) -> float:
@@ -250,37 +256,70 @@ class Bench:
     def run(
         self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
     ) -> str | None:
-        """Measure, and write the report on rank 0; its Markdown there."""
-        settings = self.settings
-        size = settings.train.batch_size
+        """Measure, and write the report on rank 0; its Markdown there.
+
+        What trainings could lose is written before them.
+        """
+        size = self.settings.train.batch_size
         batches = still_batches(self.train, size, steps, self.device)
-        rows = self.contenders(settings.train.seed)
+        rows = self.contenders(self.settings.train.seed)
         speeds = throughput(self.comm, rows, batches, turns, self.say)
         while rows:
             rows.popitem()[1].close()
-        runs = [] if target is None else self.to_accuracy(target, lengths, seeds)
+        facts = self._facts() | {"turns": turns, "steps": steps, "target": None}
+        runs: list[Runs] = []
+        if target is not None:
+            self._write(facts, speeds, runs)
+            runs = self.to_accuracy(target, lengths, seeds)
         dist.destroy_process_group()
-        hosts = len(set(self.comm.allgather(socket.gethostname())))
+        return self._write(facts | {"target": target}, speeds, runs)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the figures depend on; all ranks call it."""
+        settings, size = self.settings, self.settings.train.batch_size
         model = self.model(settings.train.seed)
-        cuts = self.blocks(model, min(self.comm.size, len(units(model)))).cuts
-        if self.comm.rank != 0:
-            return None
-        facts = {
+        return {
             "machine": report.machine(),
             "command": " ".join(["hybrid", *sys.argv[1:]]),
             "ranks": self.comm.size,
-            "hosts": hosts,
+            "hosts": len(set(self.comm.allgather(socket.gethostname()))),
             "threads": self.threads,
             "model": settings.model.name,
             "data": settings.data.name,
             "batch_size": size,
             "precision": settings.train.precision,
-            "cuts": cuts,
-            "turns": turns,
-            "steps": steps,
+            "cuts": self.blocks(model, min(self.comm.size, len(units(model)))).cuts,
             "epoch_images": len(self.train) // size * size,
-            "target": target,
-            "left_out": self.left_out,
         }
-        title = f"{settings.model.name} on {settings.data.name}, {self.comm.size} ranks"
-        return report.write(self.out, title, facts, speeds, runs)
+
+    def _write(
+        self, facts: dict[str, Any], speeds: Sequence[Speed], runs: Sequence[Runs]
+    ) -> str | None:
+        if self.comm.rank != 0:
+            return None
+        title = f"{facts['model']} on {facts['data']}, {facts['ranks']} ranks"
+        return report.write(self.out, title, facts | {"left_out": self.left_out}, speeds, runs)
+
+
+def _refuse(settings: Config) -> None:
+    """ValueError for a setting that no row would heed."""
+    train, links, checkpoint = settings.train, settings.links, settings.checkpoint
+    why = "the bench's rows all train in float32, on classes, without averages, not compiled"
+    train.refuse("train", why, "precision", "loss", "label_smoothing", "ema", "compile", "graphs")
+    train.refuse("train", "the bench's replicas normalise by their own samples", "sync_batchnorm")
+    why = "the bench trains for --epochs and tests at their end"
+    train.refuse("train", why, "epochs", "early_stop", "evaluate_every", "report_every")
+    links.refuse("links", "the bench measures its own ranks", *type(links).model_fields)
+    checkpoint.refuse("checkpoint", "the bench keeps no runs", *type(checkpoint).model_fields)
+    refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
+    if (name := settings.sampler["name"]) != SAMPLERS.default:
+        raise ValueError(
+            f"sampler.name is {name!r}, but the bench's rows all choose samples by "
+            f"{SAMPLERS.default!r}: leave it out"
+        )
+
+
+def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
+    row.train(batches)
+    if isinstance(row, OwnContender):
+        row.end_epoch()

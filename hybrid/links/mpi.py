@@ -64,6 +64,11 @@ class MpiLinks(RankLinks):
         self._peers_pending: deque[tuple[Any, Any]] = deque()
         """Apart: a peer may take a message much later, and nobody waits for that."""
 
+    def free(self) -> None:
+        """Give back the chain's communicator; what a peer has not taken still reaches it."""
+        if self._chain is not self._comm:
+            self._chain.Free()
+
     def flush(self) -> None:
         self._send_staged(wait=True)
         self.waits_since = self.now()
@@ -156,7 +161,8 @@ def run_mpi(
     waiting for a message that will never come. So does a wait of more than `timeout` seconds; 0:
     none is too long.
     """
-    links = MpiLinks(arranged(comm, replicas, side_by_side), device, gpu_aware, replicas)
+    grid = arranged(comm, replicas, side_by_side)
+    links = MpiLinks(grid, device, gpu_aware, replicas)
     ended = Event()
     if timeout:
         Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
@@ -169,6 +175,9 @@ def run_mpi(
         raise
     finally:
         ended.set()
+        links.free()
+        if grid is not comm:
+            grid.Free()
 
 
 def arranged(comm: Any, replicas: int, side_by_side: Side) -> Any:

@@ -1,15 +1,16 @@
 """What test_mpi.py runs on every rank."""
 
 import itertools
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import sleep
 from unittest import mock
 
 import torch
+from mpi4py import MPI
 from world import hybrid
 
 from hybrid.links import AgreedError
-from hybrid.links.mpi import MpiLinks
+from hybrid.links.mpi import MpiLinks, run_mpi
 from hybrid.links.staging import Outgoing, Staging
 
 DTYPES = (
@@ -169,7 +170,25 @@ def facts(comm):
     found["copied late"] = exchange(copying(comm), 10, lambda i, rank: torch.full((9,), i + rank))
     found["gathered"] = links.all_gather(10 * links.rank)
     found["agreed"] = agreed(links)
+    found["freed"] = freed(comm)
     return found | {"messages": messages(comm), **counted(comm)}
+
+
+def freed(comm):
+    """Whether the communicators made for a grid of three replicas are given back, failed or not."""
+    made = []
+
+    def program(links):
+        made.append(links)
+        assert links.place.replicas == 3
+        if len(made) == 2:
+            with links.agreement():
+                raise ValueError("unwell")
+
+    run_mpi(comm, program, replicas=3)
+    with suppress(AgreedError):
+        run_mpi(comm, program, replicas=3)
+    return [c == MPI.COMM_NULL for links in made for c in (links._chain, links._comm)]
 
 
 def without_images(comm, words):

@@ -75,5 +75,32 @@ def test_wrong_use_gets_one_line(world, arguments, reason):
     assert_one_line(world.hybrid(2, "bench", "--model", "resnet8", *arguments), reason)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("train.loss=mse", "rounds.window=8", "links.kind=virtual", "sampler.name=auto-assist"),
+        *("train.epochs=77", "checkpoint.every=5"),
+    ],
+)
+def test_what_no_row_would_heed_is_refused(world, setting):
+    said = f"{setting.partition('=')[0]} is"
+    assert_one_line(world.hybrid(2, "bench", "--set", setting), said, "leave ")
+
+
+def test_a_row_that_diverges_is_left_out_and_the_others_go_on(world, tmp_path):
+    answer = world.hybrid(
+        *(2, "bench", "--model", "resnet8", "--data", "digits", "--micro-batches", "2,64"),
+        *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32", "--lr", "1e14"),
+        *("--set", "data.limit=96", "--to-accuracy", "0.99", "--epochs", "1,2", "--seeds", "2"),
+        *("--out", tmp_path / "report"),
+    )
+    assert "ddg, m=2 is left out" in output(answer)
+    raw = json.loads((tmp_path / "report/bench.json").read_text())
+    assert {run["name"] for run in raw["runs"]} == {"plain loop"}
+    assert [len(run["seconds"]) for run in raw["runs"]] == [2, 2]
+    assert "not finite in epoch 1 of 1, seed 0" in raw["left_out"]["ddg, m=2"]
+    assert raw["left_out"]["ddg, m=64"] == "a mini-batch has 32 samples"
+
+
 def test_without_ranks_it_says_how_to_start(hybrid):
     assert_one_line(hybrid("bench"), "mpirun -n 2 hybrid bench")

@@ -37,6 +37,7 @@ FOUND = {
         ],
     ),
     "all_gather is in rank order": ("gathered", [[0, 10, 20]] * 3),
+    "communicators of a grid are given back": ("freed", [[True] * 4] * 3),
     "a failed agreement is the same error everywhere": ("agreed", ["rank 1 is unwell"] * 3),
 }
 
