@@ -2,12 +2,13 @@
 
     python docs/benchmarks/delays.py accuracy --data-dir ~/data    CIFAR-10's first 20,000 images
     python docs/benchmarks/delays.py mends --data-dir ~/data       one change each, K = 8 and 4
+    python docs/benchmarks/delays.py slow --data-dir ~/data        local steps where ranks wait
     python docs/benchmarks/delays.py long --data-dir ~/data        all 50,000 images, 30 epochs
 
 ResNet-20, batch 128, one thread. Runs that are already in the JSON or in --runs are not repeated,
 and one that was broken off goes on; --only-collect makes the table and JSON from what there is.
-Times are of the virtual clock (10 Gb/s, 10 us). Several of these scripts may work on different
---seeds or --rows.
+Times are of the virtual clock (10 Gb/s but in `slow`, 10 us). Several of these scripts may work on
+different --seeds or --rows.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from mended_ddg import Mended
 
 from hybrid import Trainer, data, models, split
 from hybrid.settings.config import (
@@ -30,71 +32,6 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Solver
-from solvers.base import program_of
-from solvers.ddg import StashingProgram
-from solvers.passes.exact import ExactPass, PassSettings
-from solvers.passes.micro import MicroBatch
-from solvers.windows import PhaseStats, Window
-
-
-@dataclass(frozen=True)
-class Mended(DDG):
-    """`DDG` with what is said to help a delay, each off unless asked for.
-
-    rise: learning rates begin at lr / (1 + tau)^p, tau = d_k / m, p falls from 1 to 0 within this
-    share of the training (after PipeMare's T1, arXiv 1910.05124).
-    flushed: epochs of a pipelined pass at the start.
-    spike: w <- w - lr (a v + b g), a = M^tau, b = (1 - M^tau) / (1 - M) for momentum M (Kosson et
-    al., arXiv 2003.11666); tau = 1 is Nesterov's.
-    """
-
-    name: ClassVar[str] = "mended-ddg"
-
-    rise: float = 0.0
-    flushed: int = 0
-    spike: bool = False
-    total_steps: int = 0
-    steps_per_epoch: int = 0
-
-
-@program_of(Mended)
-class MendedProgram(StashingProgram):
-    """One rank's ticks, mended."""
-
-    solver: Mended
-
-    def begin(self) -> None:
-        super().begin()
-        solver, size = self.solver, self.setup.batch_size
-        self._tau = self._delay / solver.parts(size)
-        passes = PassSettings(micro_batches=solver.parts(size))
-        self._exact = ExactPass(passes, self.block, self.links, self.setup)
-
-    def train(self, window: Window) -> PhaseStats:
-        if window.batches[0].step < self.solver.flushed * self.solver.steps_per_epoch:
-            return self._exact.train(window)
-        return super().train(window)
-
-    def _step(self, part: MicroBatch) -> None:
-        scheduled = self._rate
-        if self.solver.rise:
-            done = part.step / (self.solver.rise * self.solver.total_steps)
-            self._rate = scheduled * (1 + self._tau) ** -(1 - min(done, 1.0))
-        (group,) = [g for g in self.block.optimisers["local"].param_groups if g["weight_decay"]]
-        decay, momentum = group["weight_decay"], group["momentum"]
-        decayed = set(group["params"])
-        before = []
-        if self.solver.spike and part.ends:
-            for p in self.block.module.parameters():
-                assert p.grad is not None
-                before.append(p.grad + decay * p.detach() if p in decayed else p.grad.clone())
-        super()._step(part)
-        a = momentum**self._tau
-        b = (1 - a) / (1 - momentum)
-        for p, g in zip(self.block.module.parameters(), before, strict=False):
-            v = self.block.optimisers["local"].state[p]["momentum_buffer"]
-            p.data.add_((1 - b) * g + (momentum - a) * v, alpha=self._rate)  # less Nesterov's own
-        self._rate = scheduled
 
 
 @dataclass(frozen=True)
@@ -111,6 +48,7 @@ class Row:
     """(window, correct_every): every so many windows of so many mini-batches serially."""
     cuts: tuple[str, ...] = ()
     model: str = "resnet20"
+    gigabits: float = 10.0
 
 
 UNEVEN = ("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.1", "layer2.2", "layer3.0")
@@ -122,6 +60,7 @@ def accuracy() -> Iterator[tuple[str, Row]]:
     kinds: dict[str, tuple[int, Solver]] = {
         "serial": (1, Backprop()),
         "flushed, m=8": (4, Backprop(micro_batches=8)),
+        "ddg, K=2, m=4": (2, DDG(micro_batches=4)),
         "ddg, K=2, m=8": (2, DDG(micro_batches=8)),
         "ddg, K=4, m=8": (4, DDG(micro_batches=8)),
         "ddg, K=8, m=8": (8, DDG(micro_batches=8)),
@@ -164,6 +103,25 @@ def mends() -> Iterator[tuple[str, Row]]:
     yield "flushed, m=8, lr 0.4", Row(8, Backprop(micro_batches=8), 0.4)
 
 
+def slow() -> Iterator[tuple[str, Row]]:
+    """Local steps where a rank waits, over links of 100 Mb/s, and what else helps there."""
+    plain = Mended(micro_batches=8)
+    kinds: dict[str, Solver] = {
+        "ddg": plain,
+        "ddg, waits filled once": replace(plain, local=1),
+        "ddg, waits filled once, local_lr 0.3": replace(plain, local=1, local_lr=0.3),
+        "ddg, waits filled twice": replace(plain, local=2),
+        "ddg, int8": replace(plain, messages="int8"),
+        "ddg, int8, waits filled once": replace(plain, messages="int8", local=1),
+        "fdg": FDG(micro_batches=8),
+        "fdg, int8": FDG(micro_batches=8, messages="int8"),
+    }
+    for name, solver in kinds.items():
+        yield f"{name}, K=4, m=8, 100 Mb", Row(4, solver, gigabits=0.1)
+        if name in ("ddg", "fdg, int8"):
+            yield f"{name}, K=4, m=8, 100 Mb, 6 epochs", Row(4, solver, epochs=6, gigabits=0.1)
+
+
 def long() -> Iterator[tuple[str, Row]]:
     """Trained to convergence."""
     kinds: dict[str, tuple[int, Solver]] = {
@@ -178,7 +136,7 @@ def long() -> Iterator[tuple[str, Row]]:
         yield name, Row(K, solver, 0.1, 30, images=50_000)
 
 
-TABLES: Mapping[str, Any] = {"accuracy": accuracy, "mends": mends, "long": long}
+TABLES: Mapping[str, Any] = {"accuracy": accuracy, "mends": mends, "slow": slow, "long": long}
 
 
 def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
@@ -201,7 +159,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
             epochs=row.epochs, seed=seed, threads=1, evaluate_every=3 if long else 100
         ),
         optimiser=OptimiserSettings(lr=row.lr, momentum=row.momentum),
-        links=LinkSettings(kind="virtual"),
+        links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
         checkpoint=CheckpointSettings(every=1 if long else 100, keep_last=1),
         out=out,
         resume=(out / "checkpoints").exists(),
@@ -255,41 +213,47 @@ def of_summary(folder: Path) -> dict[str, Any] | None:
     return {"seconds": found["train_seconds"]} | {k: found[k] for k in keys.split()}
 
 
-def curve(metrics: Path) -> list[tuple[int, float, float]]:
-    """(epoch, seconds of training, test accuracy) at every test, of a run that goes on, too.
-
-    Seconds at the median rate of the reports: a run may have stood still meanwhile.
-    """
+def curve(metrics: Path) -> list[tuple[int, float]]:
+    """(epoch, test accuracy) at every test, of a run that goes on, too."""
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rate = median(x["samples"] / x["seconds"] for x in lines if x.get("seconds"))
-    found, images = [], 0
-    for line in lines:
-        images += line.get("samples", 0)
-        if line["phase"] == "test":
-            found.append((line["epoch"], round(images / rate, 1), line["accuracy"]))
-    return found
+    return [(line["epoch"], line["accuracy"]) for line in lines if line["phase"] == "test"]
 
 
 def plot(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Test error against time and epochs."""
+    """Test error against time, at the rates of a quiet machine, and epochs."""
     from matplotlib.figure import Figure
 
+    rates = quiet_rates()
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for title, row in rows.items():
+        minutes = 50_000 / rates[title] / 60
         for seed, kept in row.items():
-            epochs, seconds, values = zip(*kept["curve"], strict=True)
+            epochs, values = zip(*kept["curve"], strict=True)
             errors = [100 * (1 - value) for value in values]
             label = f"{title}, seed {seed}" + ("" if "seconds" in kept else ", goes on")
-            panels[0].plot([s / 60 for s in seconds], errors, marker="o", ms=3, label=label)
+            panels[0].plot([minutes * e for e in epochs], errors, marker="o", ms=3, label=label)
             panels[1].plot(epochs, errors, marker="o", ms=3)
-    panels[0].set_xlabel("minutes of training, a core a block, by the virtual clock")
+    panels[0].set_xlabel("minutes of training, a core a block")
     panels[1].set_xlabel("epochs of 50,000 images")
     panels[0].set_ylabel("test error, %")
     panels[0].set_yscale("log")
     panels[0].set_yticks([10, 15, 20, 30, 40], ["10", "15", "20", "30", "40"])
     panels[0].legend(fontsize="small")
     figure.savefig(file, dpi=110)
+
+
+def quiet_rates() -> dict[str, float]:
+    """Images/s of ResNet-20: by the virtual clock, of two blocks on two ranks."""
+    here, model = Path(__file__).parent, "ResNet-20, "
+    virtual = json.loads((here / "virtual_rates.json").read_text())
+    rates = {k.removeprefix(model): median(v) for k, v in virtual.items() if k.startswith(model)}
+    real = json.loads((here / "no-bubble/resnet20-shared-memory/bench.json").read_text())
+    names = {"backprop, m=8": "flushed, K=2, m=8", "ddg, m=8": "ddg, K=2, m=8"}
+    for row in real["speeds"]:
+        if row["name"] in names:
+            rates[names[row["name"]]] = median(row["images_per_second"])
+    return rates
 
 
 def slug(title: str, seed: int) -> str:

@@ -26,7 +26,7 @@ from hybrid.settings.config import OptimiserSettings
 from hybrid.training.setup import make_block
 from solvers import AugmentedLagrangian, Batch, Block
 from solvers.base import Setup, SubProblems
-from solvers.blocks.norms import frozen_statistics
+from solvers.blocks.buffers import frozen_statistics
 from solvers.windows import PhaseStats, Record
 
 BLOCKS, N, ROOMS, PARTS = 4, 128, (32, 96), 4

@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.plan.advice import data_parallel
 from hybrid.plan.planner import Planner
@@ -80,16 +79,17 @@ def main() -> None:
         images, _ = build.images(settings.data)
         torch.manual_seed(0)
         planner = Planner(settings, build.model(settings, images), images, Network())
-        base = planner.predict(split(planner.model, 1), BASE).images_per_second
+        base = planner.predict(planner.blocks(1), BASE)
         for case, (K, title) in cases.items():
             if case in found:
                 continue
             planner.network = Network(RATES[title] / 8, 1e-4)
-            here = {"data parallel": data_parallel(planner, K)}
+            here = {"data parallel": data_parallel(planner, base, K)}
             blocks = planner.blocks(K)
             for recipe in rows(options.micro_batches):
                 here[recipe.name] = planner.predict(blocks, recipe).images_per_second
-            found[case] = {name: rate / base for name, rate in here.items()}
+            alone = base.images_per_second
+            found[case] = {name: rate / alone for name, rate in here.items()}
             print(line(case, found[case]), flush=True)
             file.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -21,8 +21,10 @@ from solvers import DDG, AugmentedLagrangian, Backprop, Solver
 STEPS = 24
 ROWS: dict[str, tuple[str, int, Solver]] = {
     "ResNet-20, serial": ("resnet20", 1, Backprop()),
+    "ResNet-20, flushed, K=2, m=8": ("resnet20", 2, Backprop(micro_batches=8)),
+    "ResNet-20, ddg, K=2, m=8": ("resnet20", 2, DDG(micro_batches=8)),
     "ResNet-20, flushed, K=4, m=8": ("resnet20", 4, Backprop(micro_batches=8)),
-    "ResNet-20, gaps filled, K=4": ("resnet20", 4, AugmentedLagrangian()),
+    "ResNet-20, augmented-lagrangian, gaps filled, K=4": ("resnet20", 4, AugmentedLagrangian()),
     "ResNet-20, ddg, K=4, m=4": ("resnet20", 4, DDG(micro_batches=4)),
     "ResNet-20, ddg, K=4, m=8": ("resnet20", 4, DDG(micro_batches=8)),
     "ResNet-20, ddg, K=8, m=8": ("resnet20", 8, DDG(micro_batches=8)),

@@ -47,7 +47,8 @@ def share(
     costs = [UNIT if i in timed else Cost(0.0, 0.0) for i in range(count)]
     costs[timed[K // 2]] = Cost(UNIT.forward * longer, UNIT.backward * longer)
     sizes = (8, 64)
-    made._table = dict.fromkeys(sizes, costs)
+    names = tuple(unit.name for unit in units(made.model))
+    made.subject.times[names] = dict.fromkeys(sizes, costs)
     starts = [0, *timed[1:]]
     blocks = made.blocks(K, 8)
     blocks.starts = starts
