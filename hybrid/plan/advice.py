@@ -18,7 +18,8 @@ from hybrid.runs.references import is_reference
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.methods import sync
 from hybrid.settings.resolve import refuse_rounds, resolve
-from hybrid.training.replicas import Grid, refuse_inert
+from hybrid.training.checks.replicas import refuse_inert
+from hybrid.training.replicas import Grid
 from hybrid.training.setup import Options
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")

@@ -21,7 +21,8 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml
-from hybrid.training.replicas import Grid, refuse_inert
+from hybrid.training.checks.replicas import refuse_inert
+from hybrid.training.replicas import Grid
 from hybrid.training.setup import Options
 from solvers import registry
 from solvers.sync.registry import STRATEGIES

@@ -24,7 +24,7 @@ from hybrid.rounds import optimisers
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.training import replicas as replication
+from hybrid.training.checks.replicas import check_replicas
 from hybrid.training.replicas import Grid, grids
 from hybrid.training.setup import Options, check_size, share_size
 from solvers import Batch, Solver, registry
@@ -238,7 +238,7 @@ class Planner:
             method.check_messages(blocks)
             self._check_sampler(recipe)
             if R > 1:
-                replication.check(options, recipe.solver, method.setup, normed)
+                check_replicas(options, recipe.solver, method.setup, normed)
         except ValueError as error:
             return str(error)
         return ""

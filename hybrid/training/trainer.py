@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -21,10 +21,11 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds import gaps as filling
 from hybrid.rounds.controller import longest, wanted
 from hybrid.samplers.base import Learning
-from hybrid.settings.config import OptimiserSettings, RoundSettings, first_fault
+from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.aims import Aims
+from hybrid.training.checks.method import check_method, check_sampler
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, check_size, factorised_cuts, placed
@@ -231,9 +232,11 @@ class Trainer(Options):
             seed=self.train.seed,
         )
         drawing = self.blocks.drawing(sample)
-        self._check_method(setup, any(drawing))
-        self._check_sampler(length)
         assert self.correction is not None
+        method = Method(self.solver, self.correction, setup, statistics=self._normed)
+        survivals = map(survival, self.blocks.model.modules())
+        check_method(self, method, min(survivals), any(drawing))
+        check_sampler(self, method, rounds, length)
         size, parts = setup.batch_size, self.correction.micro_batches
         gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []
         filling.check(gaps, rounds, self.solver, setup)
@@ -245,15 +248,12 @@ class Trainer(Options):
                 f"data.cutout is {cutout}, but rounds.correct_every is 0 and "
                 "rounds.window all, which trains on plain images: leave it out"
             )
-        method = Method(
-            self.solver,
-            self.correction,
-            setup,
-            tuple(gaps),
-            rounds.fill_step,
-            rounds.fill_samples,
+        method = replace(
+            method,
+            gaps=tuple(gaps),
+            fill_step=rounds.fill_step,
+            fill_samples=rounds.fill_samples,
             observe=whole and (augmented or carried),
-            statistics=self._normed,
             controller=wanted(rounds, steps, self.solver.sweeps),
         )
         method.check_messages(self.blocks)
@@ -322,75 +322,3 @@ class Trainer(Options):
                 "rounds.window is all, which makes other mini-batches than those that "
                 "batch_transform mixed: give a number of mini-batches, or leave it out"
             )
-
-    def _check_method(self, setup: Setup, draws: bool) -> None:
-        name, train = self.solver.name, self.train
-        self.solver.check(setup)
-        survivals = map(survival, self.blocks.model.modules())
-        replicas.check(self, self.solver, setup, self._normed, min(survivals))
-        if not self.solver.alternates and not setup.correct_every:
-            self._refuse_correction(f"{name!r} has no corrections here")
-        uncorrected = not setup.correct_every and not setup.fills
-        if self.solver.alternates and uncorrected:
-            why = "rounds.correct_every is 0, and a forward pass alone has no use for it"
-            self._refuse_correction(why, "micro_batches", "clip_norm", "recompute")
-            if self.solver.own_momentum and isinstance(self.optimiser, OptimiserSettings):
-                why = f"all steps are local ones, and {name!r} has a momentum of its own"
-                self.optimiser.refuse("optimiser", why, "momentum")
-                if "momentum" in self.optimiser.arguments:
-                    raise ValueError(f"optimiser.arguments has a momentum, but {why}: leave it out")
-        if setup.fills and train.precision == "float16":
-            raise ValueError(
-                "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
-                "whose scale may change between them: choose bfloat16, or give a --window"
-            )
-        if not self.solver.captures:
-            train.refuse("train", f"{name!r} has no static steps to capture", "graphs")
-        if not torch.cuda.is_available():
-            train.refuse("train", "there is no GPU", "graphs")
-        if train.graphs and train.precision == "float16":
-            raise ValueError(
-                "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
-                "the GPU at every step: choose bfloat16, or train.graphs=false"
-            )
-        if draws and (train.graphs or train.compile):
-            raise ValueError(
-                f"train.{'graphs' if train.graphs else 'compile'} is true, but layers of the model "
-                "draw random numbers, which then would not be repeatable: leave it out"
-            )
-
-    def _check_sampler(self, length: int) -> None:
-        sampler = self.sampler
-        if not isinstance(sampler, Learning):
-            return
-        who = f"sampler {sampler.name!r} learns from losses"
-        if self.rounds.window == "all":
-            raise ValueError(
-                f"rounds.window is all, and {who}, which come after the epoch has been chosen: "
-                "give a number of mini-batches, or sampler.name=uniform"
-            )
-        if sampler.lag < length:
-            raise ValueError(
-                f"sampler.lag is {sampler.lag}; it must be at least {length}, the mini-batches of "
-                "a window (--window), which are chosen together"
-            )
-        records = issubclass(self.solver.program, Recording) or self.rounds.correct_every == 1
-        if not self.solver.tells_losses or (self.solver.alternates and not records):
-            why = "solver.any_order" if not self.solver.repeatable else f"{self.solver.name!r} here"
-            raise ValueError(
-                f"{who} of all samples in the order of their mini-batches, which {why} does not "
-                "tell: take another solver or rounds.correct_every=1, or sampler.name=uniform"
-            )
-
-    def _refuse_correction(self, why: str, *names: str) -> None:
-        for setting in fields(PassSettings):
-            value = getattr(self.correction, setting.name)
-            if value != setting.default and (not names or setting.name in names):
-                raise ValueError(
-                    f"correction.{setting.name} is {value!r}, but {why}, so it would change "
-                    f"nothing: leave it out{self._meant(setting.name, value)}"
-                )
-
-    def _meant(self, name: str, value: object) -> str:
-        has = self.solver.exact and hasattr(self.solver, name)
-        return f", or set solver.{name}={value}" if has else ""

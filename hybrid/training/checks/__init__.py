@@ -1,0 +1,1 @@
+"""What a training is refused for before it starts."""
