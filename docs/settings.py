@@ -28,9 +28,14 @@ The table `[solver]` depends on the method:
 """
 HEADER = "| setting | default | meaning |\n|---|---|---|\n"
 
-ALONE = ["rounds.correct_every", "rounds.window"]
+ALONE = ["rounds.correct_every", "rounds.window", "rounds.serial_epochs"]
 BESIDE = {
-    "augmented-lagrangian": ["rounds.window", "rounds.sweeps", "rounds.correct_every"],
+    "augmented-lagrangian": [
+        "rounds.window",
+        "rounds.sweeps",
+        "rounds.correct_every",
+        "rounds.serial_epochs",
+    ],
     "ampnet": [*ALONE, "model.survival"],
     "bubble-filling": [
         *("rounds.fill", "rounds.fill_step", "rounds.fill_samples", "rounds.gaps"),

@@ -88,6 +88,8 @@ class Setup:
     """Whether they step by themselves, not together with the exact gradient."""
     correct_every: int = 1
     """Rounds from one serial phase to the next; 0: there is none."""
+    serial_steps: int = 0
+    """Steps at the start, in rounds that are serial alone."""
     factorised: frozenset[int] = frozenset()
     """Cuts with a factorisation."""
     compiled: bool = False
@@ -116,6 +118,11 @@ class Setup:
     def samples(self) -> int:
         """Of a window."""
         return self.window * self.batch_size
+
+    @property
+    def corrects(self) -> bool:
+        """Whether there are serial phases at all."""
+        return self.correct_every > 0 or self.serial_steps > 0
 
     @property
     def exchanges(self) -> bool:

@@ -29,7 +29,17 @@ from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from solvers import Backprop, registry
-from tests.support.setting_modes import ALONE, EXACT, GREEDY, LISTED, MODES, OTHERS, STORING, TINY
+from tests.support.setting_modes import (
+    ALONE,
+    EXACT,
+    GREEDY,
+    LISTED,
+    MODES,
+    OTHERS,
+    SERIAL,
+    STORING,
+    TINY,
+)
 
 SHARE = int(os.environ.get("SETTINGS_SHARE", "48"))
 """`make test` tries one triple of so many."""
@@ -98,15 +108,17 @@ def _listed(setting, value, mode, result, base):
         return "the cuts come out the same"
     if mode.solver == "backprop" and setting in EXACT:
         return "exact gradients do not depend on the cuts"
-    if mode.name == "chunked" and setting in (*EXACT, "rounds.correct_every"):
+    if mode.name == "chunked" and setting in (*EXACT, *SERIAL):
         return "one chunk of all blocks is back-propagation"
-    if mode.name == "overlapping" and setting in ("split.cuts", "rounds.correct_every"):
+    if mode.name == "overlapping" and setting in ("split.cuts", *SERIAL):
         return "two blocks that overlap are back-propagation"
+    if mode.name in ("one key", "one block") and setting == "rounds.serial_epochs":
+        return "with one instance or one block no gradient is late in later epochs either"
     if mode.name == "one key" and setting in EXACT:
         return "with one instance under way no gradient is late, whatever the cuts"
     if f"{mode}".startswith(GREEDY) and value == "chunked":
         return "two chunks of two blocks are trained greedily"
-    if mode.name == "no gaps" and setting == "split.blocks":
+    if mode.name == "no gaps" and setting in ("split.blocks", "rounds.serial_epochs"):
         return "no gaps either"
     if mode.name == "all" and mode.solver in STORING and setting == "data.augment":
         return "records that are kept without corrections are of plain images"

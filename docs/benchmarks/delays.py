@@ -46,6 +46,7 @@ class Row:
     images: int = 20_000
     rounds: tuple[int, int] | None = None
     """(window, correct_every): every so many windows of so many mini-batches serially."""
+    serial_epochs: float = 0.0
     cuts: tuple[str, ...] = ()
     model: str = "resnet20"
     gigabits: float = 10.0
@@ -85,7 +86,8 @@ def mends() -> Iterator[tuple[str, Row]]:
         yield f"nothing, {at}", Row(K, plain)
         yield f"rate rises over 1/4, {at}", Row(K, replace(plain, rise=0.25))
         yield f"rate rises over all, {at}", Row(K, replace(plain, rise=1.0))
-        yield f"first epoch flushed, {at}", Row(K, replace(plain, flushed=1))
+        yield f"first epoch flushed, {at}", Row(K, plain, serial_epochs=1)
+        yield f"first quarter epoch flushed, {at}", Row(K, plain, serial_epochs=0.25)
         spiked = replace(plain, spike=True)
         yield f"spike compensation, {at}", Row(K, spiked)
         for momentum in (0.95, 0.99):
@@ -99,6 +101,11 @@ def mends() -> Iterator[tuple[str, Row]]:
         yield f"features-replay, {at}", Row(K, FeaturesReplay(micro_batches=m))
         if K == 8:
             yield f"a long last block, {at}", Row(K, plain, cuts=UNEVEN)
+    # the same without: `accuracy`
+    yield "first epoch flushed, K=8, m=16", Row(8, DDG(micro_batches=16), serial_epochs=1)
+    for K, m in ((8, 8), (4, 4)):
+        first = Row(K, DDG(micro_batches=m), epochs=6, serial_epochs=1)
+        yield f"first epoch flushed, K={K}, m={m}, 6 epochs", first
     yield "flushed, m=8", Row(8, Backprop(micro_batches=8))
     yield "flushed, m=8, lr 0.4", Row(8, Backprop(micro_batches=8), 0.4)
 
@@ -148,13 +155,14 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     blocks = split(network, None if row.cuts else row.blocks, cuts=list(row.cuts) or None)
     solver, steps = row.solver, len(images) // 128
     if isinstance(solver, Mended):
-        solver = replace(solver, total_steps=steps * row.epochs, steps_per_epoch=steps)
+        solver = replace(solver, total_steps=steps * row.epochs)
     long = row.epochs > 6
     Trainer(
         blocks,
         solver,
         window=row.rounds[0] if row.rounds else None,
         correct_every=row.rounds[1] if row.rounds else None,
+        serial_epochs=row.serial_epochs,
         train=TrainSettings(
             epochs=row.epochs, seed=seed, threads=1, evaluate_every=3 if long else 100
         ),

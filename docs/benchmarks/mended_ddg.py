@@ -15,9 +15,7 @@ from solvers.base import program_of
 from solvers.blocks.buffers import frozen_statistics
 from solvers.ddg import StashingProgram
 from solvers.passes.delayed import Flight
-from solvers.passes.exact import ExactPass, PassSettings
 from solvers.passes.micro import MicroBatch
-from solvers.windows import PhaseStats, Window
 
 
 class Recorded(NamedTuple):
@@ -37,7 +35,6 @@ class Mended(DDG):
 
     rise: learning rates begin at lr / (1 + tau)^p, tau = d_k / m, p falls from 1 to 0 within this
     share of the training (after PipeMare's T1, arXiv 1910.05124).
-    flushed: epochs of a pipelined pass at the start.
     spike: w <- w - lr (a v + b g), a = M^tau, b = (1 - M^tau) / (1 - M) for momentum M (Kosson et
     al., arXiv 2003.11666); tau = 1 is Nesterov's.
     local: l, the mean gradient at w_k of the augmented Lagrangian's local loss over the last so
@@ -48,13 +45,11 @@ class Mended(DDG):
     name: ClassVar[str] = "mended-ddg"
 
     rise: float = 0.0
-    flushed: int = 0
     spike: bool = False
     local: int = 0
     local_lr: float = 0.6
     beta: float = 5e-4
     total_steps: int = 0
-    steps_per_epoch: int = 0
 
 
 @program_of(Mended)
@@ -67,17 +62,10 @@ class MendedProgram(StashingProgram):
         super().begin()
         solver, size = self.solver, self.setup.batch_size
         self._tau = self._delay / solver.parts(size)
-        passes = PassSettings(micro_batches=solver.parts(size))
-        self._exact = ExactPass(passes, self.block, self.links, self.setup)
         self._home: deque[Sequence[Recorded]] = deque(maxlen=solver.local)
         self._coming: list[Recorded] = []
         self._returned: tuple[Tensor | None, Tensor | None] = (None, None)
         self._sums: dict[torch.nn.Parameter, Tensor] = {}
-
-    def train(self, window: Window) -> PhaseStats:
-        if window.batches[0].step < self.solver.flushed * self.solver.steps_per_epoch:
-            return self._exact.train(window)
-        return super().train(window)
 
     def drain(self) -> None:
         super().drain()

@@ -49,7 +49,7 @@ def killed() -> list[Finding]:
     server's listener thread failed to start".
     """
     folder = Path(os.environ.get(_FILES) or tempfile.gettempdir())
-    found = {path: path.suffix[1:] for path in sorted(folder.glob("ompi.*"))}
+    found = {path: path.name.partition(".")[2] for path in sorted(folder.glob("ompi.*"))}
     left = [path for path, pid in found.items() if pid.isdigit() and not _runs(int(pid))]
     remedy = "remove what no job on this host uses: an mpirun given such a number does not start"
     text = f"{len(left)} left by launchers that were killed, as {left[0]}" if left else ""

@@ -13,6 +13,7 @@ from solvers.windows import PhaseStats, Window
 class Alone(Rounds):
     """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
 
+    So are all of the first `serial_steps`.
     Before a serial round, and at the end of an epoch, the program is drained: what it has under
     way is finished in its own time. The phase of an exact method is called serial.
     """
@@ -26,8 +27,9 @@ class Alone(Rounds):
         program: Program,
         correct_every: int = 0,
         trace: Trace | None = None,
+        serial_steps: int = 0,
     ) -> None:
-        super().__init__(links, exact, correct_every, trace)
+        super().__init__(links, exact, correct_every, trace, serial_steps)
         self.program: Program = program
 
     def train(
@@ -36,7 +38,7 @@ class Alone(Rounds):
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
         for trained, _ in windows:
-            if self.corrects():
+            if self.opens(trained) or self.corrects():
                 with own.timed(self.links.now):
                     self.drain()
                 with self.trace.span("serial"):

@@ -25,7 +25,7 @@ class Alternating(Rounds):
     on from one correction to the next, and those rounds are parallel phases only. A program that
     records nothing needs no forward pass; where there are no corrections either, one over the
     last mini-batches of an epoch moves BatchNorm's running statistics, which belong to the
-    composed network.
+    composed network. The rounds of the first `serial_steps` are serial alone.
 
     When the residual of a cut has grown by more than the solver's `return_ratio` since the last
     call, the parallel phase does harm: one call stays serial. Where there is a `controller`, every
@@ -48,9 +48,10 @@ class Alternating(Rounds):
         statistics: bool = False,
         trace: Trace | None = None,
         controller: Controller | None = None,
+        serial_steps: int = 0,
     ) -> None:
         every = correct_every if controller is None else controller.now.correct_every
-        super().__init__(links, exact, every, trace)
+        super().__init__(links, exact, every, trace, serial_steps)
         self.program, self.fill, self.controller = program, fill, controller
         self.observe = observe
         """Record in a pass of its own: the swept images differ from the trained ones."""
@@ -76,13 +77,15 @@ class Alternating(Rounds):
         length = max(len(swept.batches) for _, swept in windows)
         recorder = None if self.observe else self.recorder
         for trained, swept in windows:
-            corrected = self.corrects() or self.resting  # in this order: the round counts
+            opens = self.opens(trained)
+            corrected = opens or self.corrects() or self.resting  # in this order: it counts
             if corrected:
                 with self.trace.span("serial"):
-                    part = self.exact.train(trained, recorder, fill)
+                    passed = (None, None) if opens else (recorder, fill)
+                    part = self.exact.train(trained, *passed)
                 serial.add(part)
                 self.each += part.each
-            if program is not None:
+            if program is not None and not opens:
                 part = self._record(swept, corrected, self.recorder)
                 serial.add(part)
                 self.each += part.each
@@ -92,7 +95,8 @@ class Alternating(Rounds):
                     part.squares = []
                 parallel.add(part)
             self.tick(len(trained.batches))
-        unmoved = self.statistics and self.recorder is None and not self.correct_every
+        opens = self.opens(windows[-1][0])
+        unmoved = self.statistics and self.recorder is None and not self.correct_every and not opens
         if closing is not None and unmoved:
             serial.seconds += self._propagate(closing, None).seconds
         if fill is not None:

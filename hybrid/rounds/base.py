@@ -29,9 +29,16 @@ class Rounds(ABC):
     """Whether the program trains without a serial phase on the same window."""
 
     def __init__(
-        self, links: RankLinks, exact: ExactPass, correct_every: int, trace: Trace | None = None
+        self,
+        links: RankLinks,
+        exact: ExactPass,
+        correct_every: int,
+        trace: Trace | None = None,
+        serial_steps: int = 0,
     ) -> None:
         self.links, self.exact, self.correct_every = links, exact, correct_every
+        self.serial_steps = serial_steps
+        """Steps at the start, in rounds that are serial alone and count as none."""
         self.trace = trace or Trace(links.place, links.now)
         self.program: Program | None = None
         self.fill: BubbleFill | None = None
@@ -102,6 +109,10 @@ class Rounds(ABC):
         """Whether the next round has a serial phase; it counts as begun."""
         self.count += 1
         return bool(self.correct_every) and (self.count - 1) % self.correct_every == 0
+
+    def opens(self, window: Window) -> bool:
+        """Whether a round is one of the first, which are serial alone."""
+        return window.batches[0].step < self.serial_steps
 
     def end_epoch(self) -> None:  # noqa: B027
         """Forget the epoch's records."""

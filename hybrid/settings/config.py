@@ -182,6 +182,8 @@ class RoundSettings(Section):
     """Passes over a window's sub-problems, of auto the most; unset: as many as the solver wants."""
     correct_every: int | None = Field(default=None, ge=0, le=MANY)
     """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
+    serial_epochs: float = Field(default=0.0, ge=0, le=MANY)
+    """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
     fill: bool | None = None
     """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
     fill_step: FillStep = "added"

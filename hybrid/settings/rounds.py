@@ -19,6 +19,7 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
     """`rounds` with everything decided that is unset; ValueError for what cannot act.
 
         exact methods       no windows, no gaps: every round is serial
+        the others          `serial_epochs` are serial, too, whatever else is asked for
         that train alone    mini-batches; every `correct_every`-th window, if any, is serial
         that alternate      gaps filled, if they can and nothing else is asked for; else windows
 
@@ -30,7 +31,7 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
         rounds.refuse("rounds", f"{why}, not auto", *_AUTO)
     if method.exact:
         why = f"{method.name!r} has serial steps alone"
-        rounds.refuse("rounds", why, "window", "sweeps", "correct_every", "fill", *_FILLING)
+        rounds.refuse("rounds", why, "window", "sweeps", *_SERIAL, "fill", *_FILLING)
         return rounds
     if auto and not (method.alternates and issubclass(method.program, Recording)):
         raise ValueError(
@@ -76,7 +77,8 @@ def settled(method: Solver | type[Solver], rounds: RoundSettings) -> RoundSettin
 def wanted_correction(method: Solver, rounds: RoundSettings, batch_size: int) -> Mapping[str, Any]:
     """Settings of the correction that a method wants for its (decided) rounds."""
     if not method.alternates:
-        return {"micro_batches": method.parts(batch_size)} if rounds.correct_every else {}
+        corrected = rounds.correct_every or rounds.serial_epochs
+        return {"micro_batches": method.parts(batch_size)} if corrected else {}
     return {"micro_batches": 4} if rounds.fill else {}
 
 
@@ -96,5 +98,6 @@ def _alone(name: str, rounds: RoundSettings) -> RoundSettings:
     return rounds.model_copy(update={"correct_every": every, "window": rounds.window or WINDOW})
 
 
+_SERIAL = ("correct_every", "serial_epochs")
 _FILLING = ("fill_step", "fill_samples", "gaps")
 _AUTO = ("window_limit", "residual_limit")

@@ -35,7 +35,7 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.training.callbacks.base import Callback
-from solvers.base import Program, Setup, Solver, SubProblems
+from solvers.base import Setup, Solver, SubProblems
 from solvers.blocks.average import Average
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws
@@ -110,10 +110,9 @@ class Method:
         exact = ExactPass(self.correction, block, links, setup)
         if not solver.alternates:
             every = 0 if solver.exact else setup.correct_every
-            return Alone(links, exact, solver.start(block, links, setup), every, trace)
-        program: Program | None = None
-        if setup.window:
-            program = solver.start(block, links, setup)
+            trains = solver.start(block, links, setup)
+            return Alone(links, exact, trains, every, trace, setup.serial_steps)
+        program = solver.start(block, links, setup) if setup.window else None
         fill = None
         if self.gaps:
             filling = solver.start(block, links, self._records(block.index))
@@ -131,6 +130,7 @@ class Method:
             statistics=self.statistics,
             trace=trace,
             controller=None if self.controller is None else self.controller(),
+            serial_steps=setup.serial_steps,
         )
 
     def _records(self, index: int) -> Setup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +26,7 @@ from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.aims import Aims
-from hybrid.training.checks.method import check_method, check_sampler
+from hybrid.training.checks.method import check_method, check_rounds, check_sampler
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
 from hybrid.training.setup import Method, Options, RunSetup, check_size, factorised_cuts, placed
@@ -39,6 +40,8 @@ from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep
 
 T = TypeVar("T")
+ROUNDED = 1e-6
+"""Of a mini-batch: what a share of an epoch may be off by."""
 
 
 @dataclass
@@ -58,12 +61,13 @@ class Trainer(Options):
     residual_limit: float = 0.1
     sweeps: int | None = None
     correct_every: int | None = None
+    serial_epochs: float = 0.0
     fill: bool | None = None
     fill_step: FillStep = "added"
     fill_samples: FillSamples = "first"
     gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
-    """These ten are the settings of [rounds], with the same defaults."""
+    """These eleven are the settings of [rounds], with the same defaults."""
 
     rounds: RoundSettings = field(init=False)
     _side: Side = field(init=False, default="chain")
@@ -221,6 +225,7 @@ class Trainer(Options):
             fills=bool(rounds.fill),
             own_fill=rounds.fill_step == "own",
             correct_every=every if rounds.window != "auto" else min(every, 1),
+            serial_steps=ceil(rounds.serial_epochs * steps - ROUNDED),
             factorised=factorised_cuts(self.blocks),
             output=aims.output,
             several_outputs=aims.output is None,
@@ -236,13 +241,14 @@ class Trainer(Options):
         method = Method(self.solver, self.correction, setup, statistics=self._normed)
         survivals = map(survival, self.blocks.model.modules())
         check_method(self, method, min(survivals), any(drawing))
+        check_rounds(self, method, rounds)
         check_sampler(self, method, rounds, length)
         size, parts = setup.batch_size, self.correction.micro_batches
         gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []
         filling.check(gaps, rounds, self.solver, setup)
         augmented = train.augmented
         cutout = train.augmentation.cutout if isinstance(train, Dataset) else 0
-        keeps = carried and not setup.correct_every and issubclass(self.solver.program, Recording)
+        keeps = carried and not setup.corrects and issubclass(self.solver.program, Recording)
         if keeps and cutout:
             raise ValueError(
                 f"data.cutout is {cutout}, but rounds.correct_every is 0 and "

@@ -115,6 +115,18 @@ def _modes():
         parts = {"solver.micro_batches": 4} if solver == "ampnet" else {}
         corrected = {**parts, "data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
         yield Mode(solver, "every second", {**model, **corrected})
+    first: dict[str, Values] = {
+        "ddg": {"data.limit": 48},
+        # a third epoch, for what the second one's residual leads to
+        "augmented-lagrangian": {
+            **CLOSE["penalty"],
+            "train.epochs": 3,
+            "rounds.window": 2,
+            "rounds.sweeps": 2,
+        },
+    }
+    for solver, settings in first.items():
+        yield Mode(solver, "first serially", {"rounds.serial_epochs": 1, **settings})
     slots: dict[str, Values] = {
         "three slots": {},
         "two slots": {"solver.backward_slots": 1},
@@ -155,6 +167,7 @@ OTHERS: dict[str, list[Any]] = {
     "rounds.residual_limit": [1e-6, 1e3],
     "rounds.sweeps": [3],
     "rounds.correct_every": [0, 3],
+    "rounds.serial_epochs": [0.5],
     "rounds.gaps": [[], [(4, 0), (0, 4)]],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
@@ -229,5 +242,6 @@ LISTED = {
 """What must not change the result, wherever it is not refused, and why."""
 
 GREEDY = ("local-updates, alone", "local-updates, every second")
+SERIAL = ("rounds.correct_every", "rounds.serial_epochs")
 EXACT = ("split.blocks", "split.cuts", "split.balance", "split.inside")
 """What exact gradients do not depend on."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def newest(run: Path) -> Path:
 def weights(run: Path) -> dict[str, Tensor]:
     """Those of the last checkpoint."""
     return checkpoint.load_model(newest(run), checkpoint.read_manifest(newest(run)))
+
+
+def spans(run: Path) -> Counter[str]:
+    """Phases of the first block, from the trace."""
+    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    names = ("serial", "observe", "propagate", "parallel")
+    return Counter(e["name"] for e in events if e["pid"] == 0 and e["name"] in names)
 
 
 def digests(run: Path) -> dict[str, str]:

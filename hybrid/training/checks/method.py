@@ -48,7 +48,7 @@ def check_method(options: Options, method: Method, survival: float, draws: bool)
 
 def _check_corrections(options: Options, method: Method) -> None:
     solver, setup, name = method.solver, method.setup, method.solver.name
-    if setup.correct_every or setup.fills:
+    if setup.corrects or setup.fills:
         return
     if not solver.alternates:
         _refuse(method, f"{name!r} has no corrections here", [f.name for f in fields(PassSettings)])
@@ -74,6 +74,17 @@ def _refuse(method: Method, why: str, names: Sequence[str]) -> None:
                 f"correction.{name} is {value!r}, but {why}, so it would change nothing: "
                 f"leave it out{meant}"
             )
+
+
+def check_rounds(options: Options, method: Method, rounds: RoundSettings) -> None:
+    """ValueError for (decided) rounds that leave the method nothing to train."""
+    first, epochs = rounds.serial_epochs, options.train.epochs
+    if first >= epochs:
+        raise ValueError(
+            f"rounds.serial_epochs is {first:g} and train.epochs {epochs}, so all rounds would be "
+            f"serial and {method.solver.name!r} would train nothing: take fewer of them, or more "
+            "--epochs"
+        )
 
 
 def check_sampler(options: Options, method: Method, rounds: RoundSettings, length: int) -> None:

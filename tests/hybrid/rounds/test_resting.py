@@ -12,6 +12,6 @@ def test_a_rest_corrects_every_round_whatever_the_rounds_between_corrections():
     rounds = Alternating(Mock(rank=0, now=float), exact, Mock(), correct_every=3)
     rounds.resting = True
     serial, parallel = PhaseStats(), PhaseStats()
-    window = Window([Mock()])
+    window = Window([Mock(step=0)])
     rounds.train([(window, window)] * 4, serial, parallel, None)
     assert (serial.samples, parallel.samples, rounds.count) == (4, 0, 4)

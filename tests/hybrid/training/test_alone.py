@@ -1,7 +1,5 @@
 """Rounds with rare corrections or none: which phases run, the same result everywhere, resume."""
 
-import json
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from trainings import (
     lines,
     newest,
     refused,
+    spans,
     trainer,
 )
 
@@ -44,13 +43,6 @@ def few():
 
 def admm(**settings):
     return BlockADMM(**({"rho": 0.1, "balance_ratio": 1.5} | settings))
-
-
-def spans(run):
-    """Phases of the first block, from its trace."""
-    events = json.loads((run / "trace.json").read_text())["traceEvents"]
-    names = ("serial", "observe", "propagate", "parallel")
-    return Counter(e["name"] for e in events if e["pid"] == 0 and e["name"] in names)
 
 
 @pytest.mark.parametrize(

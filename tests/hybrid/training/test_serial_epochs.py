@@ -1,0 +1,124 @@
+"""The first epochs, or a part of one, in serial rounds alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from answers import output, refusal
+from trainings import (
+    BATCH,
+    assert_same,
+    digits,
+    fitted,
+    interrupted,
+    lines,
+    refused,
+    spans,
+    trainer,
+    weights,
+)
+
+from hybrid.settings.config import LinkSettings
+from solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AMPNet,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Penalty,
+    Petra,
+)
+
+BATCHES = 4
+WINDOWS: dict[str, Any] = {"window": 2}
+KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ddg": (DDG(micro_batches=4), {}),
+    "fdg": (FDG(), {}),
+    "features replay": (FeaturesReplay(micro_batches=2), {}),
+    "petra": (Petra(micro_batches=4), {"model": "revnet8"}),
+    "pd-asgd": (PDASGD(), {}),
+    "ampnet": (AMPNet(micro_batches=2), {}),
+    "local updates": (LocalUpdates(), {}),
+    "gaps": (AugmentedLagrangian(), {}),
+    "gaps and windows": (Penalty(), WINDOWS | {"fill": True}),
+    "windows": (BlockADMM(rho=0.1), WINDOWS),
+    "uncorrected": (BlockADMM(rho=0.1), WINDOWS | {"correct_every": 0}),
+    "kept": (BlockADMM(rho=0.1), KEPT),
+    "auto": (AugmentedLagrangian(), {"window": "auto", "window_limit": 2}),
+    "auxnet": (AuxNet(), WINDOWS),
+}
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(BATCHES)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, tmp_path):
+    solver, settings = WAYS[way]
+    run, model = tmp_path / "run", {k: v for k, v in settings.items() if k == "model"}
+    made = trainer(solver, run, serial_epochs=1, **settings)
+    whole = fitted(made, few)
+    exact = tmp_path / "exact"
+    parts = Backprop(micro_batches=made.correction.micro_batches)
+    after = fitted(trainer(parts, exact, **model), few)
+    for each in (run, exact):
+        interrupted(each, after=1)
+    assert_same(weights(run), weights(exact))
+    assert not all(torch.equal(whole[name], after[name]) for name in whole)
+    assert [line["phase"] for line in lines(run) if line["epoch"] == 0] == ["serial"]
+
+
+@pytest.mark.parametrize("way", ["ddg", "gaps", "kept"])
+def test_a_run_resumed_after_its_serial_epoch_equals_an_undisturbed_one(way, few, tmp_path):
+    solver, settings = WAYS[way]
+    made = {"serial_epochs": 1.5, "train": {"epochs": 3}, **settings}
+    whole = fitted(trainer(solver, tmp_path / "run", **made), few)
+    for after in (2, 1):
+        interrupted(tmp_path / "run", after)
+        assert_same(fitted(trainer(solver, tmp_path / "run", resume=True, **made), few), whole)
+
+
+def test_a_part_of_an_epoch_ends_with_the_round_that_it_ends_in(few, tmp_path):
+    rounds = {"window": 1, "correct_every": 4, "serial_epochs": 0.3}
+    trainer(DDG(), tmp_path / "run", **rounds).fit(*few)
+    # two steps of eight, and of the six that are left the first and the fifth
+    assert spans(tmp_path / "run") == {"serial": 4, "parallel": 4}
+
+
+def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world, tmp_path):
+    flags = (
+        "--solver",
+        "ddg",
+        "--set",
+        "solver.micro_batches=4",
+        "--set",
+        "rounds.serial_epochs=1",
+    )
+    fixed = ("--batch-size", BATCH, "--epochs", 2, "--set", "train.threads=1")
+    size = ("--set", f"data.limit={BATCHES * BATCH}", "--set", "checkpoint.keep_last=0")
+    output(world.hybrid(2, "train", *flags, *fixed, *size, "--out", tmp_path / "run"))
+    solver, _ = WAYS["ddg"]
+    threads = fitted(trainer(solver, serial_epochs=1), few)
+    assert_same(weights(tmp_path / "run"), threads)
+    virtual = LinkSettings(kind="virtual")
+    assert_same(fitted(trainer(solver, serial_epochs=1, links=virtual), few), threads)
+
+
+@pytest.mark.parametrize("epochs", [2, 2.5])
+def test_epochs_that_leave_the_method_nothing_are_refused(epochs, few):
+    said = refused(trainer(DDG(), serial_epochs=epochs), few)
+    told = f"rounds.serial_epochs is {epochs:g} and train.epochs 2, so all rounds would be serial"
+    assert said.startswith(told)
+
+
+def test_what_has_serial_steps_alone_has_no_first_ones():
+    said = refusal(trainer, Backprop(), serial_epochs=1)
+    assert said.startswith("rounds.serial_epochs is 1.0, but 'backprop' has serial steps alone")
