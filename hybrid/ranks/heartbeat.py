@@ -10,7 +10,8 @@ A rank that waits inside MPI for a lost one waits for ever, so a thread beside i
 The kernels do the beating, by TCP's keep-alive: it takes no time from the ranks, and one that is
 stopped, by a debugger or with its whole job, still answers. Without its launcher, or with a silent
 host, a rank ends at once. A rank that has ended may belong to a job that the launcher is ending,
-for a reason given elsewhere: the others leave it `GRACE_SECONDS` for that.
+for a reason given elsewhere: the others leave it `GRACE_SECONDS` for that. That a host's ranks have
+ended is said at once, and once, by rank 0.
 """
 
 import os
@@ -47,11 +48,12 @@ class Heartbeat:
         met = comm.bcast({0, *connections})
         self.num_hosts = len(names)
         self.unwatched = [name for rank, name in names.items() if rank not in met]
-        self._stopped = False
+        self._leaving = self._stopped = False
         threading.Thread(target=self._watch, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """Watch until every rank is here, then no more."""
+        self._leaving = True
         self._comm.Barrier()
         self._stopped = True
 
@@ -100,7 +102,11 @@ class Heartbeat:
         except OSError:
             silence = f"no sign of life from host {name} for {self.timeout} s"
             self._end(f"{silence}: the network or the node has failed", self._lead)
-        return f"the ranks of host {name} have ended"
+        reason = f"the ranks of host {name} have ended"
+        if self._comm.rank == 0 and not self._leaving:
+            # mpirun may end this rank, and itself, before anybody has said why
+            self._launcher.say(f"hybrid: {reason}\n", ends=True)
+        return reason
 
     def _end(self, reason: str, speaks: bool) -> None:
         """End this rank; the one that speaks for its host ends its mates and launcher, too."""

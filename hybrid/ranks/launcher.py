@@ -49,18 +49,26 @@ class Launcher:
             return os.getppid() != self._parent
         return bool(select.select(self.descriptors, [], [], 0)[0])
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, ends: bool = False) -> None:
         """Write to this process's stderr or, where that ended with the launcher, to its.
 
-        A launcher that stands still would pass nothing on.
+        A launcher that stands still would pass nothing on, nor may one that `ends` just now.
         """
         stopped = _read(self._pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
-        passed_on = stopped and not stat.S_ISREG(os.fstat(2).st_mode)
-        for descriptor in (self._stderr, 2) if passed_on else (2, self._stderr):
+        directly = stopped or (ends and self._appends())
+        directly &= not stat.S_ISREG(os.fstat(2).st_mode)
+        for descriptor in (self._stderr, 2) if directly else (2, self._stderr):
             if descriptor is not None:
                 with suppress(OSError):
                     os.write(descriptor, line.encode())
                     return
+
+    def _appends(self) -> bool:
+        """Whether what it writes to its stderr goes to the end, not over what others wrote."""
+        if self._stderr is None or not stat.S_ISREG(os.fstat(self._stderr).st_mode):
+            return True
+        told = dict(line.split(b":", 1) for line in _read(self._pid, "fdinfo/2").splitlines())
+        return bool(int(told.get(b"flags", b"0"), 8) & os.O_APPEND)
 
     def end(self) -> None:
         """Let a process of its own end the launcher, unless it soon ends by itself."""
