@@ -55,8 +55,7 @@ class Launcher:
         A launcher that stands still would pass nothing on, nor may one that `ends` just now.
         """
         stopped = _read(self._pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
-        directly = stopped or (ends and self._appends())
-        directly &= not stat.S_ISREG(os.fstat(2).st_mode)
+        directly = (stopped or (ends and self._appends())) and not _is_file(2)
         for descriptor in (self._stderr, 2) if directly else (2, self._stderr):
             if descriptor is not None:
                 with suppress(OSError):
@@ -65,7 +64,7 @@ class Launcher:
 
     def _appends(self) -> bool:
         """Whether what it writes to its stderr goes to the end, not over what others wrote."""
-        if self._stderr is None or not stat.S_ISREG(os.fstat(self._stderr).st_mode):
+        if self._stderr is None or not _is_file(self._stderr):
             return True
         told = dict(line.split(b":", 1) for line in _read(self._pid, "fdinfo/2").splitlines())
         return bool(int(told.get(b"flags", b"0"), 8) & os.O_APPEND)
@@ -89,6 +88,13 @@ def open_process(pid: int) -> int | None:
     with suppress(OSError, AttributeError):
         return os.pidfd_open(pid)
     return None
+
+
+def _is_file(descriptor: int) -> bool:
+    """Whether it is open, and a file on a disk."""
+    with suppress(OSError):
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    return False
 
 
 def _first_outside_the_rank() -> int:

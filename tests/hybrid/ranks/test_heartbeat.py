@@ -132,3 +132,13 @@ def test_it_is_refused_once(mpirun, monkeypatch, tmp_path):
     assert done.returncode != 0
     assert done.stderr.count("HYBRID_HOST_TIMEOUT is 'soon'; write whole seconds") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("operator", "heard"), [("2>>", "theirs"), ("2>", "own")])
+def test_what_a_launcher_might_write_over_is_not_written_to_its_file(operator, heard, tmp_path):
+    """The shell stands for a launcher that ends, and passes nothing on."""
+    said = "from hybrid.ranks.launcher import Launcher; Launcher().say('gone\\n', ends=True)"
+    job = f'OMPI_COMM_WORLD_RANK=0 "{sys.executable}" -c "{said}" 2>&1 | cat >own; :'
+    subprocess.run(["sh", "-c", f"{{ {job}; }} {operator}theirs"], cwd=tmp_path, check=True)
+    found = {name: (tmp_path / name).read_text() for name in ("own", "theirs")}
+    assert found == {"own": "", "theirs": "", heard: "gone\n"}
