@@ -112,13 +112,15 @@ class Heartbeat:
         """End this rank; the one that speaks for its host ends its mates and launcher, too."""
         if self._stopped:
             return
-        if speaks:
-            self._launcher.say(f"hybrid: error: {reason}; go on with --resume\n")
-            for mate in self._mates:
-                with suppress(OSError):
-                    signal.pidfd_send_signal(mate, signal.SIGKILL)
-            self._launcher.end()
-        os._exit(1)
+        try:
+            if speaks:
+                self._launcher.say(f"hybrid: error: {reason}; go on with --resume\n")
+                for mate in self._mates:
+                    with suppress(OSError):
+                        signal.pidfd_send_signal(mate, signal.SIGKILL)
+                self._launcher.end()
+        finally:  # whatever fails: a rank that waits for a lost one must not stay
+            os._exit(1)
 
 
 def _seconds(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -194,6 +195,11 @@ class RoundSettings(Section):
     """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
     memory_gb: float = Field(default=4.0, gt=0, le=LARGE)
     """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
+
+    def serial_steps(self, steps: int) -> int:
+        """Steps of `serial_epochs`, in epochs of so many; one at least, if there are any."""
+        asked = ceil(round(self.serial_epochs * steps, 6))
+        return max(asked, 1) if self.serial_epochs else 0
 
     @field_validator("window", mode="before")
     @classmethod

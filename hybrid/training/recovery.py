@@ -86,6 +86,6 @@ def remedy(
 
 def _clipping(phase: str, setup: RunSetup, rounds: Rounds) -> list[str]:
     own = ["solver.clip_norm"] if hasattr(setup.method.solver, "clip_norm") else []
-    if phase == "parallel" or rounds.alone:
+    if phase == "parallel" or setup.method.solver.exact:
         return own
     return ["correction.clip_norm", *(own if rounds.local else [])]

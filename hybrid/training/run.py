@@ -353,8 +353,7 @@ class Run:
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
-        counted = reports if self.rounds.alone else reports[:1]
-        self.totals["images"] += sum(report.samples for report in counted)
+        self.totals["images"] += steps * self.setup.train.batch_size
         self.step += steps
         for report in reports:
             for notice in report.notices:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -40,8 +39,6 @@ from solvers.passes.exact import PassSettings
 from solvers.passes.pipeline import FillSamples, FillStep
 
 T = TypeVar("T")
-ROUNDED = 1e-6
-"""Of a mini-batch: what a share of an epoch may be off by."""
 
 
 @dataclass
@@ -225,7 +222,7 @@ class Trainer(Options):
             fills=bool(rounds.fill),
             own_fill=rounds.fill_step == "own",
             correct_every=every if rounds.window != "auto" else min(every, 1),
-            serial_steps=ceil(rounds.serial_epochs * steps - ROUNDED),
+            serial_steps=rounds.serial_steps(steps),
             factorised=factorised_cuts(self.blocks),
             output=aims.output,
             several_outputs=aims.output is None,
@@ -241,7 +238,7 @@ class Trainer(Options):
         method = Method(self.solver, self.correction, setup, statistics=self._normed)
         survivals = map(survival, self.blocks.model.modules())
         check_method(self, method, min(survivals), any(drawing))
-        check_rounds(self, method, rounds)
+        check_rounds(self, method, rounds, steps, length)
         check_sampler(self, method, rounds, length)
         size, parts = setup.batch_size, self.correction.micro_batches
         gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []

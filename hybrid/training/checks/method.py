@@ -9,6 +9,7 @@ import torch
 
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import OptimiserSettings, RoundSettings
+from hybrid.settings.rounds import WINDOW
 from hybrid.training.checks.replicas import check_replicas
 from hybrid.training.setup import Method, Options
 from solvers.base import Recording
@@ -76,14 +77,21 @@ def _refuse(method: Method, why: str, names: Sequence[str]) -> None:
             )
 
 
-def check_rounds(options: Options, method: Method, rounds: RoundSettings) -> None:
-    """ValueError for (decided) rounds that leave the method nothing to train."""
-    first, epochs = rounds.serial_epochs, options.train.epochs
-    if first >= epochs:
+def check_rounds(
+    options: Options, method: Method, rounds: RoundSettings, steps: int, length: int
+) -> None:
+    """ValueError for (decided) rounds that leave the method nothing to train.
+
+    `steps`: mini-batches of an epoch; `length`: of the longest window.
+    """
+    # windows that follow residuals keep their first length while there are none
+    size = min(length, WINDOW) if rounds.window == "auto" else length
+    last = options.train.epochs * steps - 1 - (steps - 1) % size
+    if method.setup.serial_steps > last:
         raise ValueError(
-            f"rounds.serial_epochs is {first:g} and train.epochs {epochs}, so all rounds would be "
-            f"serial and {method.solver.name!r} would train nothing: take fewer of them, or more "
-            "--epochs"
+            f"rounds.serial_epochs is {rounds.serial_epochs:g} and train.epochs "
+            f"{options.train.epochs}, so all rounds, of {size} mini-batches, would be serial and "
+            f"{method.solver.name!r} would train nothing: take fewer of them, or more --epochs"
         )
 
 

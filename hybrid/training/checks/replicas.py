@@ -64,9 +64,10 @@ def check_replicas(
     if why := sync.inert(len(setup.shapes) + 1):
         raise ValueError(f"{why}, and it would change nothing: leave it out")
     if sync.plain and not solver.exact and (solver.alternates or setup.corrects):
+        other = "leave out rounds.serial_epochs" if setup.serial_steps else "another solver"
         raise ValueError(
             f"sync.name is {name!r}, which adds up gradients of one kind of step, and "
-            f"{solver.name!r} has exact and local ones: choose another strategy, or another solver"
+            f"{solver.name!r} has exact and local ones here: choose another strategy, or {other}"
         )
 
 

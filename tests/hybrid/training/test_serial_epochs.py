@@ -18,7 +18,7 @@ from trainings import (
     weights,
 )
 
-from hybrid.settings.config import LinkSettings
+from hybrid.settings.config import LinkSettings, OptimiserSettings
 from solvers import (
     DDG,
     FDG,
@@ -112,11 +112,53 @@ def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world
     assert_same(fitted(trainer(solver, serial_epochs=1, links=virtual), few), threads)
 
 
-@pytest.mark.parametrize("epochs", [2, 2.5])
-def test_epochs_that_leave_the_method_nothing_are_refused(epochs, few):
-    said = refused(trainer(DDG(), serial_epochs=epochs), few)
-    told = f"rounds.serial_epochs is {epochs:g} and train.epochs 2, so all rounds would be serial"
-    assert said.startswith(told)
+@pytest.mark.parametrize(
+    ("solver", "epochs", "settings"),
+    [
+        (DDG(), 2, {}),
+        (DDG(), 1.3, {}),
+        (DDG(), 1.6, {"window": 2, "correct_every": 2}),
+        (AugmentedLagrangian(), 1.3, {}),
+        (AugmentedLagrangian(), 1.8, {"window": 1}),
+        (AugmentedLagrangian(), 1.6, {"window": "auto", "window_limit": 2}),
+        (BlockADMM(rho=0.1), 1.1, KEPT),
+    ],
+    ids=str,
+)
+def test_epochs_that_leave_the_method_nothing_are_refused(solver, epochs, settings, few):
+    said = refused(trainer(solver, serial_epochs=epochs, **settings), few)
+    assert said.startswith(f"rounds.serial_epochs is {epochs:g} and train.epochs 2, so all rounds,")
+
+
+@pytest.mark.parametrize(
+    ("solver", "epochs", "settings"),
+    [
+        (DDG(micro_batches=4), 1, {}),
+        (DDG(micro_batches=4), 1.5, {"window": 1, "correct_every": 4}),
+        (AugmentedLagrangian(), 1.5, {"window": 2}),
+        (AugmentedLagrangian(), 1.5, {"window": "auto", "window_limit": 2}),
+        (BlockADMM(rho=0.1), 1, KEPT),
+    ],
+    ids=str,
+)
+def test_epochs_that_leave_it_one_round_are_not(solver, epochs, settings, few, tmp_path):
+    trainer(solver, tmp_path / "run", serial_epochs=epochs, **settings).fit(*few)
+    assert spans(tmp_path / "run")["parallel"] == 1
+
+
+def test_a_share_that_is_less_than_a_step_is_one(few, tmp_path):
+    rounds = {"window": 1, "correct_every": 100, "serial_epochs": 1e-9}
+    trainer(DDG(), tmp_path / "run", **rounds).fit(*few)
+    assert spans(tmp_path / "run") == {"serial": 2, "parallel": 6}
+    ten, _ = digits(10)
+    assert trainer(DDG(), serial_epochs=0.3).setup(ten).method.setup.serial_steps == 3
+
+
+def test_a_loss_that_diverges_in_a_serial_epoch_has_the_remedy_of_serial_steps(few):
+    fast = OptimiserSettings(lr=1e12)
+    said = refused(trainer(DDG(), serial_epochs=1, optimiser=fast), few)
+    assert "at serial step" in said
+    assert "set correction.clip_norm" in said
 
 
 def test_what_has_serial_steps_alone_has_no_first_ones():
