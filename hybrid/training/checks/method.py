@@ -64,16 +64,15 @@ def _check_corrections(options: Options, method: Method) -> None:
 
 
 def _refuse(method: Method, why: str, names: Sequence[str]) -> None:
-    solver, default = method.solver, PassSettings()
+    solver, plain = method.solver, PassSettings()
     for name in names:
-        value = getattr(method.correction, name)
-        if value != getattr(default, name):
-            meant = (
-                f", or set solver.{name}={value}" if solver.exact and hasattr(solver, name) else ""
-            )
+        value, default = getattr(method.correction, name), getattr(plain, name)
+        if value != default:
+            own = solver.exact and hasattr(solver, name)
+            meant = f", or set solver.{name}={value}" if own else ""
             raise ValueError(
                 f"correction.{name} is {value!r}, but {why}, so it would change nothing: "
-                f"leave it out{meant}"
+                f"leave it out or, where a run that goes on has it, set it to {default!r}{meant}"
             )
 
 
