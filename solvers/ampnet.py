@@ -222,11 +222,11 @@ class AMPNetProgram(DelayedProgram):
             stats.samples += sum(map(len, window.batches))
             stats.steps += len(window.batches)
             scores.tell(stats)
-            stats.staleness += self._nodes.late
-            self._nodes.late.clear()
+            self._nodes.tell(stats)
         return stats
 
-    def drain(self) -> None:
+    def drain(self) -> PhaseStats:
+        stats = PhaseStats()
         if self._ticks:
             self._prepared()
             if self.solver.any_order:
@@ -237,8 +237,10 @@ class AMPNetProgram(DelayedProgram):
                 self._nodes.settle(unit)
             if self._exit is not None:
                 self._exit.settle()
+            self._nodes.tell(stats)
         self._anew()
         self.links.flush()
+        return stats
 
     def _prepared(self) -> Paths:
         """Let all ranks know all units, and what a checkpoint says has come in."""

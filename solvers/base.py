@@ -152,8 +152,12 @@ class Program(ABC):
     def train(self, window: Window) -> PhaseStats:
         """Train on the window."""
 
-    def drain(self) -> None:  # noqa: B027
-        """Finish what is still under way between blocks; all ranks call it."""
+    def drain(self) -> PhaseStats:
+        """Finish what is still under way between blocks; all ranks call it.
+
+        Gives what `train` has not told of it.
+        """
+        return PhaseStats()
 
     def state(self) -> State:
         """For a checkpoint; all ranks call it."""

@@ -119,10 +119,11 @@ class LocalUpdatesProgram(Program):
                 self._visit(batch, stats)
         return stats
 
-    def drain(self) -> None:
+    def drain(self) -> PhaseStats:
         self._hear(self._visits // AHEAD)
         self._visits = self._heard = 0
         self.links.flush()
+        return PhaseStats()
 
     def state(self) -> State:
         self.drain()

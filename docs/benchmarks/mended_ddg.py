@@ -16,6 +16,7 @@ from solvers.blocks.buffers import frozen_statistics
 from solvers.ddg import StashingProgram
 from solvers.passes.delayed import Flight
 from solvers.passes.micro import MicroBatch
+from solvers.windows import PhaseStats
 
 
 class Recorded(NamedTuple):
@@ -67,9 +68,9 @@ class MendedProgram(StashingProgram):
         self._returned: tuple[Tensor | None, Tensor | None] = (None, None)
         self._sums: dict[torch.nn.Parameter, Tensor] = {}
 
-    def drain(self) -> None:
-        super().drain()
+    def drain(self) -> PhaseStats:
         self._home.clear()
+        return super().drain()
 
     def _backward(self, flight: Flight) -> None:
         self._flying = flight

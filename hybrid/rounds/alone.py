@@ -39,8 +39,7 @@ class Alone(Rounds):
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
         for trained, _ in windows:
             if self.opens(trained) or self.corrects():
-                with own.timed(self.links.now):
-                    self.drain()
+                self._drained(own)
                 with self.trace.span("serial"):
                     part = self.exact.train(trained)
                 serial.add(part)
@@ -51,7 +50,11 @@ class Alone(Rounds):
             self.each += part.each
             self.tick(len(trained.batches))
         if closing is not None:
-            with own.timed(self.links.now):
-                self.drain()
+            self._drained(own)
         if not own.samples:
             serial.seconds += own.seconds  # of a drain alone
+
+    def _drained(self, own: PhaseStats) -> None:
+        """Finish what is under way, in the method's own time."""
+        with own.timed(self.links.now):
+            own.add(self.drain())

@@ -117,11 +117,12 @@ class Rounds(ABC):
     def end_epoch(self) -> None:  # noqa: B027
         """Forget the epoch's records."""
 
-    def drain(self) -> None:
+    def drain(self) -> PhaseStats:
         """Finish what is under way between blocks; all ranks call it."""
-        if self.program is not None:
-            with self.trace.span("drain"):
-                self.program.drain()
+        if self.program is None:
+            return PhaseStats()
+        with self.trace.span("drain"):
+            return self.program.drain()
 
     @property
     def local(self) -> bool:

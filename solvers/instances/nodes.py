@@ -20,6 +20,7 @@ from solvers.passes.delayed import Flight
 from solvers.passes.micro import MicroBatch
 from solvers.passes.units import Again, Gradients, Stashed, Turn, UnitFlight, Units, runs
 from solvers.state import Tensors
+from solvers.windows import PhaseStats
 
 _NOTHING: Tensors = {}
 """The weights of a unit that an instance did not go through."""
@@ -96,6 +97,11 @@ class Nodes(Units):
         self.trained = [any(w.requires_grad for w in own.values()) for own in self.parameters]
         self.late: Counter[int] = Counter()
         """Of how many contributions to a unit, by its updates since they came up."""
+
+    def tell(self, stats: PhaseStats) -> None:
+        """Say how late contributions came, once."""
+        stats.staleness += self.late
+        self.late.clear()
 
     def settle(self, unit: int) -> None:
         """Step by what there is, if there is anything."""

@@ -136,11 +136,12 @@ class DelayedProgram(Program):
                 stats.steps += 1
         return stats
 
-    def drain(self) -> None:
+    def drain(self) -> PhaseStats:
         while self._flights:
             self._backward(self._flights.popleft())
         self._ticks = 0
         self.links.flush()
+        return PhaseStats()
 
     def state(self) -> State:
         if self._ticks == 0:

@@ -291,11 +291,11 @@ def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
     ],
 )
 def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(solver, tmp_path):
-    """ResNet-14 of stochastic depth, broken off within an epoch: three trainings, seconds each."""
-    loaded, often = digits(6), CheckpointSettings(minutes=1e-9, keep_last=0)
+    """ResNet-14 of stochastic depth, broken off within an epoch and at its end: four trainings."""
+    loaded, often = digits(4), CheckpointSettings(minutes=1e-9, keep_last=0)
 
     def made(out=None, **settings):
-        run = {"epochs": 1, "ema": 0.9, "report_every": 1}
+        run = {"epochs": 2, "ema": 0.9, "report_every": 1}
         found = trainer(solver, out, model="resnet14", train=run, **settings)
         models.stochastic_depth(found.blocks.model, 0.5)
         return found
@@ -303,8 +303,11 @@ def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(so
     whole = fitted(made(), loaded)
     fitted(made(tmp_path / "run", checkpoint=often), loaded)
     assert_same(weights(tmp_path / "run"), whole)
-    interrupted(tmp_path / "run", after=1)
-    assert_same(fitted(made(tmp_path / "run", resume=True), loaded), whole)
+    undisturbed = lines(tmp_path / "run")
+    for after in (4, 1):
+        interrupted(tmp_path / "run", after)
+        assert_same(fitted(made(tmp_path / "run", resume=True, checkpoint=often), loaded), whole)
+        assert lines(tmp_path / "run") == undisturbed
     told = [line["staleness"] for line in lines(tmp_path / "run") if "staleness" in line]
     assert told
     assert all(len(each) == 2 for each in told)

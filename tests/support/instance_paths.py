@@ -73,12 +73,12 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
         ends = [at or 0, *(pieces or []), len(problem.batches)]
         for first, end in pairwise(ends):
             stats.append(mine.train(problem.window(1, first, end)))
-        mine.drain()
+        stats.append(mine.drain())
         assert mine.state().flight == {}
         assert not mine._flying
         assert all(t.contributions == 0 for t in mine._nodes.tallies)
         assert all(p.grad is None for p in block.module.parameters())
-        late = sum((s.staleness for s in stats), Counter()) + mine._nodes.late
+        late = sum((s.staleness for s in stats), Counter())
         return late, stats
 
     problem.stats = problem.on_every_block(program, MOMENTUM, run)

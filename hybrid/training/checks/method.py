@@ -116,7 +116,10 @@ def check_sampler(options: Options, method: Method, rounds: RoundSettings, lengt
     records = issubclass(solver.program, Recording) or rounds.correct_every == 1
     if not solver.tells_losses or (solver.alternates and not records):
         why = "solver.any_order" if not solver.repeatable else f"{solver.name!r} here"
+        other = (
+            "another solver or rounds.correct_every=1" if solver.alternates else "another solver"
+        )
         raise ValueError(
             f"{who} of all samples in the order of their mini-batches, which {why} does not "
-            "tell: take another solver or rounds.correct_every=1, or sampler.name=uniform"
+            f"tell: take {other}, or sampler.name=uniform"
         )
