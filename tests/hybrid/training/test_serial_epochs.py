@@ -18,7 +18,7 @@ from trainings import (
     weights,
 )
 
-from hybrid.settings.config import LinkSettings, OptimiserSettings
+from hybrid.settings.config import LinkSettings, OptimiserSettings, RoundSettings
 from solvers import (
     DDG,
     FDG,
@@ -94,14 +94,8 @@ def test_a_part_of_an_epoch_ends_with_the_round_that_it_ends_in(few, tmp_path):
 
 
 def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world, tmp_path):
-    flags = (
-        "--solver",
-        "ddg",
-        "--set",
-        "solver.micro_batches=4",
-        "--set",
-        "rounds.serial_epochs=1",
-    )
+    parts, first = "solver.micro_batches=4", "rounds.serial_epochs=1"
+    flags = ("--solver", "ddg", "--set", parts, "--set", first)
     fixed = ("--batch-size", BATCH, "--epochs", 2, "--set", "train.threads=1")
     size = ("--set", f"data.limit={BATCHES * BATCH}", "--set", "checkpoint.keep_last=0")
     output(world.hybrid(2, "train", *flags, *fixed, *size, "--out", tmp_path / "run"))
@@ -150,8 +144,13 @@ def test_a_share_that_is_less_than_a_step_is_one(few, tmp_path):
     rounds = {"window": 1, "correct_every": 100, "serial_epochs": 1e-9}
     trainer(DDG(), tmp_path / "run", **rounds).fit(*few)
     assert spans(tmp_path / "run") == {"serial": 2, "parallel": 6}
-    ten, _ = digits(10)
-    assert trainer(DDG(), serial_epochs=0.3).setup(ten).method.setup.serial_steps == 3
+
+
+def test_a_share_is_as_many_steps_as_it_looks():
+    assert 0.07 * 100 > 7
+    assert RoundSettings(serial_epochs=0.07).serial_steps(100) == 7
+    assert RoundSettings(serial_epochs=0.25).serial_steps(10) == 3
+    assert RoundSettings().serial_steps(10) == 0
 
 
 def test_a_loss_that_diverges_in_a_serial_epoch_has_the_remedy_of_serial_steps(few):
