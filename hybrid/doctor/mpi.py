@@ -59,10 +59,10 @@ def killed() -> list[Finding]:
 def _runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        pass
+    except PermissionError:  # another user's
+        return True
     return True
 
 
