@@ -1,7 +1,4 @@
-"""A rank that tells its process, then waits for a message that nobody sends; without torch.
-
-As in a training, a SIGTERM does not end it at once.
-"""
+"""A rank that tells its process, then waits for a message that nobody sends; without torch."""
 
 import os
 import sys
@@ -9,15 +6,13 @@ from pathlib import Path
 
 from hybrid.cli.failure import run_command
 from hybrid.ranks import launch
-from hybrid.ranks.stopping import listening
 
 
 def wait() -> None:
     here = launch.ranks()
     assert here is not None
     Path(sys.argv[1], f"rank{here.comm.rank}").write_text(str(os.getpid()))
-    with listening():
-        here.comm.recv(source=(here.comm.rank + 1) % here.comm.size)
+    here.comm.recv(source=(here.comm.rank + 1) % here.comm.size)
 
 
 launch._set_gpu = lambda: None  # it would import torch
