@@ -176,7 +176,10 @@ def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
 def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned():
     asked = {"solver.name": "ddg", "solver.micro_batches": 2}
     names = [p.recipe.name for p in planner(**asked).predictions([Grid(2)], [4])]
-    assert [name for name in names if name.startswith("ddg")] == ["ddg, m=2"]
+    mine = [name for name in names if name.startswith("ddg")]
+    # and the same with narrower messages, where its times make them look worth it
+    assert mine[:1] == ["ddg, m=2"]
+    assert all(name.startswith("ddg, m=2, ") for name in mine[1:])
 
 
 def test_what_is_not_measured_is_not_advised():
