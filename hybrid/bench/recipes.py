@@ -234,15 +234,12 @@ class OwnContender(Contender):
         """Finish what is under way, forget the epoch's records; all ranks call it."""
         self.rounds.drain()
         self.rounds.end_epoch()
-        if self.block.sync is not None:
-            self.block.sync.join()
 
     def state_dict(self) -> dict[str, Tensor] | None:
         self.rounds.drain()
-        if self.block.sync is not None:
-            self.block.sync.join()
         module = self.blocks.module(self.links.rank)
-        mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
+        with self.block.joined():
+            mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
         everyone = self.links.all_gather(mine)
         whole = {k: v for part in everyone for k, v in part.items()}
         return whole if self.links.place.number == 0 else None

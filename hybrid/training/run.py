@@ -73,7 +73,7 @@ class Run:
                 self._go_on_from(self.folder.checkpoints()[-1])
             ended = self._ended()
             found = self._fit() if ended is None else ended
-            self.block.swap_average()  # for good: the model holds what was tested
+            self.block.settle()
             return found
         except AgreedError:
             self.links.peers.drop()  # nobody else will take it
@@ -252,8 +252,6 @@ class Run:
         self.rounds.end_epoch()
         if said := self.chosen.report():
             self._metric({"phase": "sampler", **said})
-        if self.block.sync is not None:
-            self.block.sync.join()
         self.epoch += 1
         if self._due(self.setup.train.evaluate_every):
             self._evaluate()
@@ -282,7 +280,7 @@ class Run:
     def _evaluate(self) -> None:
         with self.trace.span("evaluate"), self.progress.testing():
             tested, size = self.setup.tested, self.setup.test_batch_size
-            with self.block.averaged():
+            with self.block.as_tested():
                 self.tested = measure(self.block, self.links, self.test, tested, size)
         self.tested_step = self.step
         self._metric({"phase": "test", **self.tested})
@@ -321,12 +319,13 @@ class Run:
                 "rollbacks": self.rollbacks,
                 "totals": self.links.everyone(dict(self.totals)),
             }
-            # of the first replica alone: the others have the same, or what is under way
-            units = {
-                unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
-                for unit in ([] if self.place.replica else setup.blocks.of(self.links.rank))
-            }
-            self.folder.keep(self.step, units, files, manifest)
+            with self.block.joined():
+                # of the first replica alone: the others have the same, or what is under way
+                units = {
+                    unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
+                    for unit in ([] if self.place.replica else setup.blocks.of(self.links.rank))
+                }
+                self.folder.keep(self.step, units, files, manifest)
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""

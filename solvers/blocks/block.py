@@ -211,16 +211,27 @@ class Block:
         found = self.optimisers.get("ema")
         return found if isinstance(found, Average) else None
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it the module has the averaged weights, if there is an average."""
-        self.swap_average()
-        try:
-            yield
-        finally:
-            self.swap_average()
+    def joined(self) -> AbstractContextManager[None]:
+        """Within it all replicas have the same weights and statistics."""
+        return nullcontext() if self.sync is None else self.sync.joined()
 
-    def swap_average(self) -> None:
+    @contextmanager
+    def as_tested(self) -> Iterator[None]:
+        """Within it the module is what an evaluation sees: the replicas' mean, or the average."""
+        with self.joined():
+            self._swap_average()
+            try:
+                yield
+            finally:
+                self._swap_average()
+
+    def settle(self) -> None:
+        """Leave the module as it was tested, for good: the training has ended."""
+        if self.sync is not None:
+            self.sync.join()
+        self._swap_average()
+
+    def _swap_average(self) -> None:
         """Let the weights be the average, and the average the weights; nothing without one."""
         if self.average is not None:
             self.average.swap()

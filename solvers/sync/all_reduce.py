@@ -27,8 +27,8 @@ class AllReduce(Strategy):
         g <- sum_r g_r,   g_r = (n_r / N) times the mean gradient over the n_r samples of replica r
 
     in replica order, so that one rank which accumulates R micro-batches in that order has the same
-    bits. Running statistics become their mean over replicas at the same moment: after every step
-    all replicas are equal, weights, optimisers and statistics.
+    bits. Running statistics become sum_r (n_r / N) of the replicas' at the same moment: after every
+    step all replicas are equal, weights, optimisers and statistics.
 
     Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
     bucket leaves as soon as it is complete. A parameter that a replica's samples did not use adds
@@ -89,7 +89,7 @@ class AllReduced(Sync):
         used = torch.tensor([float(p.grad is not None) for p in waiting])
         if waiting:
             used = used.to(waiting[0].device)
-        vector = packed([*(m / self.peers.replicas for m in moved), used])
+        vector = packed([*(m * self.share for m in moved), used])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
         sums = [end() for _, end in self._under_way]
         unpack(finish(), [*moved, used])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -45,10 +45,6 @@ class Replica(Protocol):
         """What steps of any kind move, likewise."""
         ...
 
-    def move(self, kind: str, rate: float) -> None:
-        """Let the optimiser step, with learning rate `rate`, on the gradients at hand."""
-        ...
-
 
 class Sync(ABC):
     """Keeps the weights of one block's replicas together: all that a strategy keeps on a rank.
@@ -79,11 +75,20 @@ class Sync(ABC):
         """The step is over, whether or not the optimiser had a part in it."""
 
     def join(self) -> None:  # noqa: B027
-        """Make all that the replicas keep equal: an epoch has ended.
+        """Make weights and running statistics of all replicas equal: the training has ended.
 
         Whoever replaces a weight's values outside of a step gives the parameter memory of its own:
         what is under way may still need the old ones, where they were.
         """
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within it weights and running statistics are equal, for an evaluation or a checkpoint.
+
+        A strategy whose replicas differ between rounds gives them back their own afterwards.
+        """
+        self.join()
+        yield
 
     def state(self) -> State:
         """For a checkpoint: what is under way on this replica."""

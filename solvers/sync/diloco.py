@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from solvers.checks import check_choices, check_numbers
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
-from solvers.sync.local import AnchoredSync
+from solvers.sync.local import AnchoredSync, OptimiserState
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import left_over, packed, unpack
 
@@ -21,13 +20,16 @@ from solvers.sync.reduction import left_over, packed, unpack
 class DiLoCo(Strategy):
     r"""DiLoCo (Douillard et al., arXiv 2311.08105). B: the weights that all replicas began with.
 
-        each step    w_r <- optimiser step of replica r on the mean gradient over its own samples
-        every h-th   D = (1/R) sum_r (B - w_r),   V <- mu V + D,   B <- B - eta (D + mu V)
+        each step    w_r <- optimiser step of replica r on the mean gradient over its n_r samples
+        every h-th   D = sum_r (n_r / N) (B - w_r),   V <- mu V + D,   B <- B - eta (D + mu V)
 
     and `lag` steps later, while which the sum travels, w_r <- B, to which a replica adds what it
     has done since (streaming DiLoCo, Douillard et al., arXiv 2501.18512, overlaps so). Blocks are
     the fragments of that paper: where they are `streamed`, block k's rounds end k h / K steps after
     block 0's, so that not all ranks send at once. With eta = 1 and mu = 0 it is local SGD.
+
+    An outer step is taken after h steps and at no other time: a round may last longer than an
+    epoch, and the one that is under way when the training ends becomes the replicas' mean.
     """
 
     name: ClassVar[str] = "diloco"
@@ -43,6 +45,8 @@ class DiLoCo(Strategy):
     """Steps that a sum over replicas may take."""
     streamed: bool = False
     """Whether blocks end their rounds at different steps."""
+    optimiser_state: OptimiserState = "own"
+    """What inner optimisers keep: each replica's own for good, or at a round's end the mean."""
     messages: MessageFormat = "float32"
     """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
 
@@ -78,7 +82,6 @@ class DiLoCoSync(AnchoredSync):
 
     def begin(self) -> None:
         super().begin()
-        self._landing: Callable[[], Tensor] | None = None
         self._sent: list[Tensor] = []
         """This replica's weights when the round under way began its sum."""
         self._started = 0
@@ -105,12 +108,6 @@ class DiLoCoSync(AnchoredSync):
         if self._landing is not None and self.count >= self._started + strategy.lag:
             self._land()
 
-    def settle(self) -> None:
-        if self._landing is not None:
-            self._land()
-        self._start()
-        self._land()
-
     def _start(self) -> None:
         self._started = self.count
         self._sent = [p.detach().clone() for p in self.weights()]
@@ -119,7 +116,7 @@ class DiLoCoSync(AnchoredSync):
     def _begin_sum(self) -> None:
         self._left = self._mean.state()
         moved = [b - w for b, w in zip(self.anchors(), self._sent, strict=True)]
-        self._landing = self._mean.start(packed(moved) / self.peers.replicas)
+        self._landing = self._mean.start(packed(moved) * self.share)
 
     def _land(self) -> None:
         assert self._landing is not None
@@ -137,8 +134,11 @@ class DiLoCoSync(AnchoredSync):
         pairs = zip(anchors, since, strict=True)
         self.replace([b + d if late else b.clone() for b, d in pairs])
         self._sent = []
-        if not strategy.lag:
+        if not late:
             self.join_statistics()
+        if strategy.optimiser_state == "mean":
+            self.join_optimisers()
+        self.apart = late
 
     def rounding(self) -> Tensors:
         return super().rounding() if self._landing is None else self._left

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solvers.checks import check_choices, check_numbers
 from solvers.state import Tensors
@@ -20,17 +19,23 @@ from solvers.sync.reduction import packed, unpack
 class HPSGD(Strategy):
     r"""Hierarchical parallel SGD, following Zhou et al., arXiv 2009.02701, with fixed rounds.
 
-    B: the weights all replicas agree on; S_r: the sum of replica r's gradients in this round.
+    B: the weights all replicas agree on; S_r: the sum of replica r's gradients in this round, over
+    its n_r samples of N, weight decay wd included.
 
-        each step         g_r = gradient at w_r,   S_r <- S_r + g_r,   w_r <- w_r - lr g_r
+        each step         g_r = mean gradient at w_r + wd w_r
+                          S_r <- S_r + (n_r / N) g_r,   w_r <- w_r - lr g_r
         every h-th        P = sum over replicas of S_r, under way;   S_r <- 0
-        L steps later     B <- optimiser step from B on P,   w_r <- B
+        L steps later     B <- optimiser step from B on P, without decay;   w_r <- B
 
     The paper lets ranks ask whether P has landed; here it lands `lag` = L steps after it left, the
     same on all. Local steps are plain ones, without momentum. What a replica has done meanwhile is
     thrown away (drift "discard", the paper's; its gradients are in S_r) or kept ("keep"):
-    w_r <- B - lr S_r. With L = 0 and h = 1 its weights are all-reduce's, bit for bit; with L = 0
-    and plain SGD local SGD. At the end of an epoch all of it lands: every gradient counts once.
+    w_r <- B - lr (N / n_r) S_r. With L = 0 and h = 1 a round is one step of the optimiser, and its
+    weights are all-reduce's, bit for bit; with L = 0 and plain SGD they are local SGD's. A round
+    may last longer than an epoch.
+
+    A step on P stands for h steps, which it does for SGD alone: Adam and its like divide by the
+    gradient's size, so theirs would be one step of a usual size in the place of h.
     """
 
     name: ClassVar[str] = "hpsgd"
@@ -67,23 +72,42 @@ class HPSGDSync(AnchoredSync):
     """One replica's drift, and the round that is under way."""
 
     strategy: HPSGD
+    own_optimisers = False  # all make the same steps from B
 
     def begin(self) -> None:
         super().begin()
-        self._landing: Callable[[], Tensor] | None = None
+        self._decays = [0.0] * len(self.weights())
+        """wd of every weight, where the gradient of a step has it in place of the optimiser's."""
+        if self.strategy.steps > 1 or self.strategy.lag:
+            self._check_optimiser()
+            groups = self.block.optimisers["exact"].param_groups
+            self._decays = [g["weight_decay"] for g in groups for _ in g["params"]]
+            for group in groups:
+                group["weight_decay"] = 0.0
         self._sent: list[Tensor] = []
         """This replica's part of the round under way."""
         self._sums: list[Tensor] = []
         """S_r; empty: nothing yet."""
-        self._started, self._rate, self._kind = 0, 0.0, ""
+        self._started, self._rate = 0, 0.0
         self._moved = False
+
+    def _check_optimiser(self) -> None:
+        optimiser, strategy = self.block.optimisers["exact"], self.strategy
+        if not isinstance(optimiser, torch.optim.SGD):
+            raise ValueError(
+                f"the optimiser is {type(optimiser).__name__}, and sync.name 'hpsgd' with "
+                f"sync.steps {strategy.steps} and sync.lag {strategy.lag} takes one step of it on "
+                "the summed gradients of a round, which is worth as many steps with SGD alone: "
+                "choose optimiser.name=sgd, or sync.name=local-sgd"
+            )
 
     def before_step(self, kind: str, rate: float) -> bool:
         strategy = self.strategy
-        self.anchors()
+        if not self.count:
+            self.anchor()  # a run may go on with weights that no round has ended in
         weights = self.weights()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
-        self._rate, self._kind = rate, kind
+        gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
+        self._rate = rate
         if self._sums:
             torch._foreach_add_(self._sums, gradients)
         else:
@@ -100,23 +124,15 @@ class HPSGDSync(AnchoredSync):
             torch._foreach_add_(drifted, gradients, alpha=-rate / self.share)
         return self._moved
 
-    def drifts(self, name: str) -> bool:
-        # all make the same steps from B, and a mean of equal numbers has other bits
-        return name.startswith("ema ")
+    def _gradient(self, p: nn.Parameter, decay: float) -> Tensor:
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        return gradient.add(p.detach(), alpha=self.share * decay) if decay else gradient
 
     def stepped(self) -> None:
         if self._moved:
             self._landed()
         if self.strategy.lag and self.count % self.strategy.steps == 0:
             self._start(self.count)
-
-    def settle(self) -> None:
-        if self._landing is not None:
-            self._go()
-        if self._sums:
-            self._start(self.count)
-            self._go()
-        self.back()
 
     def _start(self, count: int) -> None:
         self._started = count
@@ -140,20 +156,12 @@ class HPSGDSync(AnchoredSync):
         """B = w, after the optimiser's step; add what is kept."""
         self._moved = False
         self.anchor()
-        if self.strategy.drift == "keep" and self._sums:
+        self.apart = bool(self._sums)  # and statistics differ where drift is discarded, too
+        if self.apart and self.strategy.drift == "keep":
             drifted = [p.detach() for p in self.weights()]
             torch._foreach_add_(drifted, self._sums, alpha=-self._rate / self.share)
-        if self.strategy.lag == 0:
+        if not self.apart:
             self.join_statistics()
-
-    def _go(self) -> None:
-        """A step outside of `Block.step`, with the last one's rate."""
-        self._aim()
-        self.block.move(self._kind, self._rate)
-        for p in self.weights():
-            p.grad = None
-        self._moved = False
-        self.anchor()
 
     def under_way(self) -> Tensors:
         found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +14,10 @@ from torch import Tensor
 from solvers.state import State, Tensors, entries
 from solvers.sync.base import Sync, statistics
 from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import Reduction, memory, packed, unpack
+from solvers.sync.reduction import Reduction, packed, unpack
+
+OptimiserState = Literal["own", "mean"]
+"""Of the replicas, between rounds: each keeps its own, or all take the mean of a round's end."""
 
 
 class Outer(torch.optim.Optimizer):
@@ -41,13 +46,21 @@ class Outer(torch.optim.Optimizer):
 class LocalSync(Sync):
     """Replicas whose weights differ within a round.
 
-    At the end of an epoch they become equal, with all that their optimisers keep, which is then
-    the mean over replicas; within one a checkpoint keeps every replica's own.
+    A round may last longer than an epoch: nothing ends at an epoch's end. An evaluation sees the
+    replicas' mean. A checkpoint keeps that as the network's weights, for any other grid, and every
+    replica's own beside it, from which the replicas go on. A replica counts by its samples:
+
+        mean of x = sum_r (n_r / N) x_r
     """
+
+    own_optimisers: ClassVar[bool] = True
+    """Whether what the optimisers of steps keep may differ between replicas."""
 
     def begin(self) -> None:
         self.count = 0
-        """Steps since the replicas were equal."""
+        """Steps since the rounds began."""
+        self.apart = False
+        """Whether replicas may have different weights."""
         self._mean = Reduction(self.peers, self._messages)
         self._plain = Reduction(self.peers)
 
@@ -67,39 +80,59 @@ class LocalSync(Sync):
         if kind == "auxiliary":
             return  # a round takes what those move with it
         self.count += 1
+        self.apart = True
         self.stepped()
 
     @abstractmethod
     def stepped(self) -> None:
         """Another step has been made."""
 
-    @abstractmethod
-    def settle(self) -> None:
-        """End the round, and what is under way."""
-
     def join(self) -> None:
-        if not self.count:
-            return
-        self.settle()
-        kept = [memory(t) for name, t in self._optimiser_state().items() if self.drifts(name)]
-        if kept:
-            unpack(self.sum(packed(kept)) / self.peers.replicas, kept)
-        self.join_statistics()
-        self.count = 0
+        self.agree()
 
-    def drifts(self, name: str) -> bool:
-        """Whether what an optimiser keeps, by name, differs between replicas within a round."""
-        return True
+    def agree(self) -> None:
+        """Let weights and running statistics be their mean over replicas."""
+        if self.apart:
+            self.replace(self.mean([p.detach() for p in self.weights()]))
+            self.join_statistics()
+            self.apart = False
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        apart, weights, moved = self.apart, self.weights(), statistics(self.block.module)
+        if self.own_optimisers:
+            moved += self._optimiser_state().values()
+        own, values = [p.data for p in weights], [t.clone() for t in moved]
+        self.agree()
+        if self.own_optimisers:
+            self.join_optimisers()
+        try:
+            yield
+        finally:
+            for p, mine in zip(weights, own, strict=True):
+                p.data = mine
+            for t, mine in zip(moved, values, strict=True):
+                t.data.copy_(mine)
+            self.apart = apart
+
+    def mean(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Over replicas, exact, at once, in memory of its own."""
+        new = [t.clone() for t in tensors]
+        if new:
+            unpack(self._plain.start(packed(tensors) * self.share)(), new)
+        return new
 
     def join_statistics(self) -> None:
         """Let running statistics be their mean over replicas."""
         moved = statistics(self.block.module)
-        if moved:
-            unpack(self.sum(packed(moved)) / self.peers.replicas, moved)
+        for b, new in zip(moved, self.mean(moved), strict=True):
+            b.data.copy_(new)
 
-    def sum(self, vector: Tensor) -> Tensor:
-        """Over replicas, exact, at once."""
-        return self._plain.start(vector)()
+    def join_optimisers(self) -> None:
+        """Let what the optimisers of steps keep be its mean over replicas."""
+        slots = list(self._optimiser_state().values())
+        for value, new in zip(slots, self.mean(slots), strict=True):
+            value.copy_(new)
 
     def weights(self) -> list[torch.nn.Parameter]:
         """What rounds are about."""
@@ -134,22 +167,28 @@ class LocalSync(Sync):
         rounding = {f"rounding {name}": t for name, t in self.rounding().items()}
         if not self.count:
             return State(flight=rounding)
-        own = {f"weight {i:05}": p.detach() for i, p in enumerate(self.weights())}
-        own |= {f"statistic {i:05}": b for i, b in enumerate(statistics(self.block.module))}
-        own |= {f"optimiser {name}": value for name, value in self._optimiser_state().items()}
-        return State(flight=own | rounding | {"count": torch.tensor(self.count)} | self.under_way())
+        own: Tensors = {}
+        if self.apart:
+            own |= {f"weight {i:05}": p.detach() for i, p in enumerate(self.weights())}
+            moved = statistics(self.block.module)
+            own |= {f"statistic {i:05}": b.clone() for i, b in enumerate(moved)}
+        if self.own_optimisers:
+            slots = self._optimiser_state().items()
+            own |= {f"optimiser {name}": value.clone() for name, value in slots}
+        counts = {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
+        return State(flight=own | rounding | counts | self.under_way())
 
     def load_state(self, state: State) -> None:
         kept = state.flight
         self._mean.load_state(entries(kept, "rounding "))
         if "count" not in kept:
             return
-        self.count = int(kept["count"])
-        for p, new in zip(self.weights(), entries(kept, "weight ").values(), strict=True):
-            p.data.copy_(new)
-        moved = statistics(self.block.module)
-        for b, new in zip(moved, entries(kept, "statistic ").values(), strict=True):
-            b.copy_(new)
+        self.count, self.apart = int(kept["count"]), bool(kept["apart"])
+        if self.apart:
+            moved = [p.data for p in self.weights()] + statistics(self.block.module)
+            own = (entries(kept, f"{what} ").values() for what in ("weight", "statistic"))
+            for values, new in zip(moved, chain(*own), strict=True):
+                values.copy_(new)
         mine = self._optimiser_state()
         for name, value in entries(kept, "optimiser ").items():
             mine[name].copy_(value)
@@ -175,6 +214,14 @@ class AnchoredSync(LocalSync):
         exact = self.block.optimisers["exact"]
         self.outer = Outer([p for group in exact.param_groups for p in group["params"]])
         self.block.optimisers["outer"] = self.outer
+        self._landing: Callable[[], Tensor] | None = None
+        """Waits for the sum under way; None: there is none."""
+
+    def join(self) -> None:
+        if self._landing is not None:
+            self._landing()  # a step with it would come after the last evaluation
+            self._landing = None
+        super().join()
 
     def weights(self) -> list[torch.nn.Parameter]:
         return self.outer.weights()

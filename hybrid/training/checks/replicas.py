@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from hybrid.rounds import optimisers
+from hybrid.settings.config import OptimiserSettings
 from hybrid.training.setup import Options
 from solvers.base import Setup, Solver
 from solvers.sync.registry import STRATEGIES
@@ -56,6 +58,8 @@ def check_replicas(
             f"sync.name is {name!r}, which keeps a copy of the network's weights, and "
             f"{solver.name!r} trains others beside them: choose sync.name={STRATEGIES.default}"
         )
+    if getattr(sync, "optimiser_state", "own") == "mean":
+        _check_optimiser_state(options.optimiser)
     if sync.plain and (norm := getattr(solver, "clip_norm", 0.0)):
         raise ValueError(
             f"solver.clip_norm is {norm:g}, and {name!r} steps on sums of the gradients of several "
@@ -68,6 +72,14 @@ def check_replicas(
         raise ValueError(
             f"sync.name is {name!r}, which adds up gradients of one kind of step, and "
             f"{solver.name!r} has exact and local ones here: choose another strategy, or {other}"
+        )
+
+
+def _check_optimiser_state(wanted: OptimiserSettings | optimisers.Factory) -> None:
+    if isinstance(wanted, OptimiserSettings) and optimisers.copies(wanted) == 2:
+        raise ValueError(
+            f"sync.optimiser_state is 'mean', but the optimiser {wanted.name!r} keeps nothing of a "
+            "weight from step to step: leave it out, or give it a momentum"
         )
 
 

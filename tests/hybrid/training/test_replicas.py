@@ -88,6 +88,8 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     expected = fitted(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
     monkeypatch.setattr("hybrid.training.setup.share_size", lambda size, replica, replicas: size)
+    start = AllReduce.start
+    monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
     made = trainer(solver, model=model, replicas=replicas, **_window(name))
     assert_same(fitted(made, few), expected)
 

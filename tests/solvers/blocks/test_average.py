@@ -20,7 +20,7 @@ def test_the_average_is_that_of_torchs_averaged_model_bit_for_bit():
         block.step(kind, 0.1)
         reference.update_parameters(module)
     plain = [p.detach().clone() for p in module.parameters()]
-    with block.averaged():
+    with block.as_tested():
         assert all(map(torch.equal, module.parameters(), reference.module.parameters()))
     assert all(map(torch.equal, module.parameters(), plain))
     assert not any(map(torch.equal, module.parameters(), reference.module.parameters()))

@@ -1,0 +1,165 @@
+"""HPSGD against its recurrence, in float64, over threads."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from least_squares import (
+    DECAY,
+    DECAYING,
+    HEAVY,
+    LR,
+    SGD,
+    close,
+    gradient,
+    mean,
+    problem,
+    shares,
+    trained,
+)
+from torch import nn
+
+from hybrid.links import run_threads
+from solvers.blocks.block import Block
+from solvers.sync.all_reduce import AllReduce
+from solvers.sync.hpsgd import HPSGD
+from solvers.sync.local_sgd import LocalSGD
+
+
+def hpsgd(batches, w, replicas, h, lag, drift, decay=0.0):
+    """The recurrence: weights of every replica after every step, and their mean at the end."""
+    b, sums, flying, landing = w, None, None, -1
+    w, seen = [w] * replicas, []
+    for step, (x, y) in enumerate(batches):
+        parts = shares(x, y, replicas)
+        own = [gradient(v, *part) + decay * v for v, part in zip(w, parts, strict=True)]
+        sums = own if sums is None else [s + g for s, g in zip(sums, own, strict=True)]
+        if lag == 0 and (step + 1) % h == 0:
+            flying, sums, landing = sums, None, step
+        if flying is not None and landing == step:
+            b = b - LR * mean(flying, replicas)
+            flying = None
+            kept = [torch.zeros(3)] * replicas if sums is None or drift == "discard" else sums
+            w = [b - LR * s for s in kept]
+        else:
+            w = [v - LR * g for v, g in zip(w, own, strict=True)]
+        if lag and (step + 1) % h == 0:
+            flying, sums, landing = sums, None, step + lag
+        seen.append(w)
+    return [*seen, [mean(w, replicas)] * replicas]
+
+
+@pytest.mark.parametrize("drift", ["discard", "keep"])
+@pytest.mark.parametrize(("h", "lag"), [(1, 0), (1, 1), (3, 0), (3, 2), (4, 4), (4, 1), (20, 3)])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_hpsgd_is_its_recurrence(replicas, h, lag, drift):
+    batches, first = problem(10)
+    found = trained(HPSGD(steps=h, lag=lag, drift=drift), replicas, 10, DECAYING, seen_at=(4, 5))
+    expected = hpsgd(batches, first, replicas, h, lag, drift, DECAY)
+    for step, weights in enumerate(expected):
+        for r in range(replicas):
+            close(found[r][step], weights[r])
+
+
+@pytest.mark.parametrize(("h", "lag"), [(1, 0), (1, 1), (2, 1), (3, 3), (5, 2)])
+def test_hpsgd_of_one_replica_that_keeps_its_drift_is_sgd(h, lag):
+    (found,) = trained(HPSGD(steps=h, lag=lag, drift="keep"), 1, 9, DECAYING)
+    (expected,) = trained(None, 1, 9, DECAYING)
+    for step in range(9):
+        close(found[step], expected[step])
+
+
+@pytest.mark.parametrize(("h", "lag"), [(1, 0), (4, 0), (4, 2), (8, 8)])
+def test_hpsgd_decays_weights_in_every_step(h, lag):
+    """Without a gradient 16 steps leave (1 - lr wd)^16 of a weight, whatever a round is."""
+
+    def program(links):
+        module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        nn.init.ones_(module.weight)
+        optimiser = torch.optim.SGD(module.parameters(), 0.1, weight_decay=0.05)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = HPSGD(steps=h, lag=lag).start(block, links.peers, 1 / links.place.replicas)
+        for _ in range(16):
+            module.weight.grad = torch.zeros_like(module.weight)
+            block.step("exact", 0.1)
+        block.settle()
+        return module.weight.item()
+
+    assert run_threads(1, program, replicas=2) == pytest.approx([(1 - 0.1 * 0.05) ** 16] * 2)
+
+
+@pytest.mark.parametrize("optimiser", [SGD, HEAVY, DECAYING, torch.optim.AdamW])
+def test_hpsgd_without_rounds_is_all_reduce_bit_for_bit(optimiser):
+    found = trained(HPSGD(steps=1, lag=0), 2, 6, optimiser)
+    expected = trained(AllReduce(), 2, 6, optimiser)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, mine, theirs))
+
+
+@pytest.mark.parametrize(("h", "lag"), [(2, 0), (1, 1)])
+def test_hpsgd_refuses_an_optimiser_of_which_one_step_is_not_worth_several(h, lag):
+    reason = "the optimiser is AdamW, and sync.name 'hpsgd' .* choose optimiser.name=sgd"
+    with pytest.raises(ValueError, match=reason):
+        trained(HPSGD(steps=h, lag=lag), 2, 1, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_hpsgd_without_lag_is_local_sgd(replicas):
+    found, expected = (
+        trained(made, replicas, 9, DECAYING) for made in (HPSGD(steps=3, lag=0), LocalSGD(steps=3))
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            close(a, b)
+
+
+@given(
+    h=some.integers(1, 5),
+    lag=some.integers(0, 5),
+    steps=some.integers(1, 12),
+    replicas=some.integers(1, 4),
+    drift=some.sampled_from(["discard", "keep"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_in_hpsgd_every_gradient_counts_once_and_replicas_end_equal(h, lag, steps, replicas, drift):
+    if lag > h:
+        return
+    found = trained(HPSGD(steps=h, lag=lag, drift=drift), replicas, steps, seed=steps)
+    batches, first = problem(steps, seed=steps)
+    expected = hpsgd(batches, first, replicas, h, lag, drift)[-1]
+    for weights, wanted in zip(found, expected, strict=True):
+        close(weights[-1], wanted)
+        assert torch.equal(weights[-1], found[0][-1])
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, 4])
+def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
+    """One replica, gradients of 1, plain SGD with rate 1: the weight counts the gradients."""
+
+    def made(links, lag):
+        module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(module.weight)
+        optimiser = torch.optim.SGD(module.parameters(), 1.0)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = HPSGD(steps=4, lag=lag).start(block, links.peers, 1.0)
+        return block
+
+    def stepped(block, number):
+        for _ in range(number):
+            block.module.weight.grad = torch.ones(1, 1, dtype=torch.float64)
+            block.step("exact", 1.0)
+
+    def program(links):
+        before = made(links, 4)
+        stepped(before, 6)
+        after = made(links, lag)
+        after.module.load_state_dict(before.module.state_dict())
+        after.optimisers["outer"].load_state_dict(before.optimisers["outer"].state_dict())
+        assert before.sync is not None
+        assert after.sync is not None
+        after.sync.load_state(before.sync.state())
+        stepped(after, 6)
+        after.settle()
+        return after.module.weight.item()
+
+    assert run_threads(1, program) == [-12.0]
