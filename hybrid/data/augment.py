@@ -15,7 +15,7 @@ _CROP_ROW, _CROP_COLUMN, _FLIP, _CUTOUT_ROW, _CUTOUT_COLUMN = range(1, 6)
 class Augmentation:
     """Crop, flip and cutout, in this order, on uint8 images before they are normalised.
 
-    The result for a sample depends on `(seed, epoch, id)` only: not on the batch it is in, the
+    The result for a sample depends on `(seed, epoch, number)` only: not on the batch it is in, the
     order of the batch, or the rank. The default changes nothing.
     """
 
@@ -33,7 +33,7 @@ class Augmentation:
                 raise ValueError(f"augmentation {name} is {value}: it must be 0 or more")
 
     def __call__(self, images: Tensor, ids: Tensor, seed: int, epoch: int) -> Tensor:
-        """Augment `images`, uint8 `(B, C, H, W)`, of the samples `ids`, int64 `(B,)`."""
+        """Augment `images`, uint8 `(B, C, H, W)`, of numbers `ids`, int64 `(B,)`."""
         if ids.shape != images.shape[:1]:
             raise ValueError(f"{len(images)} images but ids of shape {tuple(ids.shape)}")
         ids = ids.to(images.device)

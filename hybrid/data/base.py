@@ -12,7 +12,11 @@ from solvers.layers.bundle import Bundle
 
 
 class Data(ABC):
-    """Samples by number: a pure function of (seed, epoch, number), on every rank that asks."""
+    """Samples by number: a pure function of (seed, epoch, number), on every rank that asks.
+
+    Number n is sample n mod N of the N there are. Where a sampler takes a sample several times in
+    an epoch it asks for n, n + N, n + 2 N, ...: what is drawn for the sample differs each time.
+    """
 
     inputs: Bundle | None = None
     """Of the network's inputs, where they are not one tensor."""
@@ -28,11 +32,11 @@ class Data(ABC):
 
     @abstractmethod
     def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
-        """The network's inputs for the samples `ids`, int64 (N,): (N, ...)."""
+        """The network's inputs for the samples of numbers `ids`, int64 (B,): (B, ...)."""
 
     @abstractmethod
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
-        """The targets of the samples `ids`: (N, ...)."""
+        """The targets of those samples: (B, ...)."""
 
     @abstractmethod
     def sample(self, count: int) -> tuple[Any, Any]:

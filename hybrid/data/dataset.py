@@ -59,12 +59,12 @@ class Dataset(Data):
         return channels, height, width
 
     def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
-        """The images `ids`, int64 `(B,)`, as a float32 channels_last `(B, C, H, W)`.
+        """The images of numbers `ids`, int64 `(B,)`, as a float32 channels_last `(B, C, H, W)`.
 
         Each is `(x / 255 - mean) / std`, augmented before if `augment`, and a pure function of
         `(seed, epoch, id)`: bitwise the same in any batch.
         """
-        images = self.images[ids]
+        images = self.images[ids % len(self)]
         if augment:
             images = self.augmentation(images, ids, seed, epoch)
         mean = torch.tensor(self.mean, dtype=torch.float64, device=images.device)
@@ -77,8 +77,8 @@ class Dataset(Data):
         return normalised.contiguous(memory_format=torch.channels_last)
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
-        """The labels of the samples `ids`: int64 `(B,)`."""
-        return self.labels[ids]
+        """The labels of the samples of numbers `ids`: int64 `(B,)`."""
+        return self.labels[ids % len(self)]
 
     def expect_classes(self, count: int) -> None:
         if count:

@@ -25,13 +25,15 @@ _DRAWING = threading.Lock()
 
 
 def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
-    """Items as one batch. What their transforms draw is a function of (seed, epoch, id) alone.
+    """Items as one batch: number n is item n mod N of the data set's N.
 
-    ValueError names the sample that cannot be had.
+    What their transforms draw is a function of (seed, epoch, n) alone. ValueError names the sample
+    that cannot be had.
     """
-    items = []
-    for i in ids:
-        own = int(np.random.SeedSequence((seed, epoch, i)).generate_state(1)[0])
+    items, count = [], len(dataset)
+    for n in ids:
+        i = n % count
+        own = int(np.random.SeedSequence((seed, epoch, n)).generate_state(1)[0])
         random.seed(own)
         np.random.seed(own)
         torch.default_generator.manual_seed(own)
@@ -43,7 +45,7 @@ def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: 
         return collate(items)
     except Exception as error:
         raise ValueError(
-            f"samples {ids[0]}, ... do not make a batch: {type(error).__name__}: "
+            f"samples {ids[0] % count}, ... do not make a batch: {type(error).__name__}: "
             f"{one_line(error)[:200]}; give tensors of one shape, or collate="
         ) from None
 

@@ -102,7 +102,7 @@ class Mapped(Data):
         if self.answers is not None:
             return self.answers.pack(targets)
         if self._classes:
-            check_classes(targets, self._classes, ids)
+            check_classes(targets, self._classes, ids % len(self))
         return targets.clone()
 
     def expect_classes(self, count: int) -> None:

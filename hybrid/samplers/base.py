@@ -42,6 +42,9 @@ class Learning(Sampler):
 class Choice(ABC):
     """Chooses which of a data set's samples make which mini-batch."""
 
+    repeats: ClassVar[bool] = True
+    """Whether it may take a sample more than once in an epoch."""
+
     def __init__(self, data: Data, seed: int) -> None:
         self.data, self.count, self.seed = data, len(data), seed
 

@@ -13,6 +13,7 @@ from hybrid.data.base import Data
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
 from hybrid.samplers.base import Learning, Sampler
+from hybrid.samplers.numbering import Numbering
 from solvers.state import State, entries
 
 
@@ -35,6 +36,7 @@ class Chosen:
         place = None if links is None else links.place
         self._here = place is None or (not place.replica and place.block == place.blocks - 1)
         self._replicas = 1 if place is None else place.replicas
+        self._numbering = Numbering(self.choice)
         self._epoch = -1
         self._told: dict[int, Tensor] = {}
         """This epoch's, as far as all ranks have asked for them."""
@@ -48,15 +50,18 @@ class Chosen:
         """Why it cannot go on, which the next choice says to all ranks."""
 
     def ids(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
-        """Ids (size,), int64, of mini-batches of an epoch; all ranks call it."""
-        if not self.learns:
+        """Numbers (size,), int64, of the samples of an epoch's mini-batches; all ranks call it.
+
+        A sample that is taken again has another number each time: see `Data`.
+        """
+        if not self.choice.repeats:
             return [self.choice.choose(epoch, i * self.size, self.size) for i in numbers]
         if epoch != self._epoch:
             self._epoch, self._told = epoch, {}
         asked = [i for i in numbers if i not in self._told]
         if asked:
-            found = self._chosen(epoch, asked) if self._here else None
-            if self.links is not None:
+            found = self._chosen(epoch, asked) if self._here or not self.learns else None
+            if self.learns and self.links is not None:
                 found = self.links.agree(found)[-1]
             if isinstance(found, str):
                 raise AgreedError(found)
@@ -72,6 +77,14 @@ class Chosen:
             return one_line(error)
 
     def _choose(self, epoch: int, number: int) -> Tensor:
+        first = number * self.size
+        if self.learns:
+            ids = self._learned(epoch, number)
+        else:
+            ids = self.choice.choose(epoch, first, self.size)
+        return self._numbering.numbered(epoch, first, ids)
+
+    def _learned(self, epoch: int, number: int) -> Tensor:
         assert isinstance(self.sampler, Learning)
         step = epoch * self.steps + number
         known = step - self.sampler.lag

@@ -28,5 +28,7 @@ class Uniform(Sampler):
 class Permutations(Choice):
     """One an epoch."""
 
+    repeats = False
+
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         return _order(self.seed, epoch, self.count)[first : first + count]

@@ -31,14 +31,17 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
 
 
 def check_inputs(
-    error: DivergedError, batches: Sequence[Batch], block: Block, links: RankLinks
+    error: DivergedError, batches: Sequence[Batch], block: Block, links: RankLinks, samples: int
 ) -> None:
-    """Raise AgreedError on all ranks if the inputs have nan, which no smaller step would mend."""
+    """Raise AgreedError on all ranks if the inputs have nan, which no smaller step would mend.
+
+    `samples` is N of the training data.
+    """
     found: int | None = None
     for batch in batches if block.first else ():
         spoilt = batch.images().isnan().flatten(1).any(1)
         if spoilt.any():
-            found = int(batch.ids[spoilt.nonzero()[0].cpu()])
+            found = int(batch.ids[spoilt.nonzero()[0].cpu()]) % samples
             break
     found = next((sample for sample in links.everyone(found) if sample is not None), None)
     if found is not None:

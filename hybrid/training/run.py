@@ -216,7 +216,8 @@ class Run:
         # or the messages of what is given up would be taken for others
         self.rounds.drain()
         self.links.peers.drop()
-        recovery.check_inputs(error, self._next_batches(), self.block, self.links)
+        batches = self._next_batches()
+        recovery.check_inputs(error, batches, self.block, self.links, len(self.train))
         tried = len(before) >= self.setup.checkpoint.rollbacks
         if self.folder.path is None or tried:
             newest = self.folder.newest()
