@@ -67,6 +67,7 @@ class PlainLoop(TorchContender):
 
     With more `threads` than the cores this process is bound to, it takes all of the host's for as
     long as it trains. The other ranks should sleep meanwhile, not poll: `dist.barrier` sleeps.
+    With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class PlainLoop(TorchContender):
         optimiser: OptimiserSettings,
         threads: int = 1,
         device: torch.device = CPU,
+        micro_batches: int = 1,
     ) -> None:
-        self._threads = threads
+        self._threads, self._micro_batches = threads, micro_batches
         alone = not dist.is_initialized() or dist.get_rank() == 0
         self._model = prepared(model).to(device) if alone else None
         super().__init__(self._model or nn.Module(), optimiser, device)
@@ -86,7 +88,11 @@ class PlainLoop(TorchContender):
             return
         with compute_threads(self._threads), self._running():
             for batch in batches:
-                cross_entropy(self._model(batch.images()), batch.labels()).backward()
+                x, y = batch.images(), batch.labels()
+                parts = x.tensor_split(self._micro_batches), y.tensor_split(self._micro_batches)
+                for inputs, labels in zip(*parts, strict=True):
+                    loss = cross_entropy(self._model(inputs), labels)
+                    (loss * (len(labels) / len(y)) if len(labels) < len(y) else loss).backward()
                 self._step(batch.learning_rate)
 
     def state_dict(self) -> dict[str, Tensor] | None:

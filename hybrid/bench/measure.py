@@ -41,7 +41,7 @@ class Contender(Protocol):
 
 @dataclass
 class Speed:
-    """What a row did in every turn; the first row is the base case."""
+    """What a row did in every turn."""
 
     name: str
     images_per_second: list[float] = field(default_factory=list)
@@ -57,6 +57,14 @@ class Speed:
         pairs = zip(self.images_per_second, base.images_per_second, strict=True)
         ratios = sorted(mine / theirs for mine, theirs in pairs)
         return median(ratios), ratios[len(ratios) // 4], ratios[len(ratios) - 1 - len(ratios) // 4]
+
+
+def fastest(speeds: Sequence[Speed], names: Sequence[str]) -> Speed:
+    """The base case: of the rows of those names that with the largest median rate."""
+    return max(
+        (speed for speed in speeds if speed.name in names),
+        key=lambda speed: median(speed.images_per_second),
+    )
 
 
 @dataclass

@@ -137,6 +137,12 @@ BASE = Recipe("plain loop", Backprop())
 """The base of every comparison: one block, serial."""
 
 
+def accumulating(micro_batches: int) -> Recipe:
+    """The base, its mini-batches in parts whose gradients add up before a step."""
+    name = f"{BASE.name}, accumulating over {micro_batches}"
+    return Recipe(name, Backprop(micro_batches=micro_batches))
+
+
 def _changed(section: str, made: Solver | PassSettings | Strategy) -> dict[str, Any]:
     """The settings that are not the default."""
     assert is_dataclass(made)

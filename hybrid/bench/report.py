@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hybrid.bench.measure import Runs, Speed
+from hybrid.bench.measure import Runs, Speed, fastest
 from hybrid.folder.files import write_atomically
 
 
@@ -31,9 +31,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def speed_table(speeds: Sequence[Speed], epoch_images: int) -> str:
-    """Markdown: a row each, the first is the base case."""
-    base = speeds[0]
+def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
+    """Markdown: a row each, compared with `base`."""
     lines = [
         "| | images/s | epoch | speed-up (quartiles) | idle share | KB sent an image "
         "| working memory a rank |",
@@ -83,15 +82,16 @@ def write(
     target = facts["target"]
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
-    told = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]))
-    text = [f"# {title}", "", told, "", speed_table(speeds, facts["epoch_images"])]
+    base = fastest(speeds, facts["bases"])
+    told = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]), base=base.name)
+    text = [f"# {title}", "", told, "", speed_table(speeds, base, facts["epoch_images"])]
     if target is not None:
-        text += ["", accuracy_table(runs, speeds[0].name, target)]
+        text += ["", accuracy_table(runs, base.name, target)]
     missing = dict(facts["left_out"])
     if find_spec("matplotlib") is None:
         missing["bench.png"] = "it needs matplotlib: pip install 'hybrid-blocks[report]'"
     else:
-        plot(folder / "bench.png", title, speeds, runs, target)
+        plot(folder / "bench.png", title, speeds, base, runs, target)
     text += [f"\nLeft out: {name}: {why}." for name, why in missing.items()]
     text += ["\n![images a second and speed-up](bench.png)"] * ("bench.png" not in missing)
     markdown = "\n".join(text) + "\n"
@@ -101,7 +101,12 @@ def write(
 
 
 def plot(
-    file: Path, title: str, speeds: Sequence[Speed], runs: Sequence[Runs], target: float | None
+    file: Path,
+    title: str,
+    speeds: Sequence[Speed],
+    base: Speed,
+    runs: Sequence[Runs],
+    target: float | None,
 ) -> None:
     """Bars of the speed-ups with quartiles; beside them accuracy over training time."""
     from matplotlib.figure import Figure
@@ -110,12 +115,12 @@ def plot(
     figure = Figure(figsize=(7 * panels, 1.2 + 0.34 * len(speeds)), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    middle, low, high = torch.tensor([speed.speed_up(speeds[0]) for speed in speeds]).T
+    middle, low, high = torch.tensor([speed.speed_up(base) for speed in speeds]).T
     errors = torch.stack([middle - low, high - middle])
     axes[0].barh([speed.name for speed in speeds], middle, xerr=errors, color="#4878a8", capsize=2)
     axes[0].invert_yaxis()
     axes[0].axvline(1, color="#888888", linewidth=0.8)
-    axes[0].set_xlabel(f"images/s over those of: {speeds[0].name}")
+    axes[0].set_xlabel(f"images/s over those of: {base.name}")
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         values, spreads = 100 * torch.tensor([r.spread() for r in own]).T
@@ -133,6 +138,6 @@ def plot(
 _SENTENCE = (
     "{ranks} ranks on {hosts} host(s), {threads} thread(s) a rank, {machine[processor]}, "
     "{machine[cores]} cores, torch {machine[torch]}; {model}, batch {batch_size}, {precision}, cut "
-    "before {places}; {turns} interleaved turns of {steps} mini-batches. The first row is the base "
-    "case. Speed-ups are medians of ratios within a turn. `{command}`"
+    "before {places}; {turns} interleaved turns of {steps} mini-batches. The base case is the "
+    "fastest on one rank: {base}. Speed-ups are medians of ratios within a turn. `{command}`"
 )

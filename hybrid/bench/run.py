@@ -20,7 +20,7 @@ from hybrid.bench.loops import DataParallel, PlainLoop
 from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
 from hybrid.bench.pipelines import SCHEDULES, Pipeline
 from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import Blocks, default_sample, split
 from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks, arranged
@@ -68,6 +68,9 @@ class Bench:
         solvers = [mine if kind is type(mine) else kind() for kind in classes]
         made = recipes(micro_batches, methods.correction(settings), solvers)
         size = settings.train.batch_size
+        parts = [1, *(m for m in micro_batches if 1 < m <= size)]
+        self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in parts}
+        """The ways to train on one rank, of which the fastest is the base case."""
         self.left_out = {r.name: f"a mini-batch has {size} samples" for r in made if r.parts > size}
         """Rows that cannot be, and why."""
         made = [recipe for recipe in made if recipe.parts <= size]
@@ -118,7 +121,7 @@ class Bench:
             raise AgreedError(
                 f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
             )
-        self.chosen = list(dict.fromkeys([BASE.name, *chosen]))
+        self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
         process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
@@ -175,9 +178,12 @@ class Bench:
         """What makes the base case and torch's own ways."""
         sgd, device, cores = self.settings.optimiser, self.device, self.cores
         makers: dict[str, Callable[[], Contender]] = {
-            BASE.name: lambda: PlainLoop(model, sgd, self.threads, device),
-            f"plain loop, {cores} threads": lambda: PlainLoop(model, sgd, cores, device),
-            "torch DistributedDataParallel": lambda: DataParallel(model, sgd, device),
+            name: partial(PlainLoop, model, sgd, self.threads, device, m)
+            for name, m in self.bases.items()
+        }
+        makers |= {
+            f"plain loop, {cores} threads": partial(PlainLoop, model, sgd, cores, device),
+            "torch DistributedDataParallel": partial(DataParallel, model, sgd, device),
         }
         for kind, m in product(SCHEDULES, self.micro_batches):
             makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
@@ -289,6 +295,7 @@ class Bench:
             "batch_size": size,
             "precision": settings.train.precision,
             "cuts": self.blocks(model, min(self.comm.size, len(units(model)))).cuts,
+            "bases": [name for name in self.bases if name not in self.left_out],
             "epoch_images": len(self.train) // size * size,
         }
 

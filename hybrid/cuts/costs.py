@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from statistics import median
 from time import perf_counter, thread_time
@@ -56,27 +57,55 @@ def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> li
     return costs
 
 
+@dataclass(frozen=True)
+class Passes:
+    """What passes over one number of samples take."""
+
+    costs: list[Cost]
+    """Seconds of every unit and one sample, as often as it survives."""
+    excess: float
+    """Time of the units, one by one, over that of the undivided network in the same turn."""
+
+
 def measured_costs(
     model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
 ) -> list[Cost]:
-    """Seconds a sample: medians over passes through the whole chain, after one to warm up.
+    """Seconds a sample of a forward and a backward pass of every unit, as often as it survives."""
+    return measured_passes(model, chain, [sample], budget)[0].costs
 
-    Each unit is met as in training, with the caches full of others. Passes are repeated for
-    `budget` seconds, 3 times at least and 9 at most. The model is left as it was.
+
+def measured_passes(
+    model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor], budget: float = 1.5
+) -> list[Passes]:
+    """Medians over passes through the whole chain, after one to warm up, for each of `samples`.
+
+    All of them take turns, and with them the undivided network, so what slows the machine slows
+    them alike. Each unit is met as in training, with the caches full of others. Turns are repeated
+    for `budget` seconds for each of `samples`, 3 times at least and 9 at most. The model is left
+    as it was.
     """
     modules = alone(chain)
-    taken: list[list[Cost]] = []
+    turns: list[list[tuple[list[Cost], float]]] = []
     began = perf_counter()
     with _left_alone(model):
-        while len(taken) < 4 or (len(taken) < 10 and perf_counter() - began < budget):
-            taken.append(_timed_pass(modules, sample))
-    n = len(sample)
-    each = [
-        Cost(median(c.forward for c in unit) / n, median(c.backward for c in unit) / n)
-        for unit in zip(*taken[1:], strict=True)
-    ]
-    often = map(_often, chain)
-    return [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
+        while len(turns) < 4 or (
+            len(turns) < 10 and perf_counter() - began < budget * len(samples)
+        ):
+            turns.append([(_timed_pass(modules, x), _timed_whole(modules, x)) for x in samples])
+    often = [_often(unit) for unit in chain]
+    found = []
+    for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
+        units = zip(*(costs for costs, _ in taken), strict=True)
+        each = [_median_cost(unit, len(x)) for unit in units]
+        excess = median(sum(map(sum, costs)) / whole for costs, whole in taken)
+        costs = [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
+        found.append(Passes(costs, excess))
+    return found
+
+
+def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
+    forward, backward = (median(way) / samples for way in zip(*taken, strict=True))
+    return Cost(forward, backward)
 
 
 def _often(unit: Unit) -> float:
@@ -99,6 +128,16 @@ def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
         backwards.append(_synchronised(lam) - start)
         p = lam.grad
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
+
+
+def _timed_whole(modules: Sequence[nn.Module], sample: Tensor) -> float:
+    """Seconds of a forward and a backward pass through all of them, undivided."""
+    start = _synchronised(sample)
+    x: Any = sample.detach()
+    for module in modules:
+        x = module(x)
+    _backward(x)
+    return _synchronised(sample) - start
 
 
 def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:

@@ -58,17 +58,31 @@ def report(
     planner = Planner(settings, build.network(settings, data), data, network, say)
     wanted += [grid for count in ranks for grid in planner.grids(count)]
     found = planner.predictions(wanted, micro_batches, cuts)
-    base = planner.predict(planner.blocks(1), BASE)
+    alone = planner.alone(micro_batches)
+    (base,) = [p for p in alone if p.recipe == BASE]
     totals = dict.fromkeys(p.grid.ranks for p in found)
     at_best: dict[int, float] = {}
     for n in totals:
         if 1 < n <= planner.size:
             with suppress(ValueError):  # a share of so few samples cannot be timed
                 at_best[n] = data_parallel(planner, base, n)
-    lines = [table(base, found, at_best, len(data), planner.subject.samples)]
+    lines = [table([*alone, *found], at_best, len(data), planner.subject.samples)]
+    lines += [said[0].upper() + said[1:] + "." for said in (*planner.doubts, *excessive(found))]
     for total in totals:
-        lines.append(advice([p for p in found if p.grid.ranks == total], at_best, settings))
+        of_these = [p for p in found if p.grid.ranks == total]
+        lines.append(advice(of_these, alone[0], at_best, settings))
     return "\n\n".join(lines)
+
+
+def excessive(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """That predictions cannot be, which are of more than there are ranks."""
+    if wrong := [p for p in predictions if p.impossible]:
+        worst = max(wrong, key=lambda p: p.speed_up / p.grid.ranks)
+        yield (
+            f"{worst.recipe.name} on {worst.grid.ranks} ranks is predicted to be "
+            f"{worst.speed_up:.2f} times as fast as one rank, which cannot be: the times of single "
+            "units were measured at another speed of the machine; measure again on a quiet one"
+        )
 
 
 def _refuse(settings: Config) -> None:
@@ -99,27 +113,23 @@ def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
 
 
 def table(
-    base: Prediction,
-    predictions: Sequence[Prediction],
-    replicas: Mapping[int, float],
-    epoch: int,
-    samples: str,
+    predictions: Sequence[Prediction], replicas: Mapping[int, float], epoch: int, samples: str
 ) -> str:
-    """Markdown: a row each; `epoch` counts `samples`, as they are called."""
+    """Markdown: a row each, the fastest on one rank first; `epoch` counts `samples`."""
     lines = [
         f"| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share "
         f"| KB sent / {samples[:-1]} | memory a rank |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    alone = base.images_per_second
-    for p in [base, *predictions]:
+    alone = predictions[0].images_per_second
+    for p in predictions:
         idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
         worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
         shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
         lines.append(
             f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
             f"| {epoch / p.images_per_second:.1f} s "
-            f"| {p.images_per_second / alone:.2f} | {worth} | {idle} "
+            f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
             f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
         )
     for ranks, rate in replicas.items():
@@ -132,10 +142,30 @@ def table(
 
 
 def advice(
-    predictions: Sequence[Prediction], replicas: Mapping[int, float], settings: Config
+    predictions: Sequence[Prediction],
+    alone: Prediction,
+    replicas: Mapping[int, float],
+    settings: Config,
 ) -> str:
-    """The command that reaches an accuracy first on so many ranks, and how far ahead it is."""
-    return f"{spoken(predictions, replicas)}\n{command(best(predictions), settings)}"
+    """The command that reaches an accuracy first on so many ranks, and how far ahead it is.
+
+    Before it, where `alone`, the fastest way on one rank, is faster, what to do instead.
+    """
+    said = f"{spoken(predictions, replicas)}\n{command(best(predictions), settings)}"
+    if stay := staying(predictions, alone):
+        return f"{stay}\n{command(alone, settings)}\n\n{said}"
+    return said
+
+
+def staying(predictions: Sequence[Prediction], alone: Prediction) -> str:
+    """That one rank is faster than all ways on several; empty where it is not."""
+    chosen = best(predictions)
+    if chosen.grid.ranks == 1 or chosen.worth >= alone.worth:
+        return ""
+    return (
+        f"stay on one rank: {alone.recipe.name} is {alone.worth / chosen.worth:.2f} times as fast "
+        f"as {chosen.recipe.name} on {chosen.grid.ranks} ranks"
+    )
 
 
 def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> str:
@@ -159,8 +189,10 @@ def command(chosen: Prediction, settings: Config) -> str:
     """What gives a recipe to mpirun."""
     names = ",".join(f'"{cut}"' for cut in chosen.cuts)
     pairs = ",".join(f"[{g.middle},{g.turn}]" for g in chosen.gaps)
+    ranks = chosen.grid.ranks
+    start = f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"
     return (
-        f"mpirun -n {chosen.grid.ranks} hybrid train --model {settings.model.name} "
+        f"{start} --model {settings.model.name} "
         f"--data {settings.data.name} --batch-size {settings.train.batch_size} "
         + (f"--loss {loss} " if (loss := settings.train.loss) != TrainSettings().loss else "")
         + (f"--blocks {chosen.blocks} --replicas {chosen.replicas} " if chosen.replicas > 1 else "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
-from hybrid.plan.advice import spoken
+from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
@@ -104,12 +104,19 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.fill]
-    if (sync := methods.sync(found)) != STRATEGIES[STRATEGIES.default]():
+    sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
+    if sync != default:
         predictions = [p for p in predictions if p.recipe.sync == sync]
     if not predictions:
         raise ValueError(planner.refused[0])
-    taken = best(predictions)
+    taken, alone = best(predictions), planner.alone(parts)[0]
     say(f"auto: {spoken(predictions, {})}")
+    if stay := staying(predictions, alone):
+        free = joined is IN_ONE_PROCESS and len(wanted) > 1 and sync == default
+        say(f"auto: {stay}" + ("" if free else ": hybrid train --blocks 1, without mpirun"))
+        taken = alone if free else taken
+    for doubt in (*planner.doubts, *excessive([taken])):
+        say(f"auto: {doubt}")
     made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
     made |= {"split.blocks": taken.blocks, "split.replicas": taken.replicas}
     if taken.gaps:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.bench.measure import CPU, still_batches
-from hybrid.bench.recipes import BASE, OwnContender, Recipe, recipes
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
@@ -45,6 +45,9 @@ NARROWER = 1.05
 LONGEST = 64
 """Steps of a round of replicas that are timed, of longer ones as many."""
 
+TRUSTED = 0.1
+"""How far the units' times may be from the undivided network's without a word."""
+
 Narrow = Callable[[Recipe, Any], Recipe | None]
 """(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
 
@@ -68,6 +71,8 @@ class Prediction:
     replicas: int = 1
     auxiliary_bytes: int = 0
     """Of them, the most that a rank stores between its passes."""
+    speed_up: float = 0.0
+    """Over the fastest way to train on one rank."""
 
     @property
     def grid(self) -> Grid:
@@ -79,6 +84,11 @@ class Prediction:
         """Images a second, each counted as what it is worth; None where that is not measured."""
         known = self.recipe.sync.exact or self.replicas == 1
         return (self.worth or None) if known else None
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is predicted to gain more than there are ranks."""
+        return round(self.speed_up, 2) > self.grid.ranks
 
     @property
     def worth(self) -> float:
@@ -114,6 +124,7 @@ class Planner:
         self.refused: list[str] = []
         """Why recipes were left out."""
         self.subject = Subject(settings, model, data, say)
+        self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = optimisers.copies(settings.optimiser) + (settings.train.ema > 0)
         self._memory = Memory(self.size, copies)
@@ -146,7 +157,33 @@ class Planner:
                 self._say(f"{grid} is left out: {error}")
         if not made:
             raise ValueError(self.refused[0])
-        return made
+        base = self.alone(micro_batches)[0]
+        return [replace(p, speed_up=p.images_per_second / base.images_per_second) for p in made]
+
+    def alone(self, micro_batches: Sequence[int]) -> list[Prediction]:
+        """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
+        key = tuple(micro_batches)
+        if key not in self._alone:
+            whole = self.blocks(1)
+            wanted = [BASE, *map(accumulating, (m for m in key if 1 < m <= self.size))]
+            sizes = (ceil(self.size / recipe.parts) for recipe in wanted)
+            self.subject.measure(whole, *sizes)
+            made = [self.predict(whole, recipe) for recipe in wanted]
+            made.sort(key=lambda p: -p.images_per_second)
+            rate = made[0].images_per_second
+            self._alone[key] = [replace(p, speed_up=p.images_per_second / rate) for p in made]
+        return self._alone[key]
+
+    @property
+    def doubts(self) -> list[str]:
+        """What to say of how far the measured times can be trusted."""
+        excess = self.subject.excess
+        if abs(excess - 1) <= TRUSTED:
+            return []
+        return [
+            f"the units took {excess:.2f} times as long one by one as the undivided network does: "
+            "predictions may be off by as much; a quiet machine or larger mini-batches tell better"
+        ]
 
     def _check(self, grid: Grid) -> None:
         # of others `split` has to say
@@ -169,6 +206,7 @@ class Planner:
         share = share_size(self.size, 0, R)
         parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
         blocks = self.blocks(K, ceil(share / parts[0]), cuts)
+        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
         asked, limit = methods.sync(self.settings), self.settings.rounds.memory_gb
         others = [asked] if R > 1 and not asked.exact else []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.bench.measure import CPU
 from hybrid.cuts.balance import balanced_starts
-from hybrid.cuts.costs import measured_costs
+from hybrid.cuts.costs import measured_passes
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
@@ -59,6 +60,9 @@ class Subject:
         self.objective = aims.training
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
+        self.excess = 1.0
+        """The units' time over the undivided network's: of all measurements that furthest off."""
+        self._size = settings.train.batch_size
 
     @property
     def samples(self) -> str:
@@ -97,19 +101,35 @@ class Subject:
         return made.fitted(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
-        """Time every unit's passes over so many samples, unless that is done."""
+        """Time every unit's passes over so many samples, unless that is done.
+
+        Passes over a whole mini-batch, which all else is compared with, take turns with them: a
+        machine that has become slower since has not changed the ratio.
+        """
         known = self._known(blocks)
-        for n in sizes:
-            if n not in known:
-                self._say(f"measuring passes over {n} {self.samples}")
-                try:
-                    known[n] = measured_costs(blocks.model, blocks.units, self._rows(blocks, n))
-                except (ValueError, RuntimeError) as error:  # whatever a user's module raises
-                    raise ValueError(
-                        f"a pass over {n} {self.samples} fails, which says: "
-                        f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
-                        "larger --batch-size"
-                    ) from error
+        new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
+        if not new:
+            return
+        self._say(f"measuring passes over {', '.join(map(str, new))} {self.samples}")
+        turns = list(dict.fromkeys((self._size, *new)))
+        try:
+            rows = [self._rows(blocks, n) for n in turns]
+            whole, *others = measured_passes(blocks.model, blocks.units, rows)
+        except (ValueError, RuntimeError) as error:  # whatever a user's module raises
+            if len(new) > 1:  # which of them?
+                for n in new:
+                    self.measure(blocks, n)
+                return
+            raise ValueError(
+                f"a pass over {new[0]} {self.samples} fails, which says: "
+                f"{one_line(error)[:200]}; take fewer --micro-batches or --replicas, or a "
+                "larger --batch-size"
+            ) from error
+        self.excess = max(self.excess, whole.excess, key=lambda x: abs(log(x)))
+        base = known.setdefault(self._size, whole.costs)
+        scale = sum(map(sum, base)) / sum(map(sum, whole.costs))
+        for n, each in zip(turns[1:], others, strict=True):
+            known[n] = [Cost(scale * c.forward, scale * c.backward) for c in each.costs]
 
     def costs(self, blocks: Blocks, samples: int) -> list[Cost]:
         """Seconds of every unit and one sample, in passes over so many."""

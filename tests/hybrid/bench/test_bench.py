@@ -20,6 +20,7 @@ def report(world, tmp_path_factory):
 
 NAMES = [
     "plain loop",
+    "plain loop, accumulating over 2",
     "torch 1f1b, m=2",
     "backprop, m=1",
     "backprop, m=2",
@@ -96,8 +97,9 @@ def test_a_row_that_diverges_is_left_out_and_the_others_go_on(world, tmp_path):
     )
     assert "ddg, m=2 is left out" in output(answer)
     raw = json.loads((tmp_path / "report/bench.json").read_text())
-    assert {run["name"] for run in raw["runs"]} == {"plain loop"}
-    assert [len(run["seconds"]) for run in raw["runs"]] == [2, 2]
+    loops = {"plain loop", "plain loop, accumulating over 2"}
+    assert {run["name"] for run in raw["runs"]} == loops
+    assert [len(run["seconds"]) for run in raw["runs"]] == [2, 2, 2, 2]
     assert "not finite in epoch 1 of 1, seed 0" in raw["left_out"]["ddg, m=2"]
     assert raw["left_out"]["ddg, m=64"] == "a mini-batch has 32 samples"
 

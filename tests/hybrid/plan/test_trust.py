@@ -1,0 +1,108 @@
+"""What a plan says of times that drift, of gains that cannot be, and where one rank wins."""
+
+from dataclasses import replace
+
+import pytest
+from planners import planner
+
+from hybrid.bench.recipes import Recipe
+from hybrid.cuts.costs import Passes
+from hybrid.links import Network
+from hybrid.plan import advice, auto, subject
+from hybrid.plan.planner import Prediction
+from hybrid.settings.resolve import load
+from hybrid.training.replicas import Grid
+from solvers import DDG, Backprop
+from solvers.passes.pipeline import Cost
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """A planner, and what makes its machine slower or its units dearer from then on."""
+    made, machine = planner(), {"slower": 1.0, "excess": 1.0}
+    made.subject.times.clear()
+
+    def measured(model, units, rows):
+        seconds = machine["slower"]
+        return [
+            Passes([Cost(seconds * (1 + 1 / len(x)), 2 * seconds)] * len(units), machine["excess"])
+            for x in rows
+        ]
+
+    monkeypatch.setattr(subject, "measured_passes", measured)
+    return made, machine
+
+
+def test_a_machine_that_slows_down_between_measurements_changes_no_ratio(unmeasured):
+    made, machine = unmeasured
+    blocks = made.subject.blocks(1, 32)
+    for samples, machine["slower"] in ((16, 3.0), (8, 0.5), (4, 7.0)):
+        (first, *_) = made.subject.costs(blocks, samples)
+        assert first == pytest.approx((1 + 1 / samples, 2))
+    assert made.doubts == []
+
+
+def test_units_that_take_longer_than_the_undivided_network_are_told_of(unmeasured):
+    made, machine = unmeasured
+    blocks = made.subject.blocks(1, 32)
+    for samples, machine["excess"] in ((16, 0.8), (8, 1.08), (4, 1.0)):
+        made.subject.costs(blocks, samples)
+    (said,) = made.doubts
+    assert "the units took 0.80 times as long one by one as the undivided network" in said
+
+
+def predicted(ranks, rate, speed_up):
+    recipe = Recipe("ddg, m=4", DDG(micro_batches=4))
+    shares = [0.0] * ranks
+    return Prediction(ranks, recipe, [], rate, 0.0, shares, 0.0, [0], 32, speed_up=speed_up)
+
+
+@pytest.mark.parametrize(("speed_up", "said"), [(2.38, True), (2.004, False), (1.9, False)])
+def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, said):
+    base = replace(predicted(1, 100.0, 1.0), recipe=Recipe("plain loop", Backprop()))
+    table = advice.table([base, predicted(2, 100 * speed_up, speed_up)], {}, 1000, "images")
+    assert (f"| {speed_up:.2f}, cannot be |" in table) == said
+    lines = list(advice.excessive([predicted(2, 100 * speed_up, speed_up)]))
+    assert len(lines) == said
+    assert all("ddg, m=4 on 2 ranks is predicted to be 2.38 times" in line for line in lines)
+
+
+def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
+    """Here it is the second: passes over fewer samples are measured to take less."""
+    made = planner()
+    ((names, table),) = made.subject.times.items()
+    made.subject.times[names] = table | {8: [Cost(0.005, 0.01)] * 5}
+    alone = made.alone([4])
+    assert [p.recipe.name for p in alone] == ["plain loop, accumulating over 4", "plain loop"]
+    assert [p.speed_up for p in alone] == pytest.approx([1.0, 0.5], rel=0.03)
+    for p in made.predictions([Grid(2)], [4]):
+        rate = p.images_per_second / alone[0].images_per_second
+        assert p.speed_up == pytest.approx(rate)
+        assert not p.impossible
+
+
+SLOW = Network(bytes_per_second=1e3)
+
+
+def test_one_rank_is_recommended_where_it_is_faster_than_several():
+    made = planner(SLOW)
+    found, (alone, *_) = made.predictions([Grid(2)], [4]), made.alone([4])
+    said = advice.advice(found, alone, {}, made.settings).splitlines()
+    assert said[0].startswith("stay on one rank: plain loop")
+    assert said[1].startswith("hybrid train --blocks 1 --model resnet8")
+    assert said[-1].startswith("mpirun -n 2 hybrid train")
+    fast = planner()
+    found, (alone, *_) = fast.predictions([Grid(2)], [4]), fast.alone([4])
+    assert "stay on one rank" not in advice.advice(found, alone, {}, fast.settings)
+
+
+@pytest.mark.parametrize(("asked", "blocks"), [({}, 1), ({"split.blocks": 2}, 2)])
+def test_auto_stays_on_one_thread_unless_blocks_are_asked_for(asked, blocks, monkeypatch):
+    monkeypatch.setattr(auto, "IN_ONE_PROCESS", SLOW)
+    given = {"solver.name": "auto", "data.limit": 16, "train.threads": 1, **asked}
+    given["train.batch_size"] = 8
+    said = []
+    found = auto.chosen(auto.settings(None, given), SLOW, said.append)
+    assert load(None, given | found).split.blocks == blocks
+    (told,) = [line for line in said if "stay on one rank" in line]
+    assert told.endswith("hybrid train --blocks 1, without mpirun") == (blocks == 2)
