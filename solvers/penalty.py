@@ -166,6 +166,7 @@ class PenaltyProgram(Kept, SubProblems):
                 exchange = carried or number < window.sweeps - 1
                 stats = self.sweep(window, number, exchange)
                 total.losses, total.correct = stats.losses, stats.correct
+                total.seen = stats.seen
                 total.samples, total.squares = stats.samples, stats.squares
                 total.exchanged = stats.exchanged or total.exchanged
                 total.steps += stats.steps
@@ -237,8 +238,8 @@ class PenaltyProgram(Kept, SubProblems):
         if block.last:
             run = self._computed(classify, key, block, with_input, batch.size)
             with block.span("local step", key):
-                x, p_in, loss, correct = run(lam, batch.labels())
-            stats.classified(Classified(loss, correct))
+                x, p_in, loss, correct, *seen = run(lam, batch.labels())
+            stats.classified(Classified(loss, correct, seen=tuple(seen) or None))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
             factor = self.solver.filter

@@ -13,6 +13,8 @@ from torch import Tensor
 
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
+Seen = tuple[Tensor, ...]
+"""The tensors of a network's output, and its targets in one tensor."""
 
 
 class Source(Protocol):
@@ -140,6 +142,8 @@ class Classified(NamedTuple):
     """Sum of the metric over the samples: of accuracy the number of right answers."""
     each: Tensor | None = None
     """Loss of each sample, (N,), if somebody wants to know."""
+    seen: Seen | None = None
+    """What a metric that accumulates is to be shown of the mini-batch."""
 
 
 @dataclass
@@ -154,6 +158,8 @@ class PhaseStats:
     correct: list[Tensor] = field(default_factory=list)
     each: list[Tensor] = field(default_factory=list)
     """Losses (N,) of the samples, if somebody wants to know, in the order they were met."""
+    seen: list[Seen] = field(default_factory=list)
+    """What a metric that accumulates is to be shown."""
     squares: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
     exchanged: list[Tensor] = field(default_factory=list)
@@ -174,6 +180,8 @@ class PhaseStats:
             self.correct.append(found.correct)
         if found.each is not None:
             self.each.append(found.each)
+        if found.seen is not None:
+            self.seen.append(found.seen)
 
     def add(self, part: PhaseStats) -> None:
         """Take in what another part of the phase did."""

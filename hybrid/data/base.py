@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from solvers.blocks.objective import LEFT_OUT
+from solvers.blocks.metrics import LEFT_OUT
 from solvers.layers.bundle import Bundle
 
 

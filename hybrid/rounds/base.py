@@ -11,6 +11,7 @@ from torch import Tensor
 from hybrid.links import RankLinks
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, share
+from hybrid.rounds.scores import of_training
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
 from solvers.passes.bubble import BubbleFill
@@ -84,6 +85,11 @@ class Rounds(ABC):
             for i, phase in enumerate(PHASES)
             if any(rank[i]["samples"] for rank in everyone)
         ]
+        objective = self.exact.block.objective
+        if objective.accumulates_in_training:
+            found = of_training(self.links, objective, [serial.seen, parallel.seen])
+            for report in reports:
+                report.accuracy = found[PHASES.index(report.phase)]
         seconds = sum(report.seconds for report in reports)
         if seconds and len(gathered) > 1:
             reports[0].idle = [min(1.0, waited / seconds) for _, waited, *_ in gathered]

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_structure
 
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
-from solvers.blocks.objective import Loss, Metric, Objective, detached, right_answers
+from solvers.blocks.asking import detached
+from solvers.blocks.metrics import Metric, right_answers, settled
+from solvers.blocks.objective import Loss, Objective
 from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
 
@@ -70,7 +72,8 @@ class Aims(NamedTuple):
         ) -> Objective:
             metrics = _counted(out, targets) if options.metrics is None else options.metrics
             _check_shapes(options, loss, out, targets)
-            made = Objective(loss, metrics, answers, named, each)
+            metrics = settled(metrics, out, targets)
+            made = Objective(loss, metrics, answers, named, each, tree_structure(out))
             packed = targets if answers is None else answers.pack(targets)
             made(out, packed)
             made.measured(detached(out), packed)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
+from hybrid.rounds.scores import Scores
 from solvers.blocks.block import Block
 from solvers.blocks.objective import Objective
 
@@ -21,16 +22,25 @@ def measure(
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
     place, batches = links.place, torch.arange(len(data)).split(batch_size)
-    found = []
-    for ids, out in _outputs(block, links, data, batches[place.replica :: place.replicas]):
-        measured = objective.measured(out, data.targets(ids).to(block.device))
-        found.append(torch.stack(measured))
-    mine = torch.stack(found).cpu() if found else None
+    mine = batches[place.replica :: place.replicas]
+    scores, found = Scores(links, objective, objective.accumulated), []
+    for ids, out in _outputs(block, links, data, mine):
+        targets = data.targets(ids).to(block.device)
+        found.append(objective.measured(out, targets))
+        scores.add(objective.seen(out, targets))
+    if block.last and len(mine) < len(batches[:: place.replicas]):
+        scores.add(None)  # as often as the first replica
+    sums = torch.stack(found).cpu() if found else None
     # each replica has every R-th mini-batch: added up in their order, as one would
-    lasts = [theirs for theirs in links.everyone(mine) if theirs is not None]
+    everyone = links.everyone((sums, scores.values()))
+    lasts = [sums for sums, _ in everyone if sums is not None]
     in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
-    means = (reduce(torch.add, in_order) / len(data)).tolist()
-    return dict(zip(["loss", *objective.metrics], means, strict=True))
+    totals = reduce(torch.add, in_order)
+    means = dict(
+        zip(objective.sums, (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist(), strict=True)
+    )
+    known = means | everyone[links.size - 1][1]
+    return {name: known[name] for name in ("loss", *objective.metrics)}
 
 
 def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:

@@ -41,7 +41,8 @@ from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws
 from solvers.blocks.graphs import StepGraphs
 from solvers.blocks.kept import kept
-from solvers.blocks.objective import Loss, Metric, Objective
+from solvers.blocks.metrics import Metric
+from solvers.blocks.objective import Loss, Objective
 from solvers.layers.factorisation import Factorisation
 from solvers.layers.projection import leading
 from solvers.passes.bubble import BubbleFill, slots
@@ -170,7 +171,7 @@ class Options:
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
     metrics: Mapping[str, Metric] | None = None
-    """By name (output, targets) -> mean or a score of each sample; None: accuracy of classes."""
+    """By name what is measured, see `Metric`; None: accuracy of classes."""
     batch_transform: Transform | None = None
     """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix."""
     describe: Callable[[list[str]], str] | None = None

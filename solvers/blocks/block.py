@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from solvers.blocks.asking import FAULTS, described, failure
 from solvers.blocks.average import Average
 from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from solvers.blocks.draws import Draws, Key
 from solvers.blocks.graphs import StepGraphs
 from solvers.blocks.kept import like, over
-from solvers.blocks.objective import FAULTS, Objective, described, failure
+from solvers.blocks.objective import Objective
 from solvers.layers.projection import Projection
 from solvers.state import State
 from solvers.sync.base import Sync

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,35 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
 
+from solvers.blocks.asking import asked, detached
+from solvers.blocks.metrics import (
+    Accumulating,
+    Everything,
+    Metric,
+    right_answers,
+    summed,
+    total,
+)
 from solvers.layers.bundle import Bundle
-from solvers.windows import Classified
+from solvers.windows import Classified, Seen
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""
-LEFT_OUT = -100
-"""The class of what counts for nothing."""
-Metric = Callable[[Any, Any], Tensor]
-"""(output, targets) -> the mean over the samples, or a score of each, (N,) or (N, ...)."""
-
-
-FAULTS = (
-    *(RuntimeError, TypeError, ValueError, AttributeError),
-    *(LookupError, ArithmeticError, AssertionError, OSError),
-)
-"""What a user's code raises by mistake; torch has exceptions that are none, to leave a forward."""
-
-
-def right_answers(out: Tensor, targets: Tensor) -> Tensor:
-    """Which of the logits (N, classes, ...) are largest at their class (N, ...).
-
-    Where classes are left out (-100, as cross-entropy does), the share of the others.
-    """
-    right, known = out.argmax(1) == targets, targets != LEFT_OUT
-    if not targets.is_cuda and bool(known.all()):  # of a GPU that would have to be waited for
-        return right
-    return right.sum().double() / known.sum().clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -53,9 +40,11 @@ class Objective:
     named: str = "the loss"
     each: bool = False
     """Whether the loss of each sample is wanted beside their mean."""
+    output: TreeSpec = field(default_factory=lambda: tree_structure(0))
+    """How the tensors of the network's output hang together."""
 
     def __call__(self, out: Any, targets: Tensor) -> Classified:
-        """Mean loss with its graph, and the sum of the accuracy over the samples."""
+        """Mean loss with its graph, and what counts of the accuracy."""
         count = len(targets)
         known = targets if self.targets is None else self.targets.unpack(targets)
         loss = mean(asked(self.named, self.loss, out, known), count)
@@ -68,8 +57,17 @@ class Objective:
         metric = self.metrics.get("accuracy")
         if metric is None:
             return Classified(loss, None, each)
-        scores = asked("the metric 'accuracy'", metric, detached(out), known)
+        if self.accumulates_in_training:
+            return Classified(loss, None, each, self.seen(detached(out), targets))
+        function: Any = metric.function if isinstance(metric, Everything) else metric
+        scores = asked("the metric 'accuracy'", function, detached(out), known)
         return Classified(loss, total(scores, count), each)
+
+    @property
+    def accumulates_in_training(self) -> bool:
+        """Whether the accuracy is more than a sum over mini-batches; one number counts as such."""
+        metric = self.metrics.get("accuracy")
+        return isinstance(metric, Accumulating) and not isinstance(metric, Everything)
 
     def _each(self, out: Any, known: Any, count: int) -> Tensor:
         """Loss of each of `count` samples, (count,), float32."""
@@ -88,47 +86,44 @@ class Objective:
         each: Tensor = values.float()
         return each.flatten(1).mean(1) if each.dim() > 1 else each
 
-    def measured(self, out: Any, targets: Tensor) -> list[Tensor]:
-        """Sums over the samples of the loss and of every metric, in float64."""
+    @property
+    def accumulated(self) -> dict[str, Accumulating]:
+        """The metrics that are no sums over batches."""
+        return {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
+
+    @property
+    def sums(self) -> list[str]:
+        """What `measured` gives, in its order."""
+        return ["loss", *(name for name in self.metrics if name not in self.accumulated)]
+
+    def measured(self, out: Any, targets: Tensor) -> Tensor:
+        """Of the loss and of the metrics that are sums: sums and weights (M, 2), in float64."""
         count = len(targets)
         known = targets if self.targets is None else self.targets.unpack(targets)
-        sums = [mean(asked(self.named, self.loss, out, known), count).double() * count]
-        for name, metric in self.metrics.items():
-            scores = asked(f"the metric {name!r}", metric, out, known)
-            sums.append(total(scores, count).to(sums[0]))
-        return sums
+        loss = mean(asked(self.named, self.loss, out, known), count).double() * count
+        pairs: list[tuple[Tensor, Tensor | int]] = [(loss, count)]
+        for name in self.sums[1:]:
+            scores: Any = self.metrics[name]
+            pairs.append(summed(asked(f"the metric {name!r}", scores, out, known), count))
+        numbers = [torch.as_tensor(x).to(loss) for pair in pairs for x in pair]
+        return torch.stack(numbers).view(-1, 2)
 
+    def seen(self, out: Any, targets: Tensor) -> Seen:
+        """What metrics that accumulate are shown: the tensors of an output, and the targets."""
+        return (*tree_leaves(out), targets)
 
-def asked(what: str, function: Loss | Metric, out: Any, targets: Any) -> Any:
-    """What a loss or a metric gives; ValueError if it fails, which says on what."""
-    try:
-        return function(out, targets)
-    except FAULTS as error:
-        raise ValueError(
-            f"{what} fails on output {described(out)} and targets {described(targets)}: "
-            f"{failure(error)}"
-        ) from error
-
-
-def described(value: Any) -> str:
-    """Shapes and types of tensors."""
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    return str(tree_map(described, value))
-
-
-def failure(error: Exception) -> str:
-    """Kind and first line of an error."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason'])[0]}"
+    def accumulate(self, names: Iterable[str], batches: Iterable[Seen]) -> None:
+        """Let metrics take in outputs and targets."""
+        for seen in batches:
+            *leaves, targets = (tensor.detach().cpu() for tensor in seen)
+            known = targets if self.targets is None else self.targets.unpack(targets)
+            out = tree_unflatten(leaves, self.output)
+            for name in names:
+                asked(f"the metric {name!r}", self.accumulated[name].update, out, known)
 
 
 def _has_graph(out: Any) -> bool:
     return any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(out))
-
-
-def detached(out: Any) -> Any:
-    """An output without its graph."""
-    return tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, out)
 
 
 def mean(values: Tensor, count: int) -> Tensor:
@@ -143,24 +138,3 @@ def mean(values: Tensor, count: int) -> Tensor:
             "give their mean, or a row a sample"
         )
     return values.mean()
-
-
-def total(values: Tensor, count: int) -> Tensor:
-    """Sum over the samples of scores, (N,), (N, ...) or their mean; right answers are counted."""
-    try:
-        values = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(
-            f"a metric gave a {type(values).__name__}, {str(values)[:40]!r}: it must give a tensor "
-            "or a number"
-        ) from None
-    if values.dim() == 0:
-        return values * count
-    if len(values) != count:
-        raise ValueError(
-            f"a metric gave a tensor of shape {tuple(values.shape)} for {count} samples: it must "
-            "give their mean, or a row a sample"
-        )
-    if values.dim() == 1:
-        return values.sum()
-    return values.flatten(1).double().mean(1).sum()

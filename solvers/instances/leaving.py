@@ -10,7 +10,7 @@ from solvers.blocks.heads import Head
 from solvers.instances.nodes import Instance, Tally
 from solvers.passes.micro import MicroBatch
 from solvers.state import Tensors
-from solvers.windows import Classified, PhaseStats
+from solvers.windows import Classified, PhaseStats, Seen
 
 
 class Exit:
@@ -68,6 +68,7 @@ class Scores:
         self._shares: dict[int, float] = {}
         self._correct: list[Tensor] = []
         self._each: list[Tensor] = []
+        self._seen: list[Seen] = []
         self._samples = 0
 
     def add(self, part: MicroBatch, found: Classified) -> None:
@@ -79,6 +80,8 @@ class Scores:
             self._correct.append(found.correct)
         if found.each is not None:
             self._each.append(found.each)
+        if found.seen is not None:
+            self._seen.append(found.seen)
 
     def tell(self, stats: PhaseStats) -> None:
         """Means over those that are counted; `stats` has its samples."""
@@ -88,3 +91,4 @@ class Scores:
             sums = torch.stack([torch.as_tensor(c) for c in self._correct]).sum()
             stats.correct.append(sums * (stats.samples / self._samples))
         stats.each += self._each
+        stats.seen += self._seen

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
+from solvers.blocks.asking import failure
 from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics, has_others, met, standing_in
-from solvers.blocks.objective import failure
 from solvers.passes.delayed import Flight
 from solvers.passes.micro import MicroBatch
 from solvers.state import Tensors, entries

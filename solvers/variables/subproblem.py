@@ -9,14 +9,18 @@ from solvers.kernels import couple
 
 def classify(
     key: Key, block: Block, with_input: bool, size: int, lam: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """The last block's: (its loss for x, p_in if asked for, mean loss, score), and gradients."""
+) -> tuple[Tensor | None, ...]:
+    """The last block's, and gradients.
+
+    (its loss for x, p_in if asked for, mean loss, score, what a metric that accumulates is shown).
+    """
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
     found = block.classify(x, labels)
     block.backward(found.loss if size == len(lam) else found.loss * (len(lam) / size), key=key)
     loss = found.loss.detach()
-    return loss, block.sample_adjoint(lam, size), loss, found.correct
+    adjoint = block.sample_adjoint(lam, size)
+    return loss, adjoint, loss, found.correct, *(found.seen or ())
 
 
 def approach(

@@ -3,6 +3,7 @@
 import shutil
 from typing import Any
 
+import measures
 import pytest
 import torch
 from answers import output
@@ -136,3 +137,10 @@ def test_a_hopeless_run_ends_with_one_line(world, tmp_path):
     assert len(said) == 1
     assert "3 roll-backs did not help" in said[0]
     assert out.count("going on from the checkpoint of step 0") == 3
+
+
+@pytest.mark.parametrize(("blocks", "replicas"), [(2, 1), (1, 3)])
+def test_metrics_that_are_no_means_are_on_ranks_what_they_are_on_threads(blocks, replicas, world):
+    first, *others = world.run(blocks * replicas, "measures:on_ranks", blocks, replicas)
+    assert first == measures.measured(blocks, replicas)
+    assert all(other[:2] == first[:2] for other in others)

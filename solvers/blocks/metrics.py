@@ -1,0 +1,184 @@
+"""Metrics: of each sample, whose mean is taken, or of all samples of an evaluation at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from solvers.blocks.asking import FAULTS, asked, detached, failure
+
+LEFT_OUT = -100
+"""The class of what counts for nothing."""
+
+
+@runtime_checkable
+class Accumulating(Protocol):
+    """A metric that meets an evaluation batch by batch, as those of torchmetrics do.
+
+    Its tensors are on the CPU. It is reset before an evaluation and computed once, at its end.
+    """
+
+    def reset(self) -> Any:
+        """Forget all samples."""
+
+    def update(self, output: Any, targets: Any, /) -> Any:
+        """Take in a batch."""
+
+    def compute(self) -> Any:
+        """One number of all samples since `reset`."""
+
+
+Function: TypeAlias = Callable[[Any, Any], Any]
+Metric: TypeAlias = Function | Accumulating
+"""A function (output, targets), or an object that accumulates.
+
+A function that gives a score of each sample, (N,) or (N, ...), gets a batch at a time, and the mean
+over all samples is taken. One that gives a number, which need not be a mean, gets all samples of an
+evaluation at once, on the CPU.
+"""
+
+
+class Counted(NamedTuple):
+    """A sum, and how much went into it, where that is not the number of samples."""
+
+    sum: Tensor
+    weight: Tensor
+
+
+def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
+    """Which of the logits (N, classes, ...) are largest at their class (N, ...).
+
+    Where classes are left out (-100, as cross-entropy does), how many of the others.
+    """
+    right, known = out.argmax(1) == targets, targets != LEFT_OUT
+    if not targets.is_cuda and bool(known.all()):  # of a GPU that would have to be waited for
+        return right
+    return Counted(right.sum(), known.sum())
+
+
+class Everything:
+    """Accumulates what a function that gives one number gets: all outputs and targets."""
+
+    def __init__(self, name: str, function: Function) -> None:
+        self.name, self.function = name, function
+        self._met: list[tuple[Any, Any]] = []
+
+    def reset(self) -> None:
+        self._met = []
+
+    def update(self, output: Any, targets: Any, /) -> None:
+        self._met.append((output, targets))
+
+    def compute(self) -> Any:
+        out, targets = (
+            tree_map(lambda *parts: torch.cat(parts), *batches)
+            for batches in zip(*self._met, strict=True)
+        )
+        return asked(f"the metric {self.name!r}", self.function, out, targets)
+
+
+def settled(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:
+    """The metrics, tried on a few samples: functions that give one number will get all at once.
+
+    ValueError, with the reason, for what is none.
+    """
+    out = detached(out)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a few samples may lack a class
+        return {name: _settled(name, metric, out, targets) for name, metric in metrics.items()}
+
+
+def _settled(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
+    if isinstance(metric, type):
+        kind = metric.__name__
+        raise ValueError(f"the metric {name!r} is the class {kind}: give an object, {kind}(...)")
+    if not isinstance(metric, Accumulating):
+        found = asked(f"the metric {name!r}", metric, out, targets)
+        if isinstance(found, Counted) or _tensor(found).dim():
+            return metric
+        return Everything(name, metric)
+    reset(name, metric)
+    asked(f"the metric {name!r}", metric.update, out, targets)
+    try:
+        found = metric.compute()
+    except FAULTS:  # a few samples may be too few
+        pass
+    else:
+        number(name, found)
+    reset(name, metric)
+    return metric
+
+
+def reset(name: str, metric: Accumulating) -> None:
+    """Let an evaluation begin; ValueError if that fails."""
+    try:
+        metric.reset()
+    except FAULTS as error:
+        raise ValueError(f"the metric {name!r} fails in reset: {failure(error)}") from error
+
+
+def computed(name: str, metric: Accumulating) -> float:
+    """What an evaluation found; ValueError if that fails, or is not one number."""
+    try:
+        found = metric.compute()
+    except FAULTS as error:
+        if isinstance(metric, Everything):
+            raise
+        raise ValueError(f"the metric {name!r} fails in compute: {failure(error)}") from error
+    return number(name, found)
+
+
+def number(name: str, found: Any) -> float:
+    """As a float; ValueError if it is none."""
+    try:
+        value = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        shown = f"a {type(found).__name__}"
+    else:
+        if value.numel() == 1:
+            return float(value)
+        shown = f"a tensor of shape {tuple(value.shape)}"
+    raise ValueError(
+        f"the metric {name!r} gives {shown}: it must give one number; to measure several, give "
+        "each a metric and a name"
+    )
+
+
+def summed(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
+    """Sum over the samples of scores, (N,) or (N, ...), and the weight of that sum."""
+    if isinstance(scores, Counted):
+        return scores
+    values = _tensor(scores)
+    if values.dim() == 0 or len(values) != count:
+        shown = f"a tensor of shape {tuple(values.shape)}" if values.dim() else "one number"
+        raise ValueError(
+            f"a metric gave {shown} for {count} samples: it must give a row a sample, or one "
+            "number, whatever the samples"
+        )
+    return values.sum() if values.dim() == 1 else values.flatten(1).double().mean(1).sum(), count
+
+
+def total(scores: Any, count: int) -> Tensor:
+    """Of a mini-batch in training: the sum over the samples, as if all weighed the same.
+
+    A number counts as their mean, whatever it is of.
+    """
+    if isinstance(scores, Counted):
+        return scores.sum.double() / scores.weight.clamp_min(1) * count
+    values = _tensor(scores)
+    return summed(values, count)[0] if values.dim() else values * count
+
+
+def _tensor(scores: Any) -> Tensor:
+    try:
+        return torch.as_tensor(scores)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"a metric gave a {type(scores).__name__}, {str(scores)[:40]!r}: it must give a tensor "
+            "or a number"
+        ) from None

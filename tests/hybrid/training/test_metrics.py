@@ -1,0 +1,127 @@
+"""A metric is of all samples of an evaluation, on any grid, whatever the order of the samples."""
+
+import warnings
+
+import measures
+import pytest
+import torch
+from measures import CLASSES, MeanRecall, Told, X, Y, trainer
+from sklearn import metrics as reference
+from torch import nn
+from zoo_packages import installed, package
+
+from hybrid.settings.config import LinkSettings
+from solvers import AMPNet, AugmentedLagrangian, Backprop
+
+GRIDS = [(1, 1), (2, 1), (1, 3), (2, 2), (1, 8)]
+"""The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""
+
+
+def expected(out):
+    answers = out.argmax(1)
+    return {
+        "kappa": reference.cohen_kappa_score(Y, answers),
+        "F1": reference.f1_score(Y, answers, average="macro"),
+        "AUROC": reference.roc_auc_score(Y == 0, out.softmax(1)[:, 0]),
+    }
+
+
+@pytest.mark.parametrize(("blocks", "replicas"), GRIDS)
+def test_metrics_that_are_no_means_are_those_of_scikit_learn(blocks, replicas):
+    made = trainer(blocks, replicas)
+    tested = made.fit((X, Y), (X, Y))["test_metrics"]
+    assert tested == pytest.approx(expected(made.predict(X)), rel=1e-6)
+    again = made.evaluate((X, Y))
+    again.pop("loss")
+    assert again == pytest.approx(tested, rel=1e-6)
+
+
+def test_metrics_on_the_virtual_clock_are_those_on_threads():
+    metrics = [
+        trainer(2, 2, links=LinkSettings(kind=kind)).fit((X, Y), (X, Y))["test_metrics"]
+        for kind in ("auto", "virtual")
+    ]
+    assert metrics[0] == metrics[1]
+
+
+WAYS = {
+    "serially": {"solver": Backprop(micro_batches=3)},
+    "in windows": {"solver": AugmentedLagrangian(), "window": 2, "sweeps": 2},
+    "by instances": {"solver": AMPNet()},
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "replicas"), [*((way, 1) for way in WAYS), ("serially", 2), ("in windows", 2)]
+)
+def test_an_accuracy_that_accumulates_is_of_all_samples_of_a_report_in_training(way, replicas):
+    told, whole = Told(), 96  # samples of six mini-batches
+    made = trainer(2, replicas, lr=1e-30, metrics={"accuracy": MeanRecall()}, **WAYS[way])
+    made.callbacks = [told]
+    made.fit((X[:whole], Y[:whole]), (X, Y), epochs=1)
+    answers = made.predict(X[:whole]).argmax(1)
+    found = reference.balanced_accuracy_score(Y[:whole], answers)
+    assert told.accuracies == pytest.approx([found] * len(told.accuracies), rel=1e-6)
+    assert len(told.accuracies) == (2 if way == "in windows" else 1)
+
+
+def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
+    tokens, known = torch.arange(100)[:, None] % 5 + torch.arange(4) % 5, torch.arange(100) % 4 + 1
+    targets = torch.where(torch.arange(4) < known[:, None], tokens % CLASSES, -100)
+    order = known.argsort(stable=True)  # short ones first
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, CLASSES)
+
+        def forward(self, tokens):
+            return self.head(self.embed(tokens)).movedim(1, 2)
+
+    torch.manual_seed(0)
+    made = trainer()
+    made.blocks = measures.split(Words(), 1, sample=tokens)
+    made.metrics = None
+    data = tokens[order], targets[order]
+    tested = made.fit(data, data)["test_accuracy"]
+    out, counted = made.predict(data[0]), data[1] != -100
+    right = reference.accuracy_score(data[1][counted], out.argmax(1)[counted])
+    assert tested == pytest.approx(right, rel=1e-9)
+
+
+class Scores:
+    """A metric of torchmetrics, of the probability of a class."""
+
+    def __init__(self, metric):
+        self.metric, self.reset, self.compute = metric, metric.reset, metric.compute
+
+    def update(self, out, targets):
+        self.metric.update(out.softmax(1), targets)
+
+
+@pytest.mark.skipif(not installed("torchmetrics"), reason="torchmetrics is not installed")
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_metrics_of_torchmetrics_are_those_of_scikit_learn(replicas):
+    """2 s: its import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        of = package("torchmetrics.classification")
+    found = {
+        "AUROC": Scores(of.MulticlassAUROC(CLASSES)),
+        "F1": of.MulticlassF1Score(CLASSES, average="macro"),
+        "precision": Scores(of.MulticlassAveragePrecision(CLASSES)),
+        "kappa": of.MulticlassCohenKappa(CLASSES),
+    }
+    made = trainer(2, replicas, metrics=found)
+    tested = made.fit((X, Y), (X, Y))["test_metrics"]
+    out = made.predict(X)
+    shares, answers, one_hot = out.softmax(1), out.argmax(1), nn.functional.one_hot(Y, CLASSES)
+    assert tested == pytest.approx(
+        {
+            "AUROC": reference.roc_auc_score(Y, shares, multi_class="ovr"),
+            "F1": reference.f1_score(Y, answers, average="macro"),
+            "precision": reference.average_precision_score(one_hot, shares),
+            "kappa": reference.cohen_kappa_score(Y, answers),
+        },
+        rel=1e-5,
+    )
