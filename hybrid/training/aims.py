@@ -16,7 +16,7 @@ from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
 from solvers.blocks.asking import detached
 from solvers.blocks.metrics import Metric, right_answers, settled
-from solvers.blocks.objective import Loss, Objective
+from solvers.blocks.objective import Loss, Objective, check_mean
 from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
 
@@ -81,6 +81,7 @@ class Aims(NamedTuple):
 
         packing = train.answers if mix is None else mix.answers
         training = objective(smoothed, targets, packing, isinstance(options.sampler, Learning))
+        check_mean(named, loss, out, targets)
         tested = objective(loss, expected, test.answers)
         classified = loss is nn.functional.cross_entropy
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from solvers.blocks.asking import asked, detached
+from solvers.blocks.asking import FAULTS, asked, detached
 from solvers.blocks.metrics import (
     Accumulating,
     Everything,
@@ -120,6 +120,35 @@ class Objective:
             out = tree_unflatten(leaves, self.output)
             for name in names:
                 asked(f"the metric {name!r}", self.accumulated[name].update, out, known)
+
+
+def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
+    """ValueError for a loss that grows with the number of samples, when the same come again.
+
+    A mean does not, weighted or over what is not left out. A sum does, and so would the steps with
+    every mini-batch, but for micro-batches and replicas: each weighs by its samples what is taken
+    for its mean. What a loss fails on here, or gives once more otherwise, tells nothing.
+    """
+    found = []
+    for times in (1, 2, 4):
+        try:
+            many, theirs = tree_map(lambda x, n=times: torch.cat([x] * n), (detached(out), targets))
+            with torch.no_grad():
+                found.append(float(mean(loss(many, theirs), len(tree_leaves(theirs)[0]))))
+        except FAULTS:
+            return
+    once, twice, fourfold = found
+    grown = twice - once
+    # of a float32 sum beside a constant that much larger, rounding would hide the growth
+    if not abs(grown) > 1e-4 * max(abs(once), abs(twice)):
+        return
+    if abs(fourfold - twice - 2 * grown) <= 0.01 * abs(grown):
+        samples = len(tree_leaves(targets)[0])
+        raise ValueError(
+            f"{named} is {once:.4g} for {samples} samples and {twice:.4g} for the same twice, so "
+            "it is a sum: give their mean (torch's reduction='mean'), or a row a sample "
+            "(reduction='none')"
+        )
 
 
 def _has_graph(out: Any) -> bool:

@@ -159,7 +159,7 @@ def on_ranks(kind, out):
     lost = Items(lambda i: failing() if last and i >= 10 else (X[i], Y[i]))
     given = {
         "item": {"train": lost},
-        "loss": {"loss": after(6, entropy, failing) if last else entropy},
+        "loss": {"loss": after(9, entropy, failing) if last else entropy},
         "shrinking": {"train": Shrinking()},
     }
     fit(out, **given[kind])

@@ -62,6 +62,10 @@ BEFORE = {
         {"loss": lambda out, y: out.sum(1)[:-1]},
         *("shape (1,) for 2 samples", "a row a sample"),
     ),
+    "a loss that is a sum": (
+        {"loss": nn.CrossEntropyLoss(reduction="sum")},
+        *("for 2 samples and", "for the same twice", "is a sum", "reduction='mean'"),
+    ),
     "a loss that is a number": ({"loss": lambda out, y: 3.0}, "gave a float, not a tensor"),
     "a loss without a graph": (
         {"loss": lambda out, y: entropy(out, y).detach()},
@@ -275,11 +279,11 @@ WHILE = {
         *("sample 30", "target 9", "3 classes", "give the network more outputs"),
     ),
     "a loss of another length": (
-        {"loss": after(6, entropy, lambda out, y: out[:-1, 0])},
+        {"loss": after(9, entropy, lambda out, y: out[:-1, 0])},
         *("shape (15,) for 16 samples", "a row a sample"),
     ),
     "a loss without a graph": (
-        {"loss": after(6, entropy, lambda out, y: entropy(out, y).detach())},
+        {"loss": after(9, entropy, lambda out, y: entropy(out, y).detach())},
         *("without a gradient", "without detach()"),
     ),
     "a loss that is not a number": (
@@ -287,7 +291,7 @@ WHILE = {
         *("the loss is not finite at serial step 0", "lower --lr"),
     ),
     "a loss that fails": (
-        {"loss": after(6, entropy, failing)},
+        {"loss": after(9, entropy, failing)},
         *("block 1: the loss fails on output (16, 3)", "KeyError", "misused.py, line"),
     ),
     "a metric that fails": (
@@ -355,7 +359,7 @@ def assert_whole(out: Path) -> None:
 
 def test_the_error_of_a_users_code_is_kept_as_the_cause():
     with pytest.raises(CodeError) as caught:
-        fit(loss=after(6, entropy, failing))
+        fit(loss=after(9, entropy, failing))
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.__traceback__.tb_next is not None
 
