@@ -16,31 +16,56 @@ from hybrid.ranks.heartbeat import Heartbeat
 if TYPE_CHECKING:
     import torch
 
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+)
+_TORCH = ("WORLD_SIZE", "RANK")
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MV2_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "SLURM_LOCALID",
 )
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_FIRST_STEP_OF_NO_TASKS = 0xFFFFFFF0
+"""Slurm numbers a batch script and an interactive shell from here on, and srun's steps from 0."""
 
 
 def launched_size() -> int:
     """Number of ranks the launcher says it started; 0 without one."""
-    size = _first_number(_SIZES)
-    if size is None and "SLURM_STEP_ID" in os.environ:
-        size = _first_number(("SLURM_STEP_NUM_TASKS",))
-        size = None if size == 1 else size
-    return size or 0
+    return _launched()[0]
 
 
 def launched_rank() -> int:
     """This process's rank according to the launcher; 0 without one."""
-    rank = _first_number(_RANKS)
-    if rank is None and launched_size():
-        rank = _first_number(("SLURM_PROCID",))
-    return rank or 0
+    return _launched()[1]
+
+
+def _launched() -> tuple[int, int]:
+    """(size, rank), of an MPI launcher, of Slurm's, or of one that knows torch alone."""
+    found = _slurm()
+    for names in reversed(_MPI):
+        # mpirun's own daemons may be tasks of Slurm's
+        found = _numbers(*names) or found
+    if found is None or found[0] == 1:
+        found = _torch() or found
+    return found or (0, 0)
+
+
+def _slurm() -> tuple[int, int] | None:
+    """Of srun's several tasks; a batch script, which has the job's variables, is one process."""
+    step, rank = _number("SLURM_STEP_ID"), _number("SLURM_PROCID") or 0
+    size = _number("SLURM_NTASKS") if rank else None
+    if step is not None and step < _FIRST_STEP_OF_NO_TASKS:
+        size = _number("SLURM_STEP_NUM_TASKS") or _number("SLURM_NTASKS")
+    return (size, rank) if size and size > 1 else None
+
+
+def _torch() -> tuple[int, int] | None:
+    """Of several processes, as torchrun starts them."""
+    found = _numbers(*_TORCH)
+    return found if found is not None and found[0] > 1 and _TORCH[1] in os.environ else None
 
 
 class Ranks(NamedTuple):
@@ -60,7 +85,8 @@ def ranks() -> Ranks | None:
     """The ranks a launcher started, or None where there is no launcher. All must call it.
 
     Raises ValueError if mpi4py is missing, or if the launcher started N processes that do not
-    find each other (srun without PMIx starts N jobs of size one).
+    find each other: srun without PMIx and the mpirun of another MPI start N jobs of size one, and
+    torchrun none of MPI.
     """
     size = launched_size()
     if not size:
@@ -73,13 +99,10 @@ def ranks() -> Ranks | None:
     except (ImportError, RuntimeError) as error:
         raise ValueError(
             f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
-            "pip install 'hybrid-blocks[mpi]' and an MPI library, or run without mpirun"
+            "pip install 'hybrid-blocks[mpi]' and an MPI library, or start one process alone"
         ) from None
     if MPI.COMM_WORLD.size != size:
-        raise ValueError(
-            f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: "
-            "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
-        )
+        raise ValueError(_apart(size, MPI.COMM_WORLD.size))
     pmix.wait_for_all()
     _abort_on_exceptions(MPI.COMM_WORLD)
     host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -88,6 +111,20 @@ def ranks() -> Ranks | None:
     heartbeat = Heartbeat(MPI.COMM_WORLD.Dup(), host)
     atexit.register(heartbeat.stop)
     return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing, heartbeat)
+
+
+def _apart(started: int, found: int) -> str:
+    """Why processes that do not find each other are no ranks, and what to do."""
+    if (started, launched_rank()) == _torch():
+        return (
+            f"{started} processes were started, by torchrun or another launcher that sets "
+            f"WORLD_SIZE, but MPI sees {found}: use mpirun -n {started}, or start one process "
+            "without WORLD_SIZE, whose blocks and replicas are threads"
+        )
+    return (
+        f"the launcher started {started} ranks but MPI sees {found}: "
+        "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
+    )
 
 
 EAGER_BYTES = 2**22
@@ -174,9 +211,16 @@ def _abort_on_exceptions(comm: Any) -> None:
     sys.excepthook = hook
 
 
+def _numbers(size: str, rank: str) -> tuple[int, int] | None:
+    """Of a launcher's two variables; None unless it says how many it started."""
+    found = _number(size)
+    return None if found is None else (found, _number(rank) or 0)
+
+
 def _first_number(names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return None
+    return next((found for found in map(_number, names) if found is not None), None)
+
+
+def _number(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else None

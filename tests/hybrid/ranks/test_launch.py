@@ -7,17 +7,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from answers import assert_one_line, refusal
+from trainings import digits, trainer
 
 from hybrid.ranks import launch
+from solvers import Backprop
 
-LAUNCHER = (*launch._SIZES, *launch._RANKS)
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+VARIABLES = (
+    *SLURM,
+    "SLURM_NTASKS",
+    *(name for pair in (*launch._MPI, launch._TORCH) for name in pair),
+)
+TRAIN = ("train", "--epochs", 1, "--set", "data.limit=64", "--out")
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
     """No launcher, and nothing remembered of one."""
-    for name in LAUNCHER + SLURM:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     cached = launch.ranks
     cached.cache_clear()
@@ -31,7 +39,14 @@ def test_a_process_started_by_hand_has_no_communicator():
     assert launch.ranks() is None
 
 
-@pytest.mark.parametrize(("size", "rank"), [*zip(launch._SIZES, launch._RANKS, strict=True)])
+@pytest.fixture
+def mpi_of_one(monkeypatch):
+    """An MPI library in which this process is alone."""
+    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+
+
+@pytest.mark.parametrize(("size", "rank"), [*launch._MPI, launch._TORCH])
 def test_every_launchers_variables_are_understood(monkeypatch, size, rank):
     monkeypatch.setenv(size, "4")
     monkeypatch.setenv(rank, "3")
@@ -55,13 +70,80 @@ def test_a_single_task_of_slurm_is_no_launcher(monkeypatch):
     assert launch.launched_size() == 0
 
 
-def test_ranks_that_do_not_find_each_other_are_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    mpi = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=1))
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
-    with pytest.raises(ValueError, match=r"^the launcher started 4 ranks but MPI sees 1: use srun"):
-        launch.communicator()
+ONE_PROCESS = {
+    "a batch script": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+    "a batch script with a step": {"SLURM_NTASKS": "4", "SLURM_STEP_ID": str(0xFFFFFFFB)},
+    "an interactive step": {
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_ID": str(0xFFFFFFFA),
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_PROCID": "0",
+    },
+    "a shell of salloc": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
+    "one torch process": {"WORLD_SIZE": "1", "RANK": "0"},
+    "a number that is left": {"WORLD_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("kind", ONE_PROCESS)
+def test_one_process_of_a_job_is_started_by_no_launcher(kind, monkeypatch):
+    for name, value in ONE_PROCESS[kind].items():
+        monkeypatch.setenv(name, value)
+    assert launch.communicator() is None
+
+
+def test_an_mpirun_of_one_rank_is_none_of_the_tasks_that_slurm_has_for_its_daemons(monkeypatch):
+    tasks = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    for name, value in (tasks | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    assert (launch.launched_size(), launch.launched_rank()) == (1, 0)
+
+
+def test_an_mpirun_of_several_ranks_is_no_torchrun_whatever_torch_is_told(monkeypatch):
+    told = {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
+
+
+SLURMS = "started 2 ranks but MPI sees 1: use srun --mpi=pmix, or mpirun of the MPI library that"
+TORCHS = (
+    "2 processes were started, by torchrun or another launcher that sets WORLD_SIZE, but MPI sees 1"
+)
+APART = {
+    "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, SLURMS),
+    "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, SLURMS),
+    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, SLURMS),
+    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, SLURMS),
+    "torchrun": (("WORLD_SIZE", "RANK"), {}, TORCHS),
+    "torchrun under mpirun": (("WORLD_SIZE", "RANK"), {"OMPI_COMM_WORLD_SIZE": "1"}, TORCHS),
+}
+
+
+@pytest.mark.usefixtures("mpi_of_one")
+@pytest.mark.parametrize("kind", APART)
+def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
+    kind, monkeypatch, hybrid, tmp_path
+):
+    (size, rank), others, said = APART[kind]
+    for name, value in (others | {size: "2", rank: "0"}).items():
+        monkeypatch.setenv(name, value)
+    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
+    monkeypatch.setenv(rank, "1")
+    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
+    assert said in refusal(trainer(Backprop()).fit, *digits(1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_of_several_is_one_even_where_its_step_has_no_number(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert (launch.launched_size(), launch.launched_rank()) == (2, 1)
 
 
 def test_a_launcher_without_mpi4py_is_refused_with_the_remedy(monkeypatch):
