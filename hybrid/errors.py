@@ -4,7 +4,8 @@ import os
 import sys
 import tempfile
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -48,6 +49,20 @@ class CodeError(ValueError):
     """Code that was given to this package, or torch in it, failed; `__cause__` is how."""
 
 
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Code that is given to this package may fail within, but end nothing: sys.exit() is an error.
+
+    Its status may be 0, of a training that has not been. Ctrl-C goes on as it is.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise CodeError(told(error)) from error
+
+
 def place(error: BaseException) -> str:
     """File and line of the innermost frame outside libraries; empty if that is this package's."""
     found = ""
@@ -63,12 +78,17 @@ def place(error: BaseException) -> str:
 def told(error: BaseException) -> str:
     """An error of a user's code on one line: its kind, its text, and where it came from."""
     where = place(error)
-    return f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")
+    text = f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")
+    if isinstance(error, Exception):
+        return text
+    return f"{text} would end the process: let the code raise an error if it fails, else return"
 
 
 def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
     text = str(error)
+    if isinstance(error, SystemExit) and error.code is None:
+        text = "None"
     if isinstance(error, OSError) and error.strerror and error.filename:
         # of a name that is blank, or has a line break, nothing or another name would be seen
         name = str(error.filename)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import AgreedError, printable, reason, tell
+from hybrid.errors import AgreedError, CodeError, printable, reason, tell, told
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StoppedError
 
@@ -39,10 +39,12 @@ def run_command(command: Callable[[], Any]) -> int:
         return _leave(comm, error, STOPPED)
     except AgreedError as error:
         return _leave(comm, error, FAILED)
-    except Exception as error:
+    except BaseException as error:
         if hasattr(error, "format_message"):
             words = error.format_message().split() or ["see hybrid --help"]
             return _leave(comm, " ".join(words), USAGE)
+        if not isinstance(error, Exception):  # of code that was given: nothing here exits
+            error = CodeError(told(error))
         if comm is not None:
             from hybrid.links.mpi import abort
 

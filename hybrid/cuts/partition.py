@@ -17,7 +17,7 @@ from hybrid.cuts.costs import counted_costs, measured_costs
 from hybrid.cuts.given import check, indices, listed
 from hybrid.cuts.modules import BlockModule, alone, check_shared
 from hybrid.cuts.segments import Graph, calls
-from hybrid.errors import one_line
+from hybrid.errors import no_exit, one_line
 from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
@@ -181,8 +181,7 @@ class Blocks:
         its places there, which do not depend on the cuts.
         """
         found: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
-        # two, because BatchNorm cannot do with one value a channel
-        x = sample[:2]
+        x = sample[:2]  # two, because BatchNorm cannot do with one value a channel
         with mode(self.model, training=True), torch.no_grad():
             for i, module in enumerate(alone(self.units)):
                 parts = [*module.children()]
@@ -195,6 +194,7 @@ class Blocks:
         return found
 
 
+@no_exit()
 def split(
     model: nn.Module | Sequence[tuple[str, nn.Module]],
     blocks: int | None = None,

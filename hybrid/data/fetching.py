@@ -39,11 +39,11 @@ def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: 
         torch.default_generator.manual_seed(own)
         try:
             items.append(dataset[i])
-        except Exception as error:  # whatever a user's code raises
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
             raise ValueError(f"sample {i} of the data set: {told(error)}") from None
     try:
         return collate(items)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"samples {ids[0] % count}, ... do not make a batch: {type(error).__name__}: "
             f"{one_line(error)[:200]}; give tensors of one shape, or collate="

@@ -60,13 +60,13 @@ def _explained(program: Program[T]) -> Program[T]:
     def explained(links: RankLinks) -> T:
         try:
             return program(links)
-        except AgreedError:
+        except (AgreedError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             cause, where = error.__cause__ or error, place(error.__cause__ or error)
             if isinstance(error, ValueError) and error.__cause__ is not None:
                 text = one_line(error) + (f" ({where})" if where else "")
-            elif where:
+            elif where or not isinstance(error, Exception):
                 text = told(error)
             else:
                 raise

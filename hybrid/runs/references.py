@@ -43,7 +43,7 @@ def function(name: str, flag: str) -> Any:
         sys.path.insert(0, here)
     try:
         found = import_module(module)
-    except Exception as error:  # whatever a user's module raises
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
         why = f"{type(error).__name__}: {one_line(error)}"
         if module.endswith(".py"):
             why = f"it is the name of a file: give {flag} {module[:-3]}:{attribute}"
@@ -64,7 +64,7 @@ def result(name: str, flag: str) -> Any:
     made = function(name, flag)
     try:
         return made()
-    except Exception as error:  # whatever a user's code raises
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise ValueError(
             f"{flag} {name} failed: {type(error).__name__}: {one_line(error)}"
         ) from None

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Data, Dataset, as_data
+from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.base import Side
 from hybrid.ranks import caches, launch
@@ -99,9 +100,10 @@ class Trainer(Options):
         or dicts, or a pair of tensors.
 
         Raises ValueError for settings that cannot work, before training starts, and DivergedError
-        (a ValueError) if the loss stops being finite. Afterwards the model holds the trained
-        weights (with train.ema their average): all of them after threads, under mpirun those of
-        this rank's block.
+        (a ValueError) if the loss stops being finite; what code that was given raises becomes a
+        ValueError with the line it came from, and so does its sys.exit(). Afterwards the model
+        holds the trained weights (with train.ema their average): all of them after threads, under
+        mpirun those of this rank's block.
         """
         if epochs is not None:
             self.train = self.train.model_copy(update={"epochs": epochs})
@@ -114,8 +116,9 @@ class Trainer(Options):
         setup: RunSetup | ValueError
         data: list[Data] = []
         try:
-            data += as_data(train), as_data(test)
-            setup = self.setup(data[0], 1 if comm is None else comm.size, data[1])
+            with no_exit():
+                data += as_data(train), as_data(test)
+                setup = self.setup(data[0], 1 if comm is None else comm.size, data[1])
         except ValueError as error:
             setup = error
 
@@ -167,11 +170,12 @@ class Trainer(Options):
         device = launch.device(self.train.device)
         failed: ValueError | None = None
         try:
-            data = as_data(given)
-            self._check_ranks(1 if comm is None else comm.size)
-            self.blocks = self.blocks.fitted(data.sample(2)[0])
-            options = replace(self, batch_transform=None)
-            aims = Aims.settle(options, self.blocks, data, data) if tried else Aims.none()
+            with no_exit():
+                data = as_data(given)
+                self._check_ranks(1 if comm is None else comm.size)
+                self.blocks = self.blocks.fitted(data.sample(2)[0])
+                options = replace(self, batch_transform=None)
+                aims = Aims.settle(options, self.blocks, data, data) if tried else Aims.none()
         except ValueError as error:
             failed = error
 

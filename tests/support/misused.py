@@ -53,6 +53,10 @@ def failing(*given):
     raise KeyError("out of\nluck")
 
 
+def leaving(*given):
+    sys.exit(0)
+
+
 class Items(Dataset):
     """Sample i is item(i)."""
 
@@ -87,15 +91,25 @@ class Deadly(Items):
 
 
 class Careless(nn.Module):
-    """A forward pass in training that fails at the fourth mini-batch."""
+    """A forward pass in training that fails, at the fourth mini-batch unless it is told when."""
 
-    def __init__(self):
+    def __init__(self, fails=failing, passes=3 + 1):  # one is to find what draws
         super().__init__()
-        self.count = 0
+        self.count, self.fails, self.passes = 0, fails, passes
 
     def forward(self, x):
         self.count += self.training
-        return failing(x) if self.count > 3 + 1 else x  # one is to find what draws
+        return self.fails(x) if self.count > self.passes else x
+
+
+class Exiting(Items):
+    """Sample 30 ends whoever reads it, as it thinks."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def __getitem__(self, i):
+        return leaving() if i == 30 else (X[i], Y[i])
 
 
 class Choosing(nn.Module):
@@ -161,6 +175,7 @@ def on_ranks(kind, out):
         "item": {"train": lost},
         "loss": {"loss": after(9, entropy, failing) if last else entropy},
         "shrinking": {"train": Shrinking()},
+        "exit": {"loss": after(9, entropy, leaving) if last else entropy},
     }
     fit(out, **given[kind])
 

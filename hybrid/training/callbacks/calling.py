@@ -101,7 +101,7 @@ class Callbacks:
     def close(self) -> None:
         """Let them go; the first rank does it alone."""
         for callback in self._all:
-            with suppress(Exception):  # the run has ended, for better or worse
+            with suppress(Exception, SystemExit):  # the run has ended, for better or worse
                 callback.close()
 
     def agree(self) -> None:
@@ -152,7 +152,7 @@ class Callbacks:
         try:
             found = getattr(callback, hook)(*told)
             return json.loads(json.dumps(found)) if hook == "state" else found
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
             return None
 

@@ -65,6 +65,7 @@ ON_RANKS = {
     "item": ("rank 1: sample ", "KeyError"),
     "loss": ("rank 1: the loss fails on output (16, 3)", "details in"),
     "shrinking": (": sample ", "IndexError"),
+    "exit": ("rank 1: SystemExit: 0 (misused.py, line", "would end the process"),
 }
 
 

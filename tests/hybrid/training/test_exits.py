@@ -1,0 +1,156 @@
+"""Code that is given to a training may fail, but not end the process as if all had gone well."""
+
+import sys
+
+import gymnasium
+import misused
+import pytest
+import torch
+from answers import assert_one_line, refusal
+from misused import Exiting, Items, X, after, fit, layers, leaving
+from rl_runs import words
+from torch import nn
+from torch.utils.data import default_collate
+
+from hybrid import Callback, Trainer, split
+from hybrid.data import Mapped
+from hybrid.errors import no_exit
+from solvers import Backprop
+
+pytestmark = pytest.mark.timeout(60)
+entropy = nn.functional.cross_entropy
+ENDS = "would end the process: let the code raise an error if it fails, else return"
+HERE = "SystemExit: 0 (misused.py, line "
+
+
+class Unsized(Items):
+    def __len__(self):
+        leaving()
+
+
+class Quitting(Callback):
+    def on_epoch(self, epoch, results):
+        leaving()
+
+
+class Odd(BaseException):
+    pass
+
+
+def oddly(*given):
+    raise Odd("of its\nown kind")
+
+
+def network(passes):
+    careless = misused.Careless(leaving, passes)
+    return nn.Sequential(nn.Linear(6, 6), careless, nn.Linear(6, 3))
+
+
+WHILE = {
+    "an item": ({"train": Exiting()}, "sample 30 of the data set", HERE, ENDS),
+    "an item of a thread": (
+        {"train": Mapped(Exiting(), workers=1)},
+        *("sample 30 of the data set", HERE, ENDS),
+    ),
+    "a collate": (
+        {"train": Mapped(Items(), collate=after(2, default_collate, leaving))},
+        "do not make a batch: SystemExit: 0",
+    ),
+    "a data set's length": ({"train": Unsized()}, HERE, ENDS),
+    "a loss": ({"loss": after(9, entropy, leaving)}, f"block 1: {HERE}", ENDS),
+    "a loss of one block": ({"loss": after(9, entropy, leaving), "blocks": 1}, HERE, ENDS),
+    "a loss that is tried": ({"loss": leaving}, HERE, ENDS),
+    "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
+    "a forward pass": ({"model": network(4)}, f"block 1: {HERE}", ENDS),
+    "a forward pass that is tried": ({"model": network(-1)}, HERE, ENDS),
+    "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),
+    "an optimiser's factory": ({"optimiser": leaving}, HERE, ENDS),
+    "a schedule": ({"schedule": leaving}, HERE, ENDS),
+    "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
+    "an exception of its own": (
+        {"loss": after(9, entropy, oddly)},
+        *("block 1: Odd: of its own kind (test_exits.py, line ", ENDS),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", WHILE)
+def test_an_exit_in_a_training_is_an_error(use, tmp_path):
+    given, *parts = WHILE[use]
+    said = refusal(fit, tmp_path / "run", **given)
+    assert [part for part in parts if part not in said] == []
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow  # 3 s: a process begins with an import of torch
+def test_an_exit_in_a_process_that_reads_ahead_is_an_error():
+    read = Mapped(Exiting(), workers=1, worker_kind="forkserver")
+    said = refusal(fit, train=read)
+    assert f"sample 30 of the data set: {HERE}" in said
+    assert ENDS in said
+
+
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+def test_an_exit_in_what_is_measured_is_an_error(use):
+    made = Trainer(split(layers(), 2, sample=X[:4]), Backprop(), quiet=True)
+    assert ENDS in refusal(getattr(made, use), Items(lambda i: leaving()))
+
+
+MODULE = """
+import sys
+from torch import nn
+def model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
+def leaving(): sys.exit(0)
+calls = []
+def loss(out, targets):
+    calls.append(1)
+    return nn.functional.cross_entropy(out, targets) if len(calls) < 12 else sys.exit()
+"""
+COMMANDS = {
+    "a module": (["--model", "gone:model"], "gone cannot be imported: SystemExit: 0"),
+    "a model": (["--model", "own:leaving"], "--model own:leaving failed: SystemExit: 0"),
+    "data": (["--model", "own:model", "--data", "own:leaving"], "own:leaving failed: SystemExit"),
+    "a loss": (
+        ["--model", "own:model", "--loss", "own:loss", "--blocks", 2],
+        *("block 1: SystemExit: None (own.py, line ", ENDS, "details in "),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", COMMANDS)
+def test_the_command_ends_with_one_line_and_a_status(use, hybrid, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(MODULE)
+    (tmp_path / "gone.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags, *parts = COMMANDS[use]
+    answer = hybrid("train", *flags, "--epochs", 1, "--out", "run")
+    sys.modules.pop("own", None)
+    assert_one_line(answer, *parts)
+
+
+class Tired(gymnasium.Env):
+    """Ends the process at its thirtieth step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        return torch.zeros(2).numpy(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return torch.zeros(2).numpy(), 0.0, self.steps == 30 and leaving(), False, {}
+
+
+def test_an_environment_that_exits_ends_the_command_with_one_line(hybrid, monkeypatch, tmp_path):
+    gymnasium.register("Tired-v0", Tired)
+    answer = hybrid("rl", *words(env="Tired-v0"), "--out", tmp_path / "run")
+    gymnasium.registry.pop("Tired-v0")
+    assert_one_line(answer, HERE, ENDS, "details in ")
+
+
+def test_an_interrupt_goes_on_as_it_is():
+    with pytest.raises(KeyboardInterrupt), no_exit():
+        raise KeyboardInterrupt
