@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybrid import data, models
     from hybrid.cuts.partition import Blocks, split
+    from hybrid.errors import StoppedError
     from hybrid.runs.restore import load
     from hybrid.settings.config import (
         CheckpointSettings,
@@ -35,6 +36,7 @@ __all__ = [
     "OptimiserSettings",
     "RoundSettings",
     "ScheduleSettings",
+    "StoppedError",
     "TrainSettings",
     "Trainer",
     "WandbLogger",
@@ -47,6 +49,7 @@ __all__ = [
 _HOMES = {
     "Blocks": "hybrid.cuts.partition",
     "split": "hybrid.cuts.partition",
+    "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
     "Callback": "hybrid.training.callbacks.base",
     "EarlyStopping": "hybrid.training.callbacks.early_stopping",

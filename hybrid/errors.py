@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 MOST_CHARACTERS = 1200
+STOPPED = 75
+"""The status after a request to stop: not done, to be gone on with (EX_TEMPFAIL)."""
 _OWN = {"hybrid", "solvers"}
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
@@ -45,6 +47,21 @@ class AgreedError(ValueError):
     """An error that every rank knows of and raises together: to be told once, by the first."""
 
 
+class StoppedError(SystemExit):
+    """A training has stopped because it was asked to; every rank raises it, the first has said why.
+
+    Uncaught, it ends the process with `STOPPED`. It is no Exception: what goes on after any failure
+    of one training must not begin the next one after a request to stop. Its text is the reason.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(STOPPED)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class CodeError(ValueError):
     """Code that was given to this package, or torch in it, failed; `__cause__` is how."""
 
@@ -53,11 +70,12 @@ class CodeError(ValueError):
 def no_exit() -> Iterator[None]:
     """Code that is given to this package may fail within, but end nothing: sys.exit() is an error.
 
-    Its status may be 0, of a training that has not been. Ctrl-C goes on as it is.
+    Its status may be 0, of a training that has not been. Ctrl-C, and a request to stop, go on as
+    they are.
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt, GeneratorExit):
+    except (Exception, KeyboardInterrupt, StoppedError):
         raise
     except BaseException as error:
         raise CodeError(told(error)) from error

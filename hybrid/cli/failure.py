@@ -8,13 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import AgreedError, CodeError, printable, reason, tell, told
+from hybrid.errors import (
+    STOPPED,
+    AgreedError,
+    CodeError,
+    StoppedError,
+    printable,
+    reason,
+    tell,
+    told,
+)
 from hybrid.ranks import launch
-from hybrid.ranks.stopping import StoppedError
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
-STOPPED = 75
-"""Stopped on request with a checkpoint: not done, to be gone on with (EX_TEMPFAIL)."""
 
 
 def run_command(command: Callable[[], Any]) -> int:
@@ -35,8 +41,8 @@ def run_command(command: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _say("interrupted; go on with --resume", INTERRUPTED)
-    except StoppedError as error:
-        return _leave(comm, error, STOPPED)
+    except StoppedError:  # which has been said
+        return _together(comm, STOPPED)
     except AgreedError as error:
         return _leave(comm, error, FAILED)
     except BaseException as error:
@@ -54,7 +60,10 @@ def run_command(command: Callable[[], Any]) -> int:
 
 def _leave(comm: Any, error: object, status: int) -> int:
     """Every rank is here: rank 0 speaks, and none leaves before it has."""
-    _say(error, status)
+    return _together(comm, _say(error, status))
+
+
+def _together(comm: Any, status: int) -> int:
     if comm is not None:
         comm.Barrier()
     return status
@@ -62,6 +71,5 @@ def _leave(comm: Any, error: object, status: int) -> int:
 
 def _say(error: object, status: int) -> int:
     if launch.launched_rank() == 0:
-        kind = "" if status == STOPPED else "error: "
-        tell(f"hybrid: {kind}{printable(str(error))}")
+        tell(f"hybrid: error: {printable(str(error))}")
     return status

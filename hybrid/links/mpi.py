@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid.errors import AgreedError, reason
+from hybrid.errors import AgreedError, StoppedError, reason
 from hybrid.links.base import Place, Program, RankLinks, Side, place
 from hybrid.links.staging import Outgoing, staging
 
@@ -168,7 +168,7 @@ def run_mpi(
         Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
     try:
         return [links.run(program)]
-    except AgreedError:
+    except (AgreedError, StoppedError):
         raise
     except BaseException as error:
         abort(comm, error)

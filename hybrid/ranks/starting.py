@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hybrid.errors import AgreedError, CodeError, one_line, place, told
+from hybrid.errors import AgreedError, CodeError, StoppedError, one_line, place, told
 from hybrid.links import Network, RankLinks, run_threads, run_virtual
 from hybrid.links.base import Place, Program, Side
 from hybrid.ranks import launch
@@ -60,7 +60,7 @@ def _explained(program: Program[T]) -> Program[T]:
     def explained(links: RankLinks) -> T:
         try:
             return program(links)
-        except (AgreedError, KeyboardInterrupt):
+        except (AgreedError, KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:
             cause, where = error.__cause__ or error, place(error.__cause__ or error)

@@ -10,19 +10,15 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hybrid.errors import AgreedError
+from hybrid.errors import StoppedError, printable, tell
 
 if TYPE_CHECKING:
     from hybrid.links import RankLinks
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 """What mpirun passes to its ranks, and batch systems and supervisors send before they kill."""
-
-
-class StoppedError(AgreedError):
-    """Training has stopped at a round boundary because it was asked to; every rank knows."""
 
 
 class StopRequest:
@@ -99,6 +95,12 @@ def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
     reasons = links.everyone(request())
     first = next((reason for reason in reasons if reason), None)
     if first:
-        raise StoppedError(
-            f"stopped by {first} before training began; nothing has been done or changed"
-        )
+        leave(links, f"{first} before training began; nothing has been done or changed")
+
+
+def leave(links: RankLinks, how: str) -> NoReturn:
+    """Stop by a signal: the first rank says how, once, and all raise StoppedError."""
+    why = f"stopped by {how}"
+    if links.place.number == 0:
+        tell(f"hybrid: {printable(why)}")
+    raise StoppedError(why)

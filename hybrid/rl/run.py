@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hybrid.errors import AgreedError, tell
+from hybrid.errors import AgreedError, StoppedError, tell
 from hybrid.links import RankLinks
-from hybrid.ranks.stopping import StoppedError, StopRequest
+from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rl import keeping
 from hybrid.rl.course import Course
 from hybrid.rl.environment import make, sizes
@@ -75,7 +75,7 @@ class Run:
                 while self.rounds < self.rl.rounds:
                     self._to(self.rl.end_after(self.rounds))
                 self.folder.finish()
-            except AgreedError:
+            except (AgreedError, StoppedError):
                 self.folder.close(None, self.trace)
                 raise
             found = self._summary()
@@ -111,9 +111,7 @@ class Run:
             self._keep()
         if stopped:
             self.folder.finish()
-            raise StoppedError(
-                f"stopped by {self.stopped} after step {self._steps}; go on with --resume"
-            )
+            leave(self.links, f"{self.stopped} after step {self._steps}; go on with --resume")
 
     def _report(self, seconds: float, waited: float, before: int) -> None:
         """Tell each other how it goes; AgreedError where a loss is no number any more."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.data import Data
-from hybrid.errors import AgreedError
+from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import Progress as Kept
 from hybrid.folder.manifest import check
 from hybrid.links import RankLinks
-from hybrid.ranks.stopping import StoppedError, StopRequest
+from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds import optimisers
 from hybrid.rounds import schedule as schedules
 from hybrid.rounds.report import DivergedError, PhaseReport
@@ -75,7 +75,7 @@ class Run:
             found = self._fit() if ended is None else ended
             self.block.settle()
             return found
-        except AgreedError:
+        except (AgreedError, StoppedError):
             self.links.peers.drop()  # nobody else will take it
             raise
         finally:
@@ -103,7 +103,7 @@ class Run:
             self.folder.finish()
             if self._early:
                 self.progress.say(f"stopped early after epoch {self.epoch}: {self._early}")
-        except AgreedError as error:
+        except (AgreedError, StoppedError) as error:
             if isinstance(error, CallbackError):
                 self.rounds.drain()
                 self.folder.finish()
@@ -330,13 +330,13 @@ class Run:
 
     def _stop(self) -> None:
         """Keep a checkpoint and raise StoppedError."""
-        why = f"stopped by {self.stopped} after step {self.step}"
+        when = f"{self.stopped} after step {self.step}"
         if self.folder.path is None:
             self.rounds.drain()
-            raise StoppedError(f"{why}; nothing is kept, because there is no run folder")
+            leave(self.links, f"{when}; nothing is kept, because there is no run folder")
         self._keep()
         self.folder.finish()
-        raise StoppedError(f"{why}; go on with --resume --out {self.folder.path}")
+        leave(self.links, f"{when}; go on with --resume --out {self.folder.path}")
 
     def _due(self, every: int) -> bool:
         return self.epoch % every == 0 or self._is_done

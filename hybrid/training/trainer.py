@@ -104,6 +104,10 @@ class Trainer(Options):
         ValueError with the line it came from, and so does its sys.exit(). Afterwards the model
         holds the trained weights (with train.ema their average): all of them after threads, under
         mpirun those of this rank's block.
+
+        On USR1, USR2 or TERM it keeps a checkpoint, says so and raises StoppedError on every rank.
+        That is a SystemExit of status 75 and no Exception: uncaught it ends the script with that
+        status, and a loop of several trainings, too. Signals reach Python's main thread alone.
         """
         if epochs is not None:
             self.train = self.train.model_copy(update={"epochs": epochs})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from slurm_cluster import Slurm
 
-from hybrid.cli.failure import STOPPED
+from hybrid.errors import STOPPED
 from hybrid.ranks.slurm import Request, script
 
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,9 +19,9 @@ from torch import Tensor
 from trainings import Data, assert_same, digits, fitted, lines, newest, trainer
 from world import for_mpirun
 
-from hybrid.cli.failure import STOPPED
+from hybrid.errors import STOPPED, StoppedError
 from hybrid.folder.checkpoint import complete, load_model, read_manifest
-from hybrid.ranks.stopping import StoppedError, StopRequest, listening
+from hybrid.ranks.stopping import StopRequest, listening
 from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, LocalUpdates, Petra
 from solvers.passes.exact import PassSettings
 
@@ -212,6 +213,36 @@ def test_a_run_that_is_asked_to_stop_before_it_begins_leaves_no_folder(
     with pytest.raises(StoppedError, match="stopped by SIGTERM before training began; nothing"):
         train("gaps filled", tmp_path / "run", few)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loop_of_trainings_that_goes_on_after_failures_ends_at_a_request(
+    few, tmp_path, monkeypatch, capsys
+) -> None:
+    ask_at(monkeypatch, 1)
+    begun = []
+
+    def search() -> None:
+        for run in ("first", "second"):
+            begun.append(run)
+            with suppress(Exception):
+                train("serial", tmp_path / run, few)
+
+    with pytest.raises(SystemExit) as left:
+        search()
+    assert begun == ["first"]
+    assert left.value.code == STOPPED  # with which Python ends, and says nothing itself
+    said = capsys.readouterr().err
+    assert said == f"hybrid: {left.value}\n"
+    assert f"go on with --resume --out {tmp_path / 'first'}" in said
+
+
+def test_who_catches_the_stop_may_go_on(few, tmp_path, monkeypatch) -> None:
+    ask_at(monkeypatch, 1)
+    run = tmp_path / "run"
+    with suppress(StoppedError):
+        train("serial", run, few)
+    train("serial", run, few, resume=True)
+    assert (run / "summary.json").exists()
 
 
 def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rl_runs import TINY, kept, refused, same, trained, words
 
+from hybrid.errors import StoppedError
 from hybrid.folder import checkpoint
-from hybrid.ranks.stopping import StoppedError, StopRequest
+from hybrid.ranks.stopping import StopRequest
 from hybrid.rl import start
 from hybrid.rl.resolve import help_texts, load, to_toml
 from hybrid.rl.run import Run
