@@ -19,6 +19,14 @@ OwnLoss = Annotated[
     str | None,
     typer.Option("--loss", help="MODULE:FUNCTION, a loss of your own, or a name."),
 ]
+OwnMetrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME=MODULE:OBJECT",
+        help="A metric of your own, in place of accuracy; may be given several times.",
+    ),
+]
 Best = Annotated[
     bool, typer.Option("--best", help="Take the checkpoint with the best test metric.")
 ]
@@ -31,6 +39,7 @@ def evaluate(
     model: OwnModel = None,
     data: OwnData = None,
     loss: OwnLoss = None,
+    metric: OwnMetrics = None,
     best: Best = False,
 ) -> None:
     """Print the test accuracy, other metrics and the loss of a run's newest checkpoint."""
@@ -38,7 +47,7 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = restore.Own(model, data, loss, data_dir)
+        own = restore.Own(model, data, loss, tuple(metric or ()), data_dir)
         found, folder = restore.evaluate(run, own, best)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())

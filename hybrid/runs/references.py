@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
+from solvers.blocks.metrics import Accumulating, Metric
 
 FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
@@ -36,7 +37,16 @@ def check_given(config: Config, given: Mapping[str, Any]) -> None:
 
 
 def function(name: str, flag: str) -> Any:
-    """The function so named, in the current folder or installed; ValueError with the reason."""
+    """The function so named; ValueError with the reason."""
+    found = named(name, flag)
+    if not callable(found):
+        attribute = name.partition(":")[2]
+        raise ValueError(f"{flag} {name}: {attribute} is a {type(found).__name__}, no function")
+    return found
+
+
+def named(name: str, flag: str) -> Any:
+    """What has that name in the current folder or installed; ValueError with the reason."""
     module, _, attribute = name.partition(":")
     here = os.getcwd()
     if here not in sys.path:
@@ -54,8 +64,6 @@ def function(name: str, flag: str) -> Any:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{flag} {name}: {module} has no {attribute}{hint}")
         found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"{flag} {name}: {attribute} is a {type(found).__name__}, no function")
     return found
 
 
@@ -92,3 +100,24 @@ def data_sets(name: str) -> tuple[Any, Any]:
 def loss(name: str) -> Any:
     """The loss that --loss names; None: one of this package's."""
     return function(name, "--loss") if is_reference(name) else None
+
+
+def metrics(given: Sequence[str]) -> dict[str, Metric] | None:
+    """Those of --metric NAME=MODULE:OBJECT, by name; None without any: this package's."""
+    found: dict[str, Metric] = {}
+    for text in given:
+        name, _, reference = text.partition("=")
+        if not (name and is_reference(reference)):
+            raise ValueError(
+                f"--metric is {text!r}: write NAME=MODULE:OBJECT, as in F1=own:macro_f1"
+            )
+        if name in found:
+            raise ValueError(f"--metric {name} is given twice: give each its own name")
+        made = named(reference, "--metric")
+        if not (callable(made) or isinstance(made, Accumulating)):
+            raise ValueError(
+                f"--metric {text}: it is a {type(made).__name__}, neither a function of (output, "
+                "targets) nor an object with update, compute and reset"
+            )
+        found[name] = made
+    return found or None

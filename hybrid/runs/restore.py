@@ -42,6 +42,8 @@ class Own(NamedTuple):
     """package.module:function that makes (training, test) data."""
     loss: str | None = None
     """package.module:function, or the name of a loss."""
+    metrics: tuple[str, ...] = ()
+    """NAME=package.module:object of each, in place of accuracy."""
     data_dir: str | None = None
     """Where the data of this package's sources lie by now."""
 
@@ -67,7 +69,8 @@ def evaluate(
     loss = references.function(name, "--loss") if references.is_reference(name) else None
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).fitted(test.sample(2)[0])
-    aims = Aims.settle(Options(train=named, loss=loss), blocks, test, test)
+    options = Options(train=named, loss=loss, metrics=references.metrics(own.metrics))
+    aims = Aims.settle(options, blocks, test, test)
     precision = getattr(torch, resolved.train.precision)
     block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))

@@ -105,7 +105,11 @@ class Objective:
         for name in self.sums[1:]:
             scores: Any = self.metrics[name]
             pairs.append(summed(asked(f"the metric {name!r}", scores, out, known), count))
-        numbers = [torch.as_tensor(x).to(loss) for pair in pairs for x in pair]
+        numbers = [
+            x.to(loss) if isinstance(x, Tensor) else torch.full_like(loss, x)
+            for pair in pairs
+            for x in pair
+        ]
         return torch.stack(numbers).view(-1, 2)
 
     def seen(self, out: Any, targets: Tensor) -> Seen:
