@@ -2,9 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
+from measures import Kappa
 from problems import make_problem, recorded
 from torch import nn
 
@@ -71,6 +73,27 @@ def test_a_run_with_graphs_has_the_bits_of_one_without(name):
     for (mine, losses), (plain, plain_losses) in zip(weights(True), weights(False), strict=True):
         assert losses == plain_losses
         assert all(torch.equal(mine[key], plain[key]) for key in plain)
+
+
+def test_a_metric_that_accumulates_is_shown_the_same_by_graphs():
+    def shown(with_graphs):
+        problem = make_problem(3, units=3, cuts=[2], batch=4, batches=6)
+
+        def program(block, links):
+            solver = recorded(problem, Penalty(), block, links, 1)
+            block.objective = replace(block.objective, metrics={"accuracy": Kappa()})
+            if with_graphs:
+                parameters = list(block.module.parameters())
+                block.graphs = StepGraphs(parameters, Repeat(parameters))
+            return solver.train(problem.window(1)).seen
+
+        return problem.on_every_block(program)[-1]
+
+    found, expected = shown(True), shown(False)
+    assert len(found) == 6
+    for mine, plain in zip(found, expected, strict=True):
+        assert [*map(len, mine)] == [4, 4]
+        assert all(map(torch.equal, mine, plain))
 
 
 def summed(weight, x):
