@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from solvers import registry
+from solvers.base import Setup
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +25,22 @@ def test_tables_of_settings_are_the_declarations():
 def test_every_method_has_a_page(name):
     page = ROOT / "docs" / f"{name}.md"
     assert page.read_text().startswith(f"# `{name}`")
+
+
+def test_pages_name_the_methods_that_refuse_replicas():
+    refusing = set()
+    for name in registry.OWN:
+        solver = registry.solver_class(name)()
+        alone, grid = (Setup(((4, 2, 2),), 8, window=1, replicas=R, total=8 * R) for R in (1, 2))
+        solver.check(alone)
+        try:
+            solver.check(grid)
+        except ValueError as error:
+            assert "split.replicas is 2" in str(error)
+            refusing.add(name)
+    for page, begins in (("README.md", "Every method but "), ("docs/replicas.md", "All but ")):
+        (said,) = re.findall(rf"{begins}(.*?) run", (ROOT / page).read_text())
+        assert {name for name in registry.OWN if name in said} == refusing
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))], ids=str)
