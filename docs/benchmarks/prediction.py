@@ -1,20 +1,25 @@
-"""The virtual clock against real ranks: predicted over measured images/s, in turn in one job.
+"""A plan and the virtual clock against real ranks: images/s of all three, in turn in one job.
 
-    mpirun -n 2 python docs/benchmarks/prediction.py [--model resnet20] [--turns 5]
+    mpirun -n 2 python docs/benchmarks/prediction.py [--model resnet20] [--batch-size 64]
+    python docs/benchmarks/prediction.py --blocks 8             a plan and the virtual clock alone
 
-Rank 0 predicts while the others sleep; then all ranks do the same work for real.
+Rank 0 times the units and predicts, then runs the same work on virtual links while the others
+sleep; then all ranks do it for real. Units are timed anew for every row of every turn, within
+seconds of the others: a machine's speed moves by more than 10 % within minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from hybrid.bench.measure import CPU, meet, still_batches, timed
-from hybrid.bench.recipes import OwnContender, recipes
-from hybrid.cuts.partition import split
+from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.cuts.partition import Blocks, split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
 from hybrid.plan.planner import Planner
@@ -22,54 +27,69 @@ from hybrid.ranks import launch
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 
+STEPS = 4
+ROWS = "backprop, m=4", "ddg, m=4", "ddg, m=8", "fdg, m=4"
+MEMORY_SPEED = Network(bytes_per_second=5e9)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="resnet20")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--blocks", type=int, default=0)
     parser.add_argument("--turns", type=int, default=5)
     options = parser.parse_args()
     comm = launch.communicator()
     given = {"model.name": options.model, "data.name": "synthetic", "data.limit": 1024}
-    settings = load(None, {**given, "train.threads": 1})
+    given |= {"train.threads": 1, "train.batch_size": options.batch_size}
+    settings = load(None, given)
     images, _ = build.data_sets(settings.data)
-    planner = Planner(
-        settings, build.model(settings, images), images, Network(bytes_per_second=5e9)
-    )
-    blocks = split(planner.model, comm.size, balance="operations")
-    wanted = ("backprop, m=", "augmented-lagrangian, m=4, gaps", "ddg", "fdg")
-    made = [r for r in recipes([4, 8]) if r.name.startswith(wanted) and "bfloat" not in r.name]
-    rows = []
-    for recipe in made:
-        gaps = comm.bcast(planner.gaps(blocks, recipe)) if recipe.fill else []
-        rows.append(OwnContender(recipe, blocks, MpiLinks(comm.Dup()), gaps, settings))
-    predicted: dict[str, list[float]] = {recipe.name: [] for recipe in made}
-    measured: dict[str, list[float]] = {recipe.name: [] for recipe in made}
+    planner = Planner(settings, build.model(settings, images), images, MEMORY_SPEED)
+    K = options.blocks or comm.size
+    blocks = split(planner.model, K, balance="operations")
+    made = [recipe for recipe in recipes([4, 8]) if recipe.name in ROWS]
+    rows: dict[str, Any] = {}
+    if comm is not None:
+        for recipe in made:
+            links = MpiLinks(comm.Dup())
+            rows[recipe.name] = OwnContender(recipe, blocks, links, [], settings)
+    found: dict[str, dict[str, list[float]]] = {recipe.name: {} for recipe in made}
+    batches = still_batches(planner.data, options.batch_size, STEPS, CPU)
     for turn in range(options.turns + 1):
-        for recipe, row in zip(made, rows, strict=True):
-            batches = still_batches(planner.data, settings.train.batch_size, 4, CPU)
-            seconds = timed(comm, lambda row=row, batches=batches: row.train(batches))  # type: ignore[misc]
-            rate = 0.0
-            if comm.rank == 0:
-                rate = planner.predict(blocks, recipe, steps=2).images_per_second
-            meet(comm)
-            if turn:
-                measured[recipe.name].append(4 * 128 / seconds)
-                predicted[recipe.name].append(rate)
-    if comm.rank == 0:
-        table = {}
-        print("| | measured, images/s | predicted | predicted over measured (quartiles) |")
-        print("|---|---|---|---|")
-        for name in measured:
-            pairs = zip(predicted[name], measured[name], strict=True)
-            ratios = sorted(p / m for p, m in pairs)
-            low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
-            print(
-                f"| {name} | {median(measured[name]):.1f} | {median(predicted[name]):.1f} "
-                f"| {median(ratios):.3f} ({low:.3f}, {high:.3f}) |"
-            )
-            table[name] = {"measured": measured[name], "predicted": predicted[name]}
-        file = Path(__file__).with_suffix(".json")
-        file.write_text(json.dumps(table, indent=1) + "\n")
+        for recipe in made:
+            planner.subject.times.clear()
+            rates = dict(_predicted(planner, blocks, recipe)) if not comm or not comm.rank else {}
+            if comm is not None:
+                meet(comm)
+                seconds = timed(comm, lambda row=rows[recipe.name]: row.train(batches))  # type: ignore[misc]
+                rates["ranks"] = STEPS * options.batch_size / seconds
+            for kind, rate in rates.items() if turn else ():
+                found[recipe.name].setdefault(kind, []).append(rate)
+    if comm is None or comm.rank == 0:
+        _report(found, f"{options.model}, batch {options.batch_size}, K = {K}")
+
+
+def _predicted(planner: Planner, blocks: Blocks, recipe: Recipe) -> Iterator[tuple[str, float]]:
+    yield "plan", planner.predict(blocks, recipe, steps=STEPS).images_per_second
+    real = planner.predict(blocks, recipe, steps=STEPS, real=True)
+    yield "virtual", real.images_per_second
+
+
+def _report(found: dict[str, dict[str, list[float]]], title: str) -> None:
+    base = "ranks" if any("ranks" in rates for rates in found.values()) else "virtual"
+    others = [kind for kind in ("plan", "virtual") if kind != base]
+    print(f"| {title} | {base}, images/s | " + " | ".join(f"{kind} over it" for kind in others))
+    print("|---|---|" + "---|" * len(others))
+    for name, rates in found.items():
+        cells = [name, f"{median(rates[base]):.1f}"]
+        for kind in others:
+            ratios = sorted(p / m for p, m in zip(rates[kind], rates[base], strict=True))
+            low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+            cells.append(f"{median(ratios):.3f} ({low:.3f}, {high:.3f})")
+        print(f"| {' | '.join(cells)} |")
+    file = Path(__file__).with_suffix(".json")
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**kept, title: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
