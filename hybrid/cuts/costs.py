@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from statistics import median
 from time import perf_counter, thread_time
@@ -106,6 +107,18 @@ def measured_passes(
 def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
     forward, backward = (median(way) / samples for way in zip(*taken, strict=True))
     return Cost(forward, backward)
+
+
+def joined(run: Sequence[Unit]) -> Unit:
+    """Units as one."""
+    parts = [part for unit in run for part in unit.parts.values()]
+    return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
+
+
+def unpacked(block: Sequence[Unit]) -> list[Unit]:
+    """A block's units, those as one between which several tensors go: only cuts pack them."""
+    starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
+    return [joined(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
 def _often(unit: Unit) -> float:

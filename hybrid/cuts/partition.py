@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.cuts.balance import balanced_starts
-from hybrid.cuts.costs import counted_costs, measured_costs
+from hybrid.cuts.costs import counted_costs, joined, measured_costs, unpacked
 from hybrid.cuts.given import check, indices, listed
 from hybrid.cuts.modules import BlockModule, alone, check_shared
 from hybrid.cuts.segments import Graph, calls
@@ -101,15 +101,20 @@ class Blocks:
         packed: Tensor = inputs if bundle is None else bundle.pack(inputs)
         return packed.to(self._device)
 
-    def block_costs(self, sample: Tensor | None = None) -> list[Cost]:
-        """Cost a sample of each block; counted operations where nothing was balanced."""
-        costs = self.costs
+    def block_costs(self, inputs: Any = None) -> list[Cost]:
+        """Cost a sample of each block; counted operations where nothing was balanced.
+
+        `inputs` is a batch of the network's inputs, as for `fitted`.
+        """
+        pieces, costs = [self.of(k) for k in range(len(self))], self.costs
         if not costs:
-            x = default_sample(self.model, sample)
-            made = self.fitted(x)
-            costs = counted_costs(self.model, made.units, made.packed(x))
-        ends = [*self.starts[1:], len(self.units)]
-        runs = [costs[a:b] for a, b in zip(self.starts, ends, strict=True)]
+            inputs = default_sample(self.model, inputs)
+            made = self.fitted(inputs)
+            pieces = [unpacked(made.of(k)) for k in range(len(made))]
+            whole = [unit for piece in pieces for unit in piece]
+            costs = counted_costs(self.model, whole, made.packed(inputs))
+        each = iter(costs)
+        runs = [[*islice(each, len(own))] for own in pieces]
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
 
     def fitted(self, inputs: Any) -> Blocks:
@@ -329,7 +334,7 @@ def _evenly(
         if tuple(starts) not in known:
             found = Blocks(model, chain, list(starts), [Cost(0.0, 0.0)] * len(chain))
             runs = [found.of(k) for k in range(blocks)]
-            own = _costs(model, [_joined(run) for run in runs], balance, sample)
+            own = _costs(model, [joined(run) for run in runs], balance, sample)
             for start, run, cost in zip(starts, runs, own, strict=True):
                 units = len(run) if balance == "even" else 1
                 found.costs[start] = Cost(*(units * part for part in cost))
@@ -340,7 +345,7 @@ def _evenly(
     tried: list[tuple[Blocks, list[int]]] = []
     for most in sorted(set(widths)) or [1]:
         places = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
-        runs = [_joined(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
+        runs = [joined(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
         if len(runs) < blocks:
             continue
         if blocks == 1:
@@ -371,12 +376,6 @@ def _descended(found: Blocks, places: list[int], made: Callable[[Sequence[int]],
         if _peak(best) >= _peak(found):
             return found
         found = best
-
-
-def _joined(run: list[Unit]) -> Unit:
-    """Units as one."""
-    parts = [part for unit in run for part in unit.parts.values()]
-    return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
 
 
 def _peak(blocks: Blocks) -> float:

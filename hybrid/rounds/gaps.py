@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-from torch import Tensor
+from typing import Any
 
 from hybrid.cuts.partition import Blocks
 from hybrid.settings.config import RoundSettings
@@ -14,14 +13,17 @@ from solvers.passes.pipeline import Gaps, fit
 
 
 def settled(
-    rounds: RoundSettings, blocks: Blocks, sample: Tensor, batch_size: int, micro_batches: int
+    rounds: RoundSettings, blocks: Blocks, inputs: Any, batch_size: int, micro_batches: int
 ) -> list[Gaps]:
-    """Those asked for, or else what fits; ValueError unless each block has one of its own."""
+    """Those asked for, or else what fits; ValueError unless each block has one of its own.
+
+    `inputs` is a batch of the network's inputs.
+    """
     gaps = [Gaps(*pair) for pair in rounds.gaps]
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return fit(counted.block_costs(sample), batch_size, micro_batches)
+        return fit(counted.block_costs(inputs), batch_size, micro_batches)
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "

@@ -249,7 +249,7 @@ class Trainer(Options):
         check_rounds(self, method, rounds, steps, length)
         check_sampler(self, method, rounds, length)
         size, parts = setup.batch_size, self.correction.micro_batches
-        gaps = filling.settled(rounds, self.blocks, sample, size, parts) if rounds.fill else []
+        gaps = filling.settled(rounds, self.blocks, inputs, size, parts) if rounds.fill else []
         filling.check(gaps, rounds, self.solver, setup)
         augmented = train.augmented
         cutout = train.augmentation.cutout if isinstance(train, Dataset) else 0

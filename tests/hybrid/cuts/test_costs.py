@@ -4,9 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from small_networks import UNet
 from torch import nn
 
-from hybrid.cuts.costs import counted_costs, measured_costs
+from hybrid import split
+from hybrid.cuts.costs import counted_costs, measured_costs, operations
 from hybrid.models import units
 
 
@@ -47,3 +49,12 @@ def test_the_model_is_left_as_it_was(measure):
         assert before is None or torch.equal(p.grad, before)
     assert model[1].track_running_stats
     assert [module.training for module in model.modules()] == [True] * 3 + [False] + [True] * 2
+
+
+def test_what_crosses_no_cut_costs_no_packing():
+    x = torch.zeros(4, 1, 8, 8)
+    network = UNet(3)
+    # its skips go from unit to unit, and the cut is where one tensor is alive
+    blocks = split(network, cuts=["head"], sample=x)
+    found = sum(map(sum, blocks.block_costs(x)))
+    assert found == pytest.approx(sum(operations(network, x, False)) / 4, rel=0.05)

@@ -1,0 +1,99 @@
+"""Several inputs, of different shapes, train as the one tensor that they make side by side."""
+
+import pytest
+import torch
+from torch import nn
+from trainings import assert_same
+
+from hybrid import Trainer, split
+from hybrid.data import as_data
+from hybrid.settings.config import TrainSettings
+from solvers import DDG, AugmentedLagrangian
+
+WIDE, NARROW, CLASSES, BATCH = 6, 3, 4, 32
+
+
+class Joined(nn.Module):
+    """(N, 6) and (N, 3), one of them at the start and the other in the middle, to (N, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(WIDE, 64), nn.Linear(NARROW, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, wide, narrow):
+        x = self.wide(wide)
+        for number, layer in enumerate(self.layers):
+            x = x + layer(x).relu()
+            if number == 1:
+                x = x + self.narrow(narrow)
+        return self.head(x)
+
+
+class Apart(nn.Module):
+    """The same of one tensor, (N, 9)."""
+
+    def __init__(self):
+        super().__init__()
+        self.joined = Joined()
+
+    def forward(self, both):
+        wide, narrow = both.split([WIDE, NARROW], 1)
+        return self.joined(wide.contiguous(), narrow.contiguous())
+
+
+class Items:
+    """A data set of dicts, of tuples, or of single tensors."""
+
+    def __init__(self, kind, samples=4 * BATCH):
+        random = torch.Generator().manual_seed(0)
+        self.wide = torch.randn(samples, WIDE, generator=random)
+        self.narrow = torch.randn(samples, NARROW, generator=random)
+        self.labels = torch.randint(CLASSES, (samples,), generator=random)
+        self.kind = kind
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        wide, narrow, label = self.wide[i], self.narrow[i], self.labels[i]
+        if self.kind is dict:
+            # in another order than the network's
+            return {"narrow": narrow, "wide": wide, "label": label}
+        return (wide, narrow, label) if self.kind is tuple else (torch.cat([wide, narrow]), label)
+
+
+def trained(kind, blocks, solver, **settings):
+    """The weights after two epochs, and the samples of local work of each block."""
+    torch.manual_seed(0)
+    network, items = (Joined() if kind in (dict, tuple) else Apart()), Items(kind)
+    data = as_data(items)
+    prefix = "joined." * (kind is torch.Tensor)
+    cuts = [f"{prefix}layers.{i}" for i in ((1, 2, 3) if blocks == 4 else (1,))]
+    cut = split(network, cuts=cuts, sample=data.sample(BATCH)[0])
+    train = TrainSettings(epochs=2, batch_size=BATCH, threads=1)
+    trainer = Trainer(cut, solver, train=train, quiet=True, **settings)
+    gaps = trainer.setup(data).method.gaps
+    trainer.fit(items, items)
+    weights = {k.removeprefix("joined."): t for k, t in network.state_dict().items()}
+    return weights, gaps
+
+
+METHODS = {
+    "gaps": (AugmentedLagrangian(beta=0.1), {}),
+    "a window": (AugmentedLagrangian(beta=0.1), {"window": 2}),
+    "ddg": (DDG(), {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "blocks"),
+    [*((dict, method, K) for method in METHODS for K in (2, 4)), (tuple, "gaps", 2)],
+)
+def test_two_inputs_of_different_shapes_train_as_one_tensor_of_both(kind, method, blocks):
+    solver, settings = METHODS[method]
+    found, gaps = trained(kind, blocks, solver, **settings)
+    assert any(map(sum, gaps)) == (method == "gaps")
+    expected, _ = trained(torch.Tensor, blocks, solver, gaps=gaps, **settings)
+    assert_same(found, expected)
