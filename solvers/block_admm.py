@@ -275,8 +275,8 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
             return x
 
-    def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(x_k, p_in) at Z_k = z; the weights' gradients stay as they are."""
+    def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
         block = self.block
         z = z.detach().requires_grad_()
         with passing_by(self._layer):
@@ -285,7 +285,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         if block.last:
             with block.span("backward"):
                 (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
-            return x.detach(), block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
+            return None, block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
         beta, factor = self._after.coupling, self.solver.filter
         samples = len(batch) / scale  # scaled before it is rounded to x's format

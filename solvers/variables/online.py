@@ -43,7 +43,7 @@ class OnlineSweeps:
             self._hand_up(rows, self._output(batch, rows))
         elif not block.first:
             x, p_in = self._adjoint(batch, rows, self._input(rows))
-            if not block.last:
+            if x is not None:
                 self._hand_up(rows, x)
             self._store.put("x", rows, links.from_previous())
             self._hand_down(rows, self._z_step(batch, rows, 1, p_in), stats)
