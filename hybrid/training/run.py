@@ -295,10 +295,10 @@ class Run:
         self.callbacks.hear(everyone[0].failure)
 
     def _keep(self) -> None:
-        """Begin a checkpoint, if there is a run folder and the weights are worth one."""
+        """Begin a checkpoint, if there is a run folder; DivergedError for weights worth none."""
+        recovery.check_weights(self.block, self.links, self.step)
         if self.folder.path is None:
             return
-        recovery.check_weights(self.block, self.links, self.step)
         setup = self.setup
         with self.trace.span("checkpoint"):
             files, shared = keeping.collect(self._parts(), self.place)

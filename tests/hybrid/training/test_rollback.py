@@ -152,3 +152,21 @@ def test_a_run_killed_after_a_roll_back_resumes_to_the_bits_of_one_that_was_not(
         (run / "summary.json").unlink()
         assert_same(fitted(make(run, epochs=4, resume=True), few), expected)
         assert summary(run)["rollbacks"] == summary(whole)["rollbacks"]
+
+
+def test_a_run_without_a_folder_does_not_end_with_weights_that_its_last_step_spoilt(
+    few, monkeypatch
+):
+    plain = Rounds.run
+
+    def run(self, *asked):
+        reports = plain(self, *asked)
+        with torch.no_grad():
+            next(self.exact.block.module.parameters()).fill_(float("nan"))
+        return reports
+
+    monkeypatch.setattr(Rounds, "run", run)
+    with pytest.raises(
+        DivergedError, match=r"^the weights are not finite after step 5; lower --lr"
+    ):
+        make(None, epochs=1).fit(*few)
