@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from math import inf
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -56,6 +56,22 @@ def check_momentum(momentum: float | None) -> None:
 def unknown(name: str, known: Iterable[str], kind: str) -> str:
     """That a name is none of those known, and which may be meant."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     return f"unknown {kind} {name!r}; {hint}"
+
+
+def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
+    """What is most alike of what is known, in any case of letters; None if nothing is, `least`.
+
+    Of two as alike it is the one of the same letters: who types fast swaps them.
+    """
+    word, best, highest = word[:100].lower(), None, (least, 0.0)
+    for other in known:
+        match = SequenceMatcher(None, other.lower(), word)
+        # bounds of the ratio, which is dear
+        if match.real_quick_ratio() >= highest[0] and match.quick_ratio() >= highest[0]:
+            found = match.ratio(), match.quick_ratio()
+            if found > highest:
+                best, highest = other, found
+    return best

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
+ALL = 0.95
+"""Share of the cost with which one block has nearly all of it."""
+
 
 def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
     """Starts of `blocks` contiguous runs whose largest sum is least.
@@ -16,6 +19,19 @@ def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
         sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
     )
     return starts
+
+
+def lopsided(names: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """What to say of blocks of which one has nearly all the cost; nothing where they share it."""
+    most = max(shares, default=0.0)
+    if len(shares) < 2 or most <= ALL:
+        return []
+    number = shares.index(most)
+    return [
+        f"block {number} ({names[number]}) has {most:.0%} of the cost, so {len(shares)} blocks are "
+        "hardly faster than one: give what is in it as units, let split.inside (inside=True) cut "
+        "units, or take one block"
+    ]
 
 
 def _best_runs(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hybrid.models import Unit, checked
+from solvers.checks import nearest
+from solvers.layers.depth import Skippable, survival
+from solvers.layers.projection import Projection
+from solvers.layers.reversible import Reversible
 
 BALANCES = ("operations", "measured", "even")
 
@@ -28,6 +31,17 @@ def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: 
             f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
             "dict of tensors with a row a sample"
         )
+
+
+def check_inside(model: nn.Module) -> None:
+    """ValueError for a module in it that methods look for among a block's units."""
+    for module in model.modules():
+        skipped = isinstance(module, Skippable) and survival(module) < 1
+        if skipped or isinstance(module, Projection | Reversible):
+            kind = type(module).__name__
+            raise ValueError(
+                f"split.inside cuts inside units, and {kind} must stay one: leave it out"
+            )
 
 
 def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
@@ -60,9 +74,9 @@ def indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
     found: list[int] = []
     for cut in cuts:
         if cut not in names:
-            near = difflib.get_close_matches(cut, names, 1)
+            near = nearest(cut, names, 0.6)
             around = [name for name in names if cut.startswith(f"{name}.")]
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near!r}?" if near else ""
             if around:
                 hint = f"; split.inside (inside=True) cuts inside {around[0]!r}, too"
             raise ValueError(

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hybrid.cuts.balance import balanced_starts
+from hybrid.cuts.balance import balanced_starts, lopsided
 from hybrid.cuts.costs import counted_costs, joined, measured_costs, unpacked
-from hybrid.cuts.given import check, indices, listed
+from hybrid.cuts.given import check, check_inside, indices, listed
 from hybrid.cuts.modules import BlockModule, alone, check_shared
 from hybrid.cuts.segments import Graph, calls
 from hybrid.errors import no_exit, one_line
@@ -22,9 +22,6 @@ from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
 from solvers.layers.bundle import Bundle, call
-from solvers.layers.depth import Skippable, survival
-from solvers.layers.projection import Projection
-from solvers.layers.reversible import Reversible
 from solvers.passes.pipeline import Cost
 
 UNEVEN = 1.2
@@ -50,19 +47,29 @@ class Blocks:
 
     def __str__(self) -> str:
         """A line a block: its units, its parameters and, where known, its share of the cost."""
-        total = sum(sum(cost) for cost in self.costs)
-        lines = []
-        for k in range(len(self)):
-            units, start = self.of(k), self.starts[k]
-            count = sum(
-                p.numel() for unit in units for m in unit.parts.values() for p in m.parameters()
-            )
-            line = f"block {k}: {units[0].name} to {units[-1].name}, {count:,} parameters"
-            if total:
-                own = sum(sum(cost) for cost in self.costs[start : start + len(units)])
-                line += f", {own / total:.0%} of the cost"
-            lines.append(line)
-        return "\n".join(lines)
+        lines, shares = [], self._shares
+        for k, name in enumerate(self._names):
+            parts = [m for unit in self.of(k) for m in unit.parts.values()]
+            count = sum(p.numel() for m in parts for p in m.parameters())
+            share = f", {shares[k]:.0%} of the cost" if shares else ""
+            lines.append(f"block {k}: {name}, {count:,} parameters{share}")
+        return "\n".join([*lines, *self.notices])
+
+    @property
+    def _names(self) -> list[str]:
+        runs = [self.of(k) for k in range(len(self))]
+        return [f"{run[0].name} to {run[-1].name}" for run in runs]
+
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know of the cuts, where their cost is known."""
+        return lopsided(self._names, self._shares)
+
+    @property
+    def _shares(self) -> list[float]:
+        """Of each block in the cost; empty where it is not known."""
+        total = sum(map(sum, self.costs))
+        return [sum(cost) / total for cost in self.block_costs()] if total else []
 
     @property
     def cuts(self) -> list[str]:
@@ -285,8 +292,8 @@ def _along_graph(
     inside: bool,
 ) -> Blocks:
     """A traced module in blocks: cuts that single tensors cross, or more where that pays."""
-    if inside and (kind := next((type(m).__name__ for m in model.modules() if _is_whole(m)), "")):
-        raise ValueError(f"split.inside cuts inside units, and {kind} must stay one: leave it out")
+    if inside:
+        check_inside(model)
     if isinstance(model, Chain):
         sample = default_sample(model, sample)
     if sample is None and blocks == 1:
@@ -305,13 +312,6 @@ def _along_graph(
         made = _evenly(model, chain, graph.widths, blocks, balance, sample, inside)
     check_shared([made.module(index) for index in range(len(made))])
     return made
-
-
-def _is_whole(module: nn.Module) -> bool:
-    """Whether methods look for it among a block's units."""
-    if isinstance(module, Skippable):
-        return survival(module) < 1
-    return isinstance(module, Projection | Reversible)
 
 
 def _evenly(

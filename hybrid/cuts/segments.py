@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_map
 from hybrid.cuts.effects import in_place
 from hybrid.cuts.tracing import trace
 from hybrid.models import Unit, mode
+from solvers.checks import nearest
 
 FIRST = 1 << 20
 """Where the numbers of a graph's calls begin: beyond those of units."""
@@ -68,8 +68,8 @@ class Graph:
         known = {name: b.names[0] for b in self.boundaries if b.at for name in b.names}
         for cut in cuts:
             if cut not in known:
-                near = difflib.get_close_matches(cut, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                near = nearest(cut, known, 0.6)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
                 raise ValueError(
                     f"there is no cut before {cut!r} in {type(self.model).__name__}: it is "
                     f"no module with parameters, or other things than tensors would cross; {hint}"

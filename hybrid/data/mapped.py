@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from hybrid.data.base import Data, check_classes
-from hybrid.data.fetching import Pool
+from hybrid.data.fetching import Pool, fetch_here
 from hybrid.errors import told
 from hybrid.settings.config import WorkerKind
 from solvers.layers.bundle import Bundle
@@ -82,6 +82,8 @@ class Mapped(Data):
         self._known: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
         self._order: list[tuple[Any, ...]] = []
         self._place: dict[tuple[Any, ...], int] = {}
+        if collate is None:
+            _check_format(dataset)
         first, second = self.sample(2)
         self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
         self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
@@ -179,6 +181,25 @@ class Mapped(Data):
                     "convert it in the data set, or give collate="
                 )
         return pair
+
+
+def _check_format(dataset: Any) -> None:
+    """ValueError for a Hugging Face data set whose items hold what only its torch format converts.
+
+    Its lists of lists would be taken for several inputs.
+    """
+    form = getattr(dataset, "format", None) if hasattr(dataset, "with_format") else None
+    if not isinstance(form, Mapping) or form.get("type", "") is not None:
+        return
+    item = fetch_here(dataset, lambda items: items[0], [0], 0, 0)
+    for key, value in item.items() if isinstance(item, Mapping) else ():
+        nested = isinstance(value, list) and any(isinstance(x, list) for x in value)
+        if nested or not isinstance(value, list | dict | str | int | float | None):
+            what = "a list of lists" if nested else f"a {type(value).__name__}"
+            raise ValueError(
+                f"{key!r} of the {type(dataset).__name__}'s items is {what}, and a network takes "
+                'tensors: give the data set as dataset.with_format("torch")'
+            )
 
 
 def _length(dataset: Any) -> int:

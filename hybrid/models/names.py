@@ -1,6 +1,5 @@
 """Models by name, as the command line and the run configuration give them."""
 
-import difflib
 import os
 import re
 
@@ -8,6 +7,7 @@ from hybrid.models.chain import Chain
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.imagenet import BLOCKS_PER_STAGE, imagenet_resnet
 from hybrid.models.reversible import revnet
+from solvers.checks import nearest
 
 # at most four digits: a longer number is a slip, and would build until the memory is full
 NAME = re.compile(
@@ -50,7 +50,7 @@ def build(
     """
     match = NAME.fullmatch(name)
     if match is None:
-        near, *_ = [*difflib.get_close_matches(name.lower(), EXAMPLES, 1, 0.5), "resnet20"]
+        near = nearest(name, EXAMPLES) or "resnet20"
         raise ValueError(
             f"unknown model {name!r}: try {near!r} "
             "(families: resnetN, cifar-resnetN, preact-resnetN, revnetN, wrn-N-W)"

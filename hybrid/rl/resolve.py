@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from hybrid.rl.settings import RlConfig, RlSettings
 from hybrid.settings.config import LinkSettings, Section, first_fault
+from solvers.checks import nearest
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> RlConfig:
@@ -77,8 +77,8 @@ def to_toml(config: RlConfig) -> str:
 
 
 def _unknown(dotted: str, known: Mapping[str, str]) -> str:
-    near = difflib.get_close_matches(dotted, known, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest(dotted, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     return f"unknown setting {dotted!r}; {hint}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
 from solvers.blocks.metrics import Accumulating, Metric
+from solvers.checks import nearest
 
 FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
@@ -60,8 +60,8 @@ def named(name: str, flag: str) -> Any:
         raise ValueError(f"{flag} {name}: {module} cannot be imported: {why}") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            near = nearest(part, dir(found), 0.6)
+            hint = f"; did you mean {near!r}?" if near else ""
             raise ValueError(f"{flag} {name}: {module} has no {attribute}{hint}")
         found = getattr(found, part)
     return found

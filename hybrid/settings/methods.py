@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import Config, declared_settings, first_fault
 from solvers import Solver, registry
+from solvers.checks import nearest
 from solvers.named import Named
 from solvers.passes.exact import PassSettings
 from solvers.sync.base import Strategy
@@ -86,15 +86,15 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
     if section == "solver" and not near and not others:
-        meant = difflib.get_close_matches(key, _keys_of_methods(), 1)
-        key, others = (meant[0], _methods_with(meant[0])) if meant else (key, [])
+        meant = nearest(key, _keys_of_methods(), 0.6)
+        key, others = (meant, _methods_with(meant)) if meant else (key, [])
         if name in others:
             return f"unknown setting {dotted!r}; did you mean 'solver.{key}'?"
     if others:
         text = f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}"
     else:
         text = f"unknown setting {dotted!r}"
-        near = near or difflib.get_close_matches(dotted, known, 1, 0.5)
+        near = near or [*filter(None, [nearest(dotted, known)])]
         text += "" if near else f"; known: {', '.join(known)}"
     return text + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")
 

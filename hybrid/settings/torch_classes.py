@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from solvers.checks import nearest
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -102,7 +103,7 @@ def _check(
             raise ValueError(f"{key} has a setting of its own: set {settings[key]}")
         if key not in known:
             free = [name for name in known if name not in settings]
-            near = _nearest(key, free)
+            near = nearest(key, free)
             hint = f"did you mean {near!r}?" if near else f"it takes {', '.join(free)}"
             raise ValueError(f"torch's {cls.__name__} takes no {key!r}; {hint}")
         if isinstance(value, Mapping):
@@ -116,17 +117,11 @@ def _written(name: str, own: tuple[str, ...], classes: Mapping[str, type]) -> st
     if found is None:
         others = (k for k in classes if k not in _REFUSED and k.lower() not in own)
         known = [*own, *others]
-        near = _nearest(name, known)
+        near = nearest(name, known)
         raise ValueError(
             f"it must be one of {', '.join(known)}" + (f"; did you mean {near!r}?" if near else "")
         )
     return found
-
-
-def _nearest(word: str, known: list[str]) -> str | None:
-    lower = {key.lower(): key for key in known}
-    found = difflib.get_close_matches(word[:100].lower(), lower, 1, 0.5)
-    return lower[found[0]] if found else None
 
 
 def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:

@@ -56,8 +56,8 @@ class Run:
         self.tested_step: int | None = None
         """When that was."""
         self.residual = [0.0] * (links.size - 1)
-        self.notices: list[str] = []
-        """What a user should know of the checkpoint it goes on from."""
+        self.notices = self.setup.blocks.notices
+        """What a user should know of the cuts, and of the checkpoint it goes on from."""
         last_unit, place = setup.blocks.of(links.rank)[-1].name, links.place
         self.place = keeping.Place(
             links.rank, setup.blocks.cuts, last_unit, place.replica, place.replicas
@@ -68,7 +68,7 @@ class Run:
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
         try:
-            self.notices = self.folder.claim(self.setup.resume)
+            self.notices += self.folder.claim(self.setup.resume)
             if self.setup.resume:
                 self._go_on_from(self.folder.checkpoints()[-1])
             ended = self._ended()

@@ -35,6 +35,7 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.training.callbacks.base import Callback
+from hybrid.training.checks.given import Given
 from solvers.base import Setup, Solver, SubProblems
 from solvers.blocks.average import Average
 from solvers.blocks.block import Block
@@ -145,14 +146,14 @@ class Method:
 class Options:
     """What a training needs beside its blocks and its method."""
 
-    sampler: Sampler = field(default_factory=SAMPLERS[SAMPLERS.default])
-    """Who chooses the samples of a mini-batch."""
+    sampler: Given[Sampler] = Given(Sampler, SAMPLERS.__getitem__, SAMPLERS.default)  # type: ignore[type-abstract]
+    """Who chooses the samples of a mini-batch; as a class or by name: with its defaults."""
     replicas: int = 1
     """R, chains of the blocks; each trains on a share of every mini-batch."""
     side_by_side: Literal["auto", "chain", "peers"] = "auto"
     """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
-    sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
-    """How replicas keep their weights together."""
+    sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
+    """How replicas keep their weights together; as a class or by name: with its defaults."""
     train: TrainSettings = field(default_factory=TrainSettings)
     optimiser: OptimiserSettings | optimisers.Factory = field(default_factory=OptimiserSettings)
     """Settings, or what makes one from a block's parameter groups: see `optimisers.Factory`."""

@@ -26,6 +26,7 @@ from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.aims import Aims
+from hybrid.training.checks.given import Given, understood
 from hybrid.training.checks.method import check_method, check_rounds, check_sampler
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
@@ -51,7 +52,8 @@ class Trainer(Options):
     """
 
     blocks: Blocks
-    solver: Solver = field(default_factory=lambda: registry.solver_class(registry.DEFAULT)())
+    solver: Given[Solver] = Given(Solver, registry.solver_class, registry.DEFAULT)
+    """A method, or its class or name, which stand for it with its defaults."""
     correction: PassSettings | None = None
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
     window: int | Literal["all", "auto"] | None = None
@@ -82,7 +84,10 @@ class Trainer(Options):
         except ValidationError as error:
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
-        if self.correction is None:
+        if self.correction is not None:
+            known = self.correction, PassSettings, "correction"
+            self.correction = understood(*known, registry.solver_class)
+        else:
             share = self.train.batch_size // max(1, self.replicas)
             wanted = dict(wanted_correction(self.solver, self.rounds, share))
             self.correction = PassSettings(**wanted)

@@ -1,0 +1,70 @@
+"""A method, a sampler, a strategy by name, as a class or as an object."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from answers import refusal
+from misused import X, layers
+
+from hybrid import Trainer, split
+from hybrid.samplers import AutoAssist, Sampler
+from hybrid.settings.resolve import load
+from solvers import DDG, AugmentedLagrangian, Backprop
+from solvers.sync.diloco import DiLoCo
+
+
+@dataclass(frozen=True)
+class Needy(Backprop):
+    """A setting without a default."""
+
+    name: ClassVar[str] = "needy"
+    size: int = None  # type: ignore[assignment]
+
+    def __post_init__(self):
+        if self.size is None:
+            raise TypeError("missing size")
+
+
+def made(solver="backprop", **given):
+    return Trainer(split(layers(), 2, sample=X[:4]), solver, quiet=True, **given)
+
+
+@pytest.mark.parametrize("given", ["ddg", DDG, DDG()])
+def test_a_method_is_given_by_name_as_a_class_or_as_an_object(given):
+    assert made(given).solver == DDG()
+
+
+def test_without_a_method_it_is_the_default_one():
+    assert Trainer(split(layers(), 2, sample=X[:4])).solver == AugmentedLagrangian()
+
+
+def test_so_are_a_sampler_a_strategy_and_a_correction():
+    trainer = made("ddg", sampler="auto-assist", sync=DiLoCo, correction="backprop")
+    assert trainer.sampler == AutoAssist()
+    assert trainer.sync == DiLoCo()
+    assert trainer.correction == Backprop()
+
+
+@pytest.mark.parametrize("asked", [made, lambda name: load(None, {"solver.name": name})])
+def test_letters_that_are_swapped_are_seen(asked):
+    assert refusal(asked, "dgd") == "unknown solver 'dgd'; did you mean 'ddg'?"
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"solver": 3}, ("solver is 3, no Solver", "the name of one")),
+        ({"solver": None}, ("solver is None, no Solver", "derives from solvers.base.Solver")),
+        ({"solver": dict}, ("solver is <class 'dict'>, no Solver",)),
+        ({"solver": Needy}, ("solver is the class Needy", "missing size", "give an object of it")),
+        ({"sampler": Sampler}, ("sampler is the class Sampler", "give an object of it")),
+        ({"sync": 0.5}, ("sync is 0.5, no Strategy",)),
+        ({"correction": DDG()}, ("correction is DDG(", "no PassSettings")),
+        ({"correction": "ddg"}, ("correction is 'ddg', no PassSettings",)),
+    ],
+    ids=str,
+)
+def test_what_is_none_of_the_kind_is_refused_in_a_sentence(given, parts):
+    said = refusal(made, **given)
+    assert [part for part in parts if part not in said] == []
