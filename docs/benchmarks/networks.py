@@ -27,7 +27,11 @@ BLOCKS, WINDOW = 2, 2
 GAPS = [(8, 0), (0, 8)]
 """Samples of local work of each block, where mini-batches so small leave time for none."""
 PAGE = ROOT / "docs" / "networks.md"
-HEAD = f"""# Networks
+HEAD = f"""---
+hide: [toc]  # a wide table
+---
+
+# Networks
 
 Any `nn.Module` is cut along its graph (`hybrid.split(model, K, sample=batch)`) and trained by
 `Trainer.fit`. Each network below was trained by each method on {{blocks}} blocks for {{steps}}
@@ -86,7 +90,7 @@ def fault(network: Network, method: str, way: dict[str, Any]) -> str:
             line = f"{DEFECT}: {type(error).__name__}: {line}"
         return line
     if not isfinite(summary["test_loss"]):
-        return f"{DEFECT}: the loss of the test is {summary['test_loss']}"
+        return f"diverged with lr {network.rate}: the loss of the test is {summary['test_loss']}"
     return ""
 
 

@@ -42,7 +42,7 @@ def browse(tmp_path):
         shots = ROOT / "build" / "screenshots"
         shots.mkdir(parents=True, exist_ok=True)
         common = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size"]
-        common[-1] += f"=1250,{height}"
+        common[-1] += f"=1400,{height}"
         elements = _answer([*common, "--dump-dom", address])
         _answer([*common, f"--screenshot={shots / name}", address])
         complaints = [line for line in elements.stderr.splitlines() if "CONSOLE" in line]
@@ -112,6 +112,7 @@ def site(tmp_path_factory):
         ("", ("hybrid", "auxiliary variables")),
         ("choosing/", ("Which method", "ranks")),
         ("tutorial/", ("Install", "The first run")),
+        ("networks/", ("local-updates", "two inputs")),  # a wide table
     ],
 )
 def test_pages_of_the_site(site, browse, page, words):
