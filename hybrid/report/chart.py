@@ -41,8 +41,19 @@ def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> 
     figure.update_xaxes(title=across, showgrid=True, gridcolor="#e4e4e4")
     figure.update_yaxes(title=up, showgrid=True, gridcolor="#e4e4e4")
     if log:
-        figure.update_yaxes(type="log", exponentformat="power")
+        logarithmic(figure)
     return figure
+
+
+def logarithmic(figure: Figure, ticks: Sequence[float] = ()) -> None:
+    """A logarithmic axis upwards, with `ticks` or with 1, 2 and 5 of each decade, or decades.
+
+    A tick tells its value: plotly's own is 5 for 0.05, and of one decade it labels every digit, one
+    over the other, unless it is asked for three at most.
+    """
+    figure.update_yaxes(type="log", tickformat="~g", nticks=3)
+    if ticks:
+        figure.update_yaxes(tickvals=list(ticks))
 
 
 def curve(

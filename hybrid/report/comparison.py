@@ -37,6 +37,20 @@ class Group:
         found = [getattr(record.summary, name) for record in self.records]
         return [float(max(x) if isinstance(x, list) else x) for x in found if x not in (None, [])]
 
+    @property
+    def epochs(self) -> str:
+        """Those after which its runs were tested last."""
+        tested = [[x.epoch for x in record.lines if x.phase == "test"] for record in self.records]
+        return " and ".join(map(str, sorted({own[-1] for own in tested if own})))
+
+    @property
+    def data(self) -> str:
+        """What its runs were trained on."""
+        record = self.records[0]
+        limit = 0 if record.settings is None else record.settings.data.limit
+        name = str(record.summary.data)
+        return f"{limit} samples of {name}" if limit else name
+
 
 def compared(runs: Sequence[Path]) -> bytes:
     """A page about several run folders; ValueError for one that cannot be read."""
@@ -84,17 +98,15 @@ def _groups(
 
 def _overview(groups: Sequence[Group]) -> Html:
     """A row a group, with its difference in accuracy to the first one."""
-    base = groups[0].values("test_accuracy")
 
     def cells(group: Group) -> list[str]:
         accuracy = group.values("test_accuracy")
-        gain = f"{100 * (mean(accuracy) - mean(base)):+.2f}" if accuracy and base else UNKNOWN
         peak = group.values("peak_memory_bytes")
         return [
             group.label,
             str(len(group.records)),
             _spread(accuracy, ".2f", " %", 100),
-            gain if group is not groups[0] else "",
+            _gain(group, groups[0]),
             _spread(group.values("test_loss"), ".3g"),
             _spread(group.values("train_seconds"), ".1f", " s"),
             _spread(group.values("images_per_second"), ",.0f"),
@@ -105,6 +117,20 @@ def _overview(groups: Sequence[Group]) -> Html:
     header = ("", "runs", "test accuracy", "points", "test loss", "training", "images/s")
     rows = [cells(group) for group in groups]
     return table("Runs", (*header, "idle, most", "peak memory"), rows)
+
+
+def _gain(group: Group, first: Group) -> str:
+    """Points of accuracy over another group's, and why they may say nothing of the method."""
+    mine, theirs = group.values("test_accuracy"), first.values("test_accuracy")
+    if group is first or not (mine and theirs):
+        return "" if group is first else UNKNOWN
+    why = []
+    if group.epochs != first.epochs:
+        why.append(f"{group.epochs} epochs, not {first.epochs}")
+    if group.data != first.data:
+        why.append(f"on {group.data}, not {first.data}")
+    points = f"{100 * (mean(mine) - mean(theirs)):+.2f}"
+    return f"{points} ({'; '.join(why)})" if why else points
 
 
 def _spread(values: Sequence[float], form: str, unit: str = "", scale: float = 1.0) -> str:

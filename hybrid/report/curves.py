@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
-from hybrid.report.chart import BLUE, GREY, ORANGE, chart, curve, in_order
+from hybrid.report.chart import BLUE, GREY, ORANGE, chart, curve, in_order, logarithmic
 from hybrid.report.records import Line
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _rounds(figure: Figure, lines: Sequence[Line]) -> None:
     for dash, name in [("solid", "window"), ("dash", "sweeps"), ("dot", "correct_every")]:
         steps, values = [x.step for x in own], [getattr(x, name) for x in own]
         if any(values):
-            figure.update_yaxes(type="log", dtick="D1")
+            logarithmic(figure, [2**i for i in range(13)])
             label = name.replace("_", " ")
             curve(figure, steps, values, ORANGE, label, mode="lines", dash=dash, shape="vh")
 
@@ -153,6 +153,6 @@ def _cuts(
         if not any(map(isfinite, shown)):
             continue
         drawn = True
-        figure.update_yaxes(type="log", exponentformat="power")
+        logarithmic(figure)
         curve(figure, steps, shown, colour, label, legend=named and few, dash=dash)
     return drawn

@@ -76,6 +76,8 @@ class Summary(BaseModel):
     images_per_second: float | None = None
     serial_seconds: float | None = None
     parallel_seconds: float | None = None
+    gap_steps: Sizes = []
+    gap_seconds: list[float] = []
     idle_share: list[float] = []
     delay: list[float] = []
     bytes_sent: Sizes = []

@@ -27,14 +27,26 @@ def facts(summary: Summary, ended: bool) -> Html:
         ("test loss", summary.test_loss, "{:.4g}"),
         *((f"test {k}", v, "{:.4g}") for k, v in summary.test_metrics.items() if k != "accuracy"),
         ("training", summary.train_seconds, "{:.1f} s"),
-        ("of it, serial phases", summary.serial_seconds, "{:.1f} s"),
-        ("of it, parallel phases", summary.parallel_seconds, "{:.1f} s"),
+        ("of it, serial phases", summary.serial_seconds or None, "{:.1f} s"),
+        ("of it, parallel phases", summary.parallel_seconds or None, "{:.1f} s"),
+        ("local steps in gaps of serial phases", _gaps(summary), "{}"),
         ("images a second", summary.images_per_second, "{:,.1f}"),
         ("returns to serial training", summary.returns_to_serial, "{}"),
         ("waited for checkpoints", waited, "{:.2f} s"),
     ]
     shown = [(name, form.format(value)) for name, value, form in rows if value is not None]
     return table("Run" if ended else "Run so far", (), shown)
+
+
+def _gaps(summary: Summary) -> str | None:
+    """Local steps of all ranks, and the share of the training that they took of a rank."""
+    seconds, training = summary.gap_seconds, summary.train_seconds
+    if not any(summary.gap_steps):
+        return None
+    counted = f"{sum(summary.gap_steps):,} on {len(summary.gap_steps)} ranks"
+    if not (seconds and training):
+        return counted
+    return f"{counted}, {sum(seconds) / len(seconds) / training:.1%} of a rank's time"
 
 
 def starts(found: Sequence[Start]) -> Html | None:
@@ -62,14 +74,19 @@ def _hosts(names: Sequence[str]) -> str:
 
 def ranks(summary: Summary) -> Html | None:
     """A row a rank; None if the run does not say."""
-    kept = summary.bytes_sent, summary.peak_memory_bytes, summary.delay
-    rows = [
-        (str(rank), _cell(idle, "{:.1%}"), amount(sent), amount(peak), _cell(delay, "{:g} steps"))
-        for rank, (idle, sent, peak, delay) in enumerate(zip_longest(summary.idle_share, *kept))
+    columns: list[tuple[str, list[str]]] = [
+        ("idle share", [_cell(idle, "{:.1%}") for idle in summary.idle_share]),
+        ("sent", [*map(amount, summary.bytes_sent)]),
+        ("peak memory", [*map(amount, summary.peak_memory_bytes)]),
     ]
-    header = ("rank", "idle share", "sent", "peak memory", "delay")
-    shown = len(header) if any(summary.delay) else len(header) - 1
-    return table("Ranks", header[:shown], [row[:shown] for row in rows]) if rows else None
+    if any(summary.gap_steps):
+        columns.append(("local steps in gaps", [f"{steps:,}" for steps in summary.gap_steps]))
+        columns.append(("their time", [_cell(spent, "{:.1f} s") for spent in summary.gap_seconds]))
+    if any(summary.delay):
+        columns.append(("delay", [_cell(delay, "{:g} steps") for delay in summary.delay]))
+    rows = zip_longest(*(cells for _, cells in columns), fillvalue=UNKNOWN)
+    numbered = [(str(rank), *row) for rank, row in enumerate(rows)]
+    return table("Ranks", ("rank", *(name for name, _ in columns)), numbered) if numbered else None
 
 
 def rollbacks(summary: Summary) -> Html | None:

@@ -55,6 +55,8 @@ class Rounds(ABC):
         """Losses of this rank's samples in the last call, in order, if somebody wants to know."""
         self.losses: list[list[Tensor]] = []
         """Those of every replica's last block."""
+        self.gap_steps, self.gap_seconds = 0, 0.0
+        """This rank's local steps in gaps in the last call, and their time within its phases."""
         self.count = 0
         """Rounds so far."""
         self.returns = 0
@@ -69,7 +71,7 @@ class Rounds(ABC):
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
-        self.each = []
+        self.each, self.gap_steps, self.gap_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
         self.train(windows, serial, parallel, closing)
         waited = self.links.traffic.total_waiting - before

@@ -17,8 +17,9 @@ from solvers.state import State, Stateful, Tensors
 from solvers.variables.store import channels_last
 
 FLIGHTS = "under way on block "
-TOTALS = ("images", "serial_seconds", "parallel_seconds", "idle_seconds", "bytes_sent")
-"""What a run counts from its first step on."""
+_COMMON = ("images", "serial_seconds", "parallel_seconds")
+TOTALS = (*_COMMON, "idle_seconds", "gap_steps", "gap_seconds", "bytes_sent")
+"""What a run counts from its first step on; the first three are the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,7 @@ def same_grid(manifest: Mapping[str, Any], place: Place) -> bool:
 def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
     """What was counted so far; of other blocks (None) only what all of them count alike."""
     counted: dict[str, float] = manifest["totals"][rank or 0]
-    common = TOTALS if rank is not None else ("images", "serial_seconds", "parallel_seconds")
-    return {name: counted[name] for name in common}
+    return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
 
 
 def check_same_run(setup: RunSetup, folder: Path, manifest: dict[str, Any]) -> None:

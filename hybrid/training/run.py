@@ -352,6 +352,8 @@ class Run:
         self.chosen.hear(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
+        self.totals["gap_steps"] += self.rounds.gap_steps
+        self.totals["gap_seconds"] += self.rounds.gap_seconds
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
         self.totals["images"] += steps * self.setup.train.batch_size
         self.step += steps
@@ -381,8 +383,7 @@ class Run:
         return min(every, max(1, lag - self.setup.window + 1))
 
     def _metric(self, line: dict[str, Any]) -> None:
-        notice = self.folder.metric({"step": self.step, "epoch": self.epoch, **line})
-        if notice:
+        if notice := self.folder.metric({"step": self.step, "epoch": self.epoch, **line}):
             self.progress.say(notice)
 
     def _summary(self) -> dict[str, Any]:

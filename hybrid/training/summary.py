@@ -77,6 +77,9 @@ def summary(
             min(1.0, rank["totals"]["idle_seconds"] / seconds) if seconds else 0.0
             for rank in everyone
         ],
+        # within the serial phases
+        "gap_steps": [int(rank["totals"]["gap_steps"]) for rank in everyone],
+        "gap_seconds": [rank["totals"]["gap_seconds"] for rank in everyone],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
         "delay": _delays(setup),
         "kernels": setup.kernels,

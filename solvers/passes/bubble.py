@@ -15,6 +15,7 @@ from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.passes.pipeline import FillSamples, FillStep, Gaps, Op, records_needed
+from solvers.passes.stopwatch import Stopwatch
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Record, Rows
 
@@ -69,6 +70,8 @@ class BubbleFill:
         self.block: Block = program.block
         self.slots = slots(gaps, samples)
         self.stats = PhaseStats()
+        self.watch = Stopwatch()
+        """The time of the local steps, which is within that of the passes."""
         self.latest: Sequence[Batch] = ()
         """The epoch's mini-batches so far, newest first, where records are taken back."""
         self.begin()

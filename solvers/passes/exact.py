@@ -141,7 +141,8 @@ class ExactPass(Program):
                 run.backward()
             else:
                 assert fill is not None
-                fill.work(op)
+                with fill.watch.running(self.links.now):
+                    fill.work(op)
         stats.samples += len(batch)
         stats.steps += 1
         if run.losses:

@@ -9,6 +9,10 @@ import pytest
 from answers import assert_one_line, output
 from trainings import digits, fitted, trainer
 
+from hybrid.report.chart import chart
+from hybrid.report.comparison import compared
+from hybrid.report.curves import curves
+from hybrid.report.records import Line
 from solvers import DDG, Backprop
 
 FLAGS = ("--epochs", 2, "--set", "data.limit=128", "--batch-size", 32, "--set", "train.threads=1")
@@ -88,3 +92,47 @@ def test_a_folder_that_is_no_run_is_one_line(runs, hybrid, tmp_path):
     file.write_text("")
     assert_one_line(hybrid("report", *runs, "--out", file), "file")
     assert file.read_text() == ""
+
+
+def by_hand(folder, epochs, accuracy, **known):
+    """A run folder of a run of the library, tested after each epoch."""
+    folder.mkdir()
+    tests = [
+        {"step": e, "epoch": e, "phase": "test", "accuracy": 0.5} for e in range(1, epochs + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in tests))
+    told = {"solver": folder.name, "epochs": epochs, "test_accuracy": accuracy, **known}
+    (folder / "summary.json").write_text(json.dumps(told))
+    return folder
+
+
+def test_a_difference_between_runs_that_cannot_be_compared_says_why(tmp_path):
+    runs = [
+        by_hand(tmp_path / "a", 3, 0.98, data="digits"),
+        by_hand(tmp_path / "b", 3, 0.99, data="digits"),
+        by_hand(tmp_path / "c", 2, 0.9522, data="digits"),
+        by_hand(tmp_path / "d", 2, 0.9, data="mnist"),
+    ]
+    page = compared(runs).decode()
+    cells = [
+        re.findall(r"<td>(.*?)</td>", row)[2] for row in re.findall(r"<tr>.*?</tr>", page)[1:5]
+    ]
+    assert cells == [
+        "",
+        "+1.00",
+        "-2.78 (2 epochs, not 3)",
+        "-8.00 (2 epochs, not 3; on mnist, not digits)",
+    ]
+
+
+def test_ticks_of_a_logarithmic_axis_tell_their_value_and_are_few():
+    axis = chart("steps", "loss", log=True).layout.yaxis
+    # plotly's own are the last digit; d3's "~g" of 0.05 is 0.05
+    assert (axis.type, axis.tickformat, axis.exponentformat) == ("log", "~g", None)
+    # of less than four it makes 1, 2, 5 within two decades, and decades beyond
+    assert axis.nticks < 4
+    rung = {"window": 8, "sweeps": 1, "correct_every": 1}
+    made = [Line(step=step, epoch=0, phase="parallel", **rung) for step in (8, 16)]
+    rounds = curves(made)["Rounds that follow residual and learning rate"].layout.yaxis
+    assert rounds.type == "log"
+    assert list(rounds.tickvals[:4]) == [1, 2, 4, 8]

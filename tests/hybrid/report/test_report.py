@@ -23,6 +23,7 @@ from hybrid.report.tables import amount
 from hybrid.runs import restore
 from solvers.layers.factorisation import Factorisation
 
+_GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
 
 
@@ -81,7 +82,9 @@ def test_a_trained_run_is_reported_in_full_and_stands_alone(hybrid, run_folder):
     # the row of cut 1 comes after that of rank 1
     assert page.rows["1"] == [summary["cuts"][0], f"{summary['residual'][0]:.3g}"]
     sent, peak = summary["bytes_sent"][0], summary["peak_memory_bytes"][0]
-    assert page.rows["0"] == [f"{summary['idle_share'][0]:.1%}", amount(sent), amount(peak)]
+    steps, seconds = (f"{summary[f'gap_{what}'][0]:{form}}" for what, form in _GAPS)
+    idle = f"{summary['idle_share'][0]:.1%}"
+    assert page.rows["0"] == [idle, amount(sent), amount(peak), steps, f"{seconds} s"]
     assert page.links == []
     titles = ("Loss", "Test acc", "Relative", "Learning", "Throughput", "Idle", "What each rank")
     assert [any(chart.startswith(t) for chart in page.charts) for t in titles] == [True] * 7
@@ -126,6 +129,7 @@ def test_what_an_unfinished_run_says_so_far_is_what_its_summary_would_say(run_fo
     (run_folder / "summary.json").unlink()
     so_far = read(run_folder).summary
     measured = {"idle_share", "delay", "bytes_sent", "peak_memory_bytes", "checkpoint_seconds"}
+    measured |= {"gap_steps", "gap_seconds"}
     unknown = measured | {"replicas", "returns_to_serial"}
     assert so_far.model_dump(exclude=unknown) == ended.model_dump(exclude=unknown)
 
@@ -309,3 +313,21 @@ def test_delays_have_a_column_where_there_are_any(by_hand):
         (by_hand / "summary.json").write_text(json.dumps({"idle_share": [0, 0], "delay": delay}))
         rows[delay[0]] = Page(write(by_hand)).rows["0"]
     assert rows[0.375] == [*rows[0.0], "0.375 steps"]
+
+
+def test_local_steps_in_gaps_stand_in_place_of_a_parallel_phase_that_there_was_not(by_hand):
+    known = {"idle_share": [0.5, 0.25], "train_seconds": 10.0, "serial_seconds": 10.0}
+    gaps = {"parallel_seconds": 0.0, "gap_steps": [1200, 34], "gap_seconds": [1.5, 0.5]}
+    (by_hand / "summary.json").write_text(json.dumps(known | gaps))
+    rows = Page(write(by_hand)).rows
+    assert "of it, parallel phases" not in rows
+    assert rows["of it, serial phases"] == ["10.0 s"]
+    told = rows["local steps in gaps of serial phases"]
+    assert told == ["1,234 on 2 ranks, 10.0% of a rank's time"]
+    assert rows["rank"][-2:] == ["local steps in gaps", "their time"]
+    assert (rows["0"][-2:], rows["1"][-2:]) == (["1,200", "1.5 s"], ["34", "0.5 s"])
+    none = {"parallel_seconds": 4.0, "gap_steps": [0, 0], "gap_seconds": [0.0, 0.0]}
+    (by_hand / "summary.json").write_text(json.dumps(known | none))
+    rows = Page(write(by_hand)).rows
+    assert rows["of it, parallel phases"] == ["4.0 s"]
+    assert "local steps in gaps" not in rows["rank"]

@@ -46,7 +46,7 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     run = tmp_path / "run"
     found = trainer(AugmentedLagrangian(), run, 4, **ONCE).fit(*few)
     assert summary(run) == found
-    per_rank = ("idle_share", "bytes_sent", "peak_memory_bytes", "delay")
+    per_rank = (*("idle_share", "bytes_sent", "peak_memory_bytes", "delay"), "gap_steps")
     assert all(len(found[key]) == 4 for key in per_rank)
     assert len(found["residual"]) == 3
     scalars = "solver model data blocks replicas epochs seed test_accuracy train_seconds"
@@ -56,6 +56,28 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     events = json.loads((run / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
     assert list((run / "events").iterdir())
+
+
+def test_local_steps_in_gaps_are_counted_and_timed_on_each_rank_through_a_resume(few, tmp_path):
+    # a virtual clock stands while others work
+    settings = {"gaps": [(8, 0), (8, 8), (0, 0)], "links": LinkSettings(kind="virtual")}
+    found = trainer(AugmentedLagrangian(), tmp_path, 3, **settings).fit(*few, epochs=1)
+    # the first of five passes has no records to work on
+    assert found["gap_steps"] == [4, 8, 0]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for rank, seconds in enumerate(found["gap_seconds"]):
+        own = [e["dur"] for e in events if e["pid"] == rank and e["name"] == "local step"]
+        assert len(own) == found["gap_steps"][rank]
+        assert sum(own) / 1e6 <= seconds <= found["serial_seconds"]
+    assert found["parallel_seconds"] == 0
+    again = trainer(AugmentedLagrangian(), tmp_path, 3, resume=True, **settings).fit(*few, epochs=2)
+    assert again["gap_steps"] == [8, 16, 0]
+    assert again["gap_seconds"][1] > found["gap_seconds"][1]
+
+
+def test_where_no_gaps_are_filled_there_are_no_local_steps_in_them(few):
+    found = trainer(AugmentedLagrangian(), None, 2, window=2).fit(*few, epochs=1)
+    assert found["gap_steps"] == found["gap_seconds"] == [0, 0]
 
 
 @pytest.mark.parametrize(
