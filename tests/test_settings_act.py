@@ -1,7 +1,8 @@
 """A setting that a user gives acts, or is refused with the reason: over all settings, all modes.
 
-A triple is (setting, solver, mode). `make test` tries a part of them, chosen by a hash; all with
-SETTINGS_SHARE=1, or `pytest -m slow`; `python -m tests.test_settings_act` counts what they do.
+A triple is (setting, solver, mode); the modes of a solver stand in its own test file. `make test`
+tries a part of the triples, chosen by a hash; all with SETTINGS_SHARE=1, or `pytest -m slow`;
+`PYTHONPATH=tests/support python -m tests.test_settings_act` counts what they do.
 """
 
 import os
@@ -17,6 +18,8 @@ from zlib import crc32
 
 import pytest
 import torch
+from declared import declared
+from setting_modes import LISTED, OTHERS, TINY
 from torch import Tensor
 
 from hybrid import EarlyStopping, data
@@ -29,18 +32,8 @@ from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from solvers import Backprop, registry
-from tests.support.setting_modes import (
-    ALONE,
-    EXACT,
-    GREEDY,
-    LISTED,
-    MODES,
-    OTHERS,
-    SERIAL,
-    STORING,
-    TINY,
-)
 
+MODES = [mode for modes in declared("MODES") for mode in modes]
 SHARE = int(os.environ.get("SETTINGS_SHARE", "48"))
 """`make test` tries one triple of so many."""
 
@@ -106,40 +99,20 @@ def _refused(what, why, named):
 def _listed(setting, value, mode, result, base):
     if setting in ("split.balance", "split.inside") and result.cuts == base.cuts:
         return "the cuts come out the same"
-    if mode.solver == "backprop" and setting in EXACT:
-        return "exact gradients do not depend on the cuts"
-    if mode.name == "chunked" and setting in (*EXACT, *SERIAL):
-        return "one chunk of all blocks is back-propagation"
-    if mode.name == "overlapping" and setting in ("split.cuts", *SERIAL):
-        return "two blocks that overlap are back-propagation"
-    if mode.name in ("one key", "one block") and setting == "rounds.serial_epochs":
-        return "with one instance or one block no gradient is late in later epochs either"
-    if mode.name == "one key" and setting in EXACT:
-        return "with one instance under way no gradient is late, whatever the cuts"
-    if f"{mode}".startswith(GREEDY) and value == "chunked":
-        return "two chunks of two blocks are trained greedily"
-    if mode.name == "no gaps" and setting in ("split.blocks", "rounds.serial_epochs"):
-        return "no gaps either"
-    if mode.name == "all" and mode.solver in STORING and setting == "data.augment":
-        return "records that are kept without corrections are of plain images"
-    if f"{mode}" == "auxnet, uncorrected" and setting == "rounds.window" and value != "all":
-        return "one sweep, and nothing recorded"
-    if mode.name == "auto" and setting == "train.report_every":
-        return ""  # how often the residual is looked at, too
+    shown = f"{setting}={value}"
+    if shown in mode.same:
+        return mode.same[shown]
+    if setting in mode.same:
+        return mode.same[setting]
     return LISTED.get(setting, "")
 
 
 def others(setting, mode):
     """Values of a setting that a mode does not have."""
     current = _settled(mode)[setting]
-    if setting == "solver.name":
-        other = {"backprop": "ddg", "ddg": "features-replay", "auxnet": "penalty"}
-        # two blocks, corrected so often: DDG's delay is the same
-        other |= {"fdg": "local-updates", "pd-asgd": "local-updates", "ampnet": "pd-asgd"}
-        return [other.get(mode.solver, "ddg" if mode.solver in ALONE else "auxnet")]
-    if setting == "model.shortcut" and mode.solver == "petra":
-        return ["identity"]
-    values = OTHERS.get(setting) or _generic(setting, current, mode)
+    if setting == "solver.name" and setting not in mode.tries:
+        return ["auxnet" if registry.solver_class(mode.solver).alternates else "ddg"]
+    values = mode.tries.get(setting) or OTHERS.get(setting) or _generic(setting, current, mode)
     return [value for value in values if value != current]
 
 
@@ -247,6 +220,13 @@ def _asked(mode, **more):
 def _settled(mode):
     tree = build.read(None, _asked(mode), None, False).model_dump()
     return {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
+
+
+@pytest.mark.parametrize("solver", registry.OWN)
+def test_the_test_file_of_every_solver_declares_its_modes(solver):
+    declared = [mode.name for mode in MODES if mode.solver == solver]
+    assert declared, f"give a test file of {solver} MODES, as CONTRIBUTING.md says"
+    assert len(set(declared)) == len(declared)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_paths import Masked, deep, setup_of, trained
 from problems import assert_same
+from setting_modes import EXACT, Mode, alone
 from torch import nn
 from trainings import digits, fitted, interrupted, lines, trainer, weights
 from unit_steps import trained as by_units
@@ -27,6 +28,29 @@ from solvers.instances.nodes import StashedNodes
 from solvers.instances.order import limit
 from solvers.instances.paths import Paths
 
+OTHER = {"solver.name": ["pd-asgd"]}
+LATE = {
+    "rounds.serial_epochs": "with one instance or one block no gradient is late in later epochs "
+    "either"
+}
+ONE_KEY = dict.fromkeys(EXACT, "with one instance under way no gradient is late, whatever the cuts")
+EXAMPLES = {
+    "ampnet": AMPNet(micro_batches=1),
+    "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
+    "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
+}
+PLAIN = ("ampnet",)
+IMPOSSIBLE = [
+    (AMPNet, {"max_active_keys": -1, "min_update_frequency": -1, "weights": "older"}),
+    (AMPNet, {"exits": 1.5, "head": "mlp:0", "clip_norm": -1.0, "micro_batches": -1}),
+]
+MODES = [
+    *alone("ampnet", parts={"solver.micro_batches": 4}, tries=OTHER),
+    Mode("ampnet", "one block", {"split.blocks": 1}, LATE, OTHER),
+    Mode("ampnet", "one key", {"solver.max_active_keys": 1}, {**LATE, **ONE_KEY}, OTHER),
+    Mode("ampnet", "current", {"solver.weights": "current"}, {}, OTHER),
+    Mode("ampnet", "exits", {"solver.exits": 0.5, "solver.micro_batches": 4}, {}, OTHER),
+]
 CUTS = {1: [], 2: [3], 3: [2, 4], 4: [1, 3, 4]}
 WAYS = {
     "as it is": AMPNet(micro_batches=4),

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from problems import Fixed, assert_weights_moved, make_problem
+from setting_modes import windowed
 
 from hybrid import split
 from hybrid.links import run_threads
@@ -14,6 +15,18 @@ from solvers.auxnet import auxiliary_network
 from solvers.blocks.objective import Objective
 from solvers.state import State
 
+UNRECORDED = dict.fromkeys(
+    ("rounds.window=1", "rounds.window=auto"), "one sweep, and nothing recorded"
+)
+EXAMPLES = {
+    "auxnet": AuxNet(aux_lr=0.01),
+    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
+}
+IMPOSSIBLE = [
+    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
+    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
+]
+MODES = [*windowed("auxnet", {}, UNRECORDED, tries={"solver.name": ["penalty"]})]
 CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import assert_same, copied, exact_pass, make_problem
+from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
 
@@ -15,6 +16,24 @@ from hybrid.links import run_threads, run_virtual
 from solvers import DDG, FDG, FeaturesReplay
 from solvers.blocks.buffers import frozen_statistics
 
+OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
+"""Two blocks, corrected so often: DDG's delay is the same as FDG's."""
+FIRST = {"rounds.serial_epochs": 1, "data.limit": 48}
+EXAMPLES = {
+    "ddg": DDG(micro_batches=1),
+    "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
+    "features-replay": FeaturesReplay(micro_batches=1),
+    "ddg in parts": DDG(micro_batches=3, messages="int8"),
+    "fdg in parts": FDG(micro_batches=2, messages="float16"),
+    "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
+}
+PLAIN = ("ddg", "fdg", "features-replay")
+IMPOSSIBLE = [(DDG, {"clip_norm": -1.0}), (FDG, {"gradient_shrinking": 1.5})]
+MODES = [
+    *(mode for name, other in OTHER.items() for mode in alone(name, tries={"solver.name": other})),
+    Mode("ddg", "replicas", {"split.replicas": 2}, {}, {"solver.name": OTHER["ddg"]}),
+    Mode("ddg", "first serially", FIRST, {}, {"solver.name": OTHER["ddg"]}),
+]
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
 MOMENTUM = 0.9
 

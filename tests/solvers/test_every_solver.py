@@ -2,75 +2,36 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
+from declared import declared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import assert_same, exact_pass, handed_over, make_problem
 
 from hybrid.links import run_threads, run_virtual
-from solvers import (
-    DDG,
-    FDG,
-    PDASGD,
-    AMPNet,
-    AugmentedLagrangian,
-    AuxNet,
-    Backprop,
-    BlockADMM,
-    FeaturesReplay,
-    LocalUpdates,
-    Penalty,
-    Petra,
-    Solver,
-    registry,
-)
+from solvers import Penalty, Petra, Solver, registry
 from solvers.base import Recording
 from solvers.passes.bubble import BubbleFill
 from solvers.passes.pipeline import Gaps
 
-ALONE: dict[str, Solver] = {
-    "backprop": Backprop(),
-    "ddg": DDG(micro_batches=1),
-    "fdg": FDG(micro_batches=1, gradient_shrinking=0.7),
-    "features-replay": FeaturesReplay(micro_batches=1),
-    "petra": Petra(micro_batches=1),
-    "pd-asgd": PDASGD(backward_slots=0),
-    "ampnet": AMPNet(micro_batches=1),
-    "greedy": LocalUpdates(),
-    "overlapping": LocalUpdates(style="overlapping", head="mlp:5"),
-    "chunked": LocalUpdates(style="chunked", chunks=1),
-}
-FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
-SWEEPING: dict[str, Solver] = {
-    "penalty": Penalty(beta=0.1, momentum=0.5),
-    "augmented-lagrangian": AugmentedLagrangian(beta=0.1, clip_norm=0.1),
-    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
-    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimiser="adam"),
-    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
-    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
-    "fed": BlockADMM(**FILTERED, filter_mode="input"),
-    "auxnet": AuxNet(aux_lr=0.01),
-    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
-}
-IN_PARTS: dict[str, Solver] = {
-    "ddg in parts": DDG(micro_batches=3, messages="int8"),
-    "fdg in parts": FDG(micro_batches=2, messages="float16"),
-    "features-replay in parts": FeaturesReplay(micro_batches=4, messages="bfloat16"),
-    "petra in parts": Petra(micro_batches=3, messages="int8"),
-    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
-    "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
-    "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
-    "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
-}
-EVERY = ALONE | SWEEPING | IN_PARTS
+EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
+"""Of each solver, as its own test file gives them."""
+ALONE = [name for names in declared("PLAIN") for name in names]
+"""Those that are SGD alone, where there is one block."""
+WRONG = [wrong for wrongs in declared("IMPOSSIBLE") for wrong in wrongs]
 CUTS = st.sampled_from([[2], [1, 3], [1, 2, 3]])
 
 
-def test_every_method_is_here():
-    assert {solver.name for solver in EVERY.values()} == set(registry.OWN)
+@pytest.mark.parametrize("name", registry.OWN)
+def test_the_test_file_of_every_solver_declares_examples(name):
+    known = [solver for solver in EVERY.values() if solver.name == name]
+    assert known, f"give a test file of {name} EXAMPLES, as CONTRIBUTING.md says"
+
+
+def test_no_two_examples_have_one_name():
+    assert len(EVERY) == sum(map(len, declared("EXAMPLES")))
 
 
 def problem_for(solver, cuts, seed=1):
@@ -111,8 +72,8 @@ def trained(problem, solver, at=4, goes_on="", run=run_threads, prepare=lambda b
 
 @pytest.mark.parametrize("name", ALONE)
 def test_one_block_alone_is_plain_sgd_bit_for_bit(name):
-    problem, plain = (problem_for(ALONE[name], []) for _ in range(2))
-    assert_same(trained(problem, ALONE[name]), plain.plain_loop())
+    problem, plain = (problem_for(EVERY[name], []) for _ in range(2))
+    assert_same(trained(problem, EVERY[name]), plain.plain_loop())
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -205,30 +166,9 @@ def test_replicas_are_asked_where_gaps_are_filled(kind, steps):
     assert problem.on_every_block(program) == [steps] * 2
 
 
-IMPOSSIBLE: list[tuple[type[Solver], dict[str, Any]]] = [
-    (Backprop, {"micro_batches": 0, "clip_norm": -1.0, "filter": 0, "messages": "float64"}),
-    (AugmentedLagrangian, {"beta": -1.0, "local_lr": 0.0, "lam_step": -0.1, "clip_norm": -1.0}),
-    (AugmentedLagrangian, {"filter": 0, "momentum": 1.0, "return_ratio": 0.0, "kappa_step": -1.0}),
-    (AugmentedLagrangian, {"storage": "int3", "filter_mode": "inputs", "lam_start": "adjoin"}),
-    (AugmentedLagrangian, {"multiplier_start": "adjoin"}),
-    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
-    (BlockADMM, {"dual_limit": -1.0, "momentum": 0.5, "order": "seidel", "optimiser": "adagrad"}),
-    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
-    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
-    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
-    (DDG, {"clip_norm": -1.0}),
-    (FDG, {"gradient_shrinking": 1.5}),
-    (Petra, {"micro_batches": -1, "messages": "int4"}),
-    (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
-    (AMPNet, {"max_active_keys": -1, "min_update_frequency": -1, "weights": "older"}),
-    (AMPNet, {"exits": 1.5, "head": "mlp:0", "clip_norm": -1.0, "micro_batches": -1}),
-    (LocalUpdates, {"style": "lazy", "chunks": 0, "head": "mlp:0"}),
-]
-
-
 @pytest.mark.parametrize(
     ("solver", "name", "value"),
-    [(solver, *setting) for solver, wrong in IMPOSSIBLE for setting in wrong.items()],
+    [(solver, *setting) for solver, wrong in WRONG for setting in wrong.items()],
 )
 def test_impossible_settings_name_the_value_in_one_line(solver, name, value):
     with pytest.raises(ValueError, match=rf"^{name} is {value!r}[^\n]*$"):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import assert_same, copied
+from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
 from trainings import digits, fitted, interrupted, trainer, weights
@@ -25,6 +26,26 @@ from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.draws import Draws
 from solvers.passes.units import Again, Stashed, Units, runs
 
+OTHER = {"solver.name": ["local-updates"]}
+SLOTS = {
+    "three slots": {},
+    "two slots": {"solver.backward_slots": 1},
+    "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
+    "current": {"solver.weights": "current"},
+}
+EXAMPLES = {
+    "pd-asgd": PDASGD(backward_slots=0),
+    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
+}
+PLAIN = ("pd-asgd",)
+IMPOSSIBLE = [
+    (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
+]
+MODES = [
+    *alone("pd-asgd", tries=OTHER),
+    *(Mode("pd-asgd", n, {"split.blocks": 1, **own}, {}, OTHER) for n, own in SLOTS.items()),
+]
 ONE_BLOCK = {
     "the paper's ratio": PDASGD(),
     "one backward slot": PDASGD(backward_slots=1),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import Fixed, Problem, exact_pass
+from setting_modes import alone
 from torch import nn
 
 from hybrid import models, split
@@ -15,6 +16,14 @@ from solvers import Batch, Petra
 from solvers.base import Setup
 from solvers.layers.reversible import Reversible
 from solvers.state import Tensors
+
+EXAMPLES = {
+    "petra": Petra(micro_batches=1),
+    "petra in parts": Petra(micro_batches=3, messages="int8"),
+}
+PLAIN = ("petra",)
+IMPOSSIBLE = [(Petra, {"micro_batches": -1, "messages": "int4"})]
+MODES = [*alone("petra", {"model.name": "revnet8"}, tries={"model.shortcut": ["identity"]})]
 
 
 def problem(cut, batches, lr=0.05):

@@ -1,6 +1,10 @@
-"""Ways to run every solver, what is tried of each setting, and which must not change the result."""
+"""Ways to run a solver, what is tried of each setting, and which must not change the result.
 
-from dataclasses import dataclass
+The modes of a solver stand in its own test file, as `MODES`; here is what several share.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Values = dict[str, Any]
@@ -16,15 +20,9 @@ TINY: Values = {
 }
 """Three mini-batches an epoch: windows of 2 and of 1."""
 
-FILLING = ("penalty", "augmented-lagrangian")
-STORING = (*FILLING, "block-admm")
-CLOSE: dict[str, Values] = {
-    "penalty": {"solver.beta": 0.1},
-    "augmented-lagrangian": {"solver.beta": 0.1},
-    "block-admm": {"solver.rho": 0.2},
-}
-"""lam stays close to activations that are as small as these."""
-ALONE = ("ddg", "features-replay", "fdg", "petra", "pd-asgd", "ampnet", "local-updates")
+EXACT = ("split.blocks", "split.cuts", "split.balance", "split.inside")
+"""What exact gradients do not depend on."""
+SERIAL = ("rounds.correct_every", "rounds.serial_epochs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,120 +32,74 @@ class Mode:
     solver: str
     name: str
     settings: Values
+    same: Mapping[str, str] = field(default_factory=dict)
+    """Settings, or "setting=value", that must not change its result, and why; "": they must."""
+    tries: Mapping[str, list[Any]] = field(default_factory=dict)
+    """What is tried of a setting, in place of `OTHERS` and of what its type says."""
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.solver}, {self.name}"
 
 
-def _modes():
-    yield Mode("backprop", "m = 1", {})
-    yield Mode("backprop", "m = 4", {"solver.micro_batches": 4})
-    yield Mode("backprop", "steps", {"schedule.name": "step"})
-    by_class = {"schedule.name": "ExponentialLR", "schedule.arguments": {"gamma": 0.9}}
-    yield Mode("backprop", "a schedule of torch's", by_class)
-    yield Mode("backprop", "AdamW", {"optimiser.name": "adamw", "optimiser.lr": 1e-3})
-    yield Mode("backprop", "virtual", {"links.kind": "virtual"})
-    grid = {"split.replicas": 2}
-    yield Mode("backprop", "replicas", grid)
-    yield Mode("backprop", "local-sgd", {**grid, "sync.name": "local-sgd", "sync.steps": 2})
-    # five mini-batches an epoch, for rounds that end within it
-    outer = {**grid, "data.limit": 40, "sync.steps": 2, "sync.lag": 1}
-    yield Mode("backprop", "diloco", {**outer, "sync.name": "diloco"})
-    yield Mode("backprop", "hpsgd", {**outer, "sync.name": "hpsgd"})
-    # few losses, known soon, to an assistant that learns fast from them
-    soon = {"sampler.lag": 2, "train.epochs": 3}
-    assist = {**soon, "sampler.name": "auto-assist", "sampler.lr": 5.0}
-    yield Mode("backprop", "auto-assist", assist)
-    yield Mode("backprop", "selective-backprop", {**soon, "sampler.name": "selective-backprop"})
-    windows = {**CLOSE["penalty"], **assist, "rounds.window": 2}
-    yield Mode("augmented-lagrangian", "auto-assist", windows)
-    swept = {**grid, **CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2}
-    swept |= {"train.batch_size": 16, "data.limit": 48}  # or BatchNorm sees single samples
-    yield Mode("augmented-lagrangian", "replicas", swept)
-    yield Mode("ddg", "replicas", grid)
-    for solver in FILLING:
-        # a third epoch, for what the second one's residual leads to
-        gaps = {**CLOSE["penalty"], "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
-        yield Mode(solver, "gaps", gaps)
-        yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
-        some = {"rounds.gaps": [(4, 0), (0, 12)], "rounds.fill_samples": "largest"}
-        yield Mode(solver, "gaps of a choice", {**gaps, **some})
-        window = {"rounds.fill": True, "rounds.window": 2}
-        yield Mode(solver, "gaps and a window", {**gaps, **window})
-        yield Mode(solver, "no gaps", {})
-    for solver in (*STORING, "auxnet"):
-        window = {"rounds.window": 2, **CLOSE.get(solver, {})}
-        yield Mode(solver, "one sweep", window)
-        yield Mode(solver, "two sweeps", {**window, "rounds.sweeps": 2})
-        yield Mode(solver, "every second", {**window, "rounds.correct_every": 2})
-        yield Mode(
-            solver, "two sweeps, rarely", {**window, "rounds.sweeps": 2, "rounds.correct_every": 2}
-        )
-        yield Mode(solver, "uncorrected", {**window, "rounds.correct_every": 0})
-        whole = {**window, "rounds.window": "all", "rounds.correct_every": 0}
-        yield Mode(solver, "all", whole)
-    limit = {**CLOSE["penalty"], "rounds.window": 2, "rounds.sweeps": 2, "solver.lam_move": "step"}
-    yield Mode("augmented-lagrangian", "two sweeps in steps", limit)
-    hops = {
-        **CLOSE["block-admm"],
-        "rounds.window": 2,
-        "solver.order": "jacobi",
-        "solver.z_steps": 2,
-    }
-    yield Mode("block-admm", "hops", hops)
-    for solver in STORING:
-        # five mini-batches: two probes an epoch, and in the last one two sweeps a window
-        pace = {
-            **CLOSE[solver],
-            "rounds.window": "auto",
-            "rounds.window_limit": 2,
-            "rounds.sweeps": 2,
-        }
-        pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
-        yield Mode(solver, "auto", pace)
-    layer = {"model.factorise": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
-    layer |= CLOSE["block-admm"]
-    yield Mode("block-admm", "factorised", layer)
-    for solver in ALONE:
-        model = {"model.name": "revnet8"} if solver == "petra" else {}
-        yield Mode(solver, "alone", model)
-        # five mini-batches: a window of one between two serial ones is exact
-        parts = {"solver.micro_batches": 4} if solver == "ampnet" else {}
-        corrected = {**parts, "data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
-        yield Mode(solver, "every second", {**model, **corrected})
-    first: dict[str, Values] = {
-        "ddg": {"data.limit": 48},
-        # a third epoch, for what the second one's residual leads to
-        "augmented-lagrangian": {
-            **CLOSE["penalty"],
-            "train.epochs": 3,
-            "rounds.window": 2,
-            "rounds.sweeps": 2,
-        },
-    }
-    for solver, settings in first.items():
-        yield Mode(solver, "first serially", {"rounds.serial_epochs": 1, **settings})
-    slots: dict[str, Values] = {
-        "three slots": {},
-        "two slots": {"solver.backward_slots": 1},
-        "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
-        "current": {"solver.weights": "current"},
-    }
-    for name, settings in slots.items():
-        yield Mode("pd-asgd", name, {"split.blocks": 1, **settings})
-    stops: dict[str, Values] = {
-        "one block": {"split.blocks": 1},
-        "one key": {"solver.max_active_keys": 1},
-        "current": {"solver.weights": "current"},
-        "exits": {"solver.exits": 0.5, "solver.micro_batches": 4},
-    }
-    for name, settings in stops.items():
-        yield Mode("ampnet", name, settings)
-    yield Mode("local-updates", "overlapping", {"solver.style": "overlapping"})
-    yield Mode("local-updates", "chunked", {"solver.style": "chunked", "solver.chunks": 1})
+def filled(solver: str, close: Values) -> Iterator[Mode]:
+    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these."""
+    # a third epoch, for what the second one's residual leads to
+    gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
+    yield Mode(solver, "gaps", gaps)
+    yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
+    some = {"rounds.gaps": [(4, 0), (0, 12)], "rounds.fill_samples": "largest"}
+    yield Mode(solver, "gaps of a choice", {**gaps, **some})
+    window = {"rounds.fill": True, "rounds.window": 2}
+    yield Mode(solver, "gaps and a window", {**gaps, **window})
+    none = dict.fromkeys(("split.blocks", "rounds.serial_epochs"), "no gaps either")
+    yield Mode(solver, "no gaps", {}, none)
 
 
-MODES = list(_modes())
+def windowed(
+    solver: str,
+    close: Values,
+    uncorrected: Mapping[str, str] | None = None,
+    whole: Mapping[str, str] | None = None,
+    tries: Mapping[str, list[Any]] | None = None,
+) -> Iterator[Mode]:
+    """Windows, of a method that alternates; what is the same without corrections, and of all."""
+    window = {"rounds.window": 2, **close}
+    two = {**window, "rounds.sweeps": 2}
+    tries = tries or {}
+    yield Mode(solver, "one sweep", window, {}, tries)
+    yield Mode(solver, "two sweeps", two, {}, tries)
+    yield Mode(solver, "every second", {**window, "rounds.correct_every": 2}, {}, tries)
+    yield Mode(solver, "two sweeps, rarely", {**two, "rounds.correct_every": 2}, {}, tries)
+    never = {**window, "rounds.correct_every": 0}
+    yield Mode(solver, "uncorrected", never, uncorrected or {}, tries)
+    yield Mode(solver, "all", {**never, "rounds.window": "all"}, whole or {}, tries)
+
+
+KEPT = {"data.augment": "records that are kept without corrections are of plain images"}
+
+
+def paced(solver: str, close: Values) -> Mode:
+    """Windows that follow residuals: two probes an epoch, and at last two sweeps a window."""
+    pace: Values = {"rounds.window": "auto", "rounds.window_limit": 2, "rounds.sweeps": 2}
+    pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
+    # how often the residual is looked at, too
+    return Mode(solver, "auto", {**close, **pace}, {"train.report_every": ""})
+
+
+def alone(
+    solver: str,
+    own: Values | None = None,
+    parts: Values | None = None,
+    same: Mapping[str, str] | None = None,
+    tries: Mapping[str, list[Any]] | None = None,
+) -> Iterator[Mode]:
+    """A method that trains alone; `parts`: what it wants where it is corrected."""
+    own, same, tries = own or {}, same or {}, tries or {}
+    yield Mode(solver, "alone", own, same, tries)
+    # five mini-batches: a window of one between two serial ones is exact
+    rarely: Values = {"data.limit": 40, "rounds.window": 2, "rounds.correct_every": 2}
+    yield Mode(solver, "every second", {**own, **(parts or {}), **rarely}, same, tries)
+
 
 OTHERS: dict[str, list[Any]] = {
     "model.name": ["preact-resnet8"],
@@ -240,8 +192,3 @@ LISTED = {
     "checkpoint.rollbacks": "a guard",
 }
 """What must not change the result, wherever it is not refused, and why."""
-
-GREEDY = ("local-updates, alone", "local-updates, every second")
-SERIAL = ("rounds.correct_every", "rounds.serial_epochs")
-EXACT = ("split.blocks", "split.cuts", "split.balance", "split.inside")
-"""What exact gradients do not depend on."""
