@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,10 @@ def test_pages_name_the_methods_that_refuse_replicas():
         solver = registry.solver_class(name)()
         alone, grid = (Setup(((4, 2, 2),), 8, window=1, replicas=R, total=8 * R) for R in (1, 2))
         solver.check(alone)
-        try:
+        with suppress(ValueError):
             solver.check(grid)
-        except ValueError as error:
-            assert "split.replicas is 2" in str(error)
-            refusing.add(name)
+            continue
+        refusing.add(name)
     for page, begins in (("README.md", "Every method but "), ("docs/replicas.md", "All but ")):
         (said,) = re.findall(rf"{begins}(.*?) run", (ROOT / page).read_text())
         assert {name for name in registry.OWN if name in said} == refusing
