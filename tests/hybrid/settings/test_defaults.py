@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import MISSING, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_two_equal_calls_of_split_cut_alike(monkeypatch):
     monkeypatch.setattr("hybrid.cuts.partition.measured_costs", timed)
     model = models.build("resnet20", 10, 1, 8)
     assert split(model, blocks=4).starts == split(model, blocks=4).starts
-    assert split.__kwdefaults__["balance"] == SplitSettings().balance
+    assert signature(split).parameters["balance"].default == SplitSettings().balance
 
 
 def test_readme_gives_settings_and_arguments_that_there_are():
