@@ -25,7 +25,7 @@ ROOMS = (
     *("hybrid", "hybrid.rl", "hybrid.runs", "hybrid.training"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.errors"),
+    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.errors", "hybrid.orphans"),
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),

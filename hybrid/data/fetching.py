@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hybrid.errors import one_line, told
+from hybrid.orphans import end_with_parent
 from hybrid.settings.config import WorkerKind
 
 Collate = Callable[[list[Any]], Any]
@@ -117,9 +119,11 @@ class Pool:
         return tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, found)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; processes are gone afterwards."""
         if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            # what ends within multiprocessing would wait for them for ever
+            processes = isinstance(self._executor, ProcessPoolExecutor)
+            self._executor.shutdown(wait=processes, cancel_futures=True)
             self._executor = None
 
 
@@ -128,6 +132,8 @@ _WORKER: dict[str, Any] = {}
 
 
 def _begin(dataset: Any, collate: Collate) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process they work for
     torch.set_num_threads(1)
     _WORKER.update(dataset=dataset, collate=collate)
 

@@ -101,14 +101,16 @@ def one(
         launcher = random.choice(launchers or fault.launchers[-1:])
         way, sync = random.choice(GRIDS)
         training = Training(way, launcher, 2 * replicas, replicas=replicas, sync=sync)
+        training = replace(training, workers=fault.workers)
     else:
         launcher = random.choice(launchers or fault.launchers)
         ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
-        training = Training(random.choice(list(WAYS)), launcher, ranks)
+        training = Training(random.choice(list(WAYS)), launcher, ranks, workers=fault.workers)
     outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
     outcome.replicas, outcome.sync = training.replicas, training.sync
     references.result(training)
     scene = Scene(random, training, folder / "run", references)
+    scene.resumed_with += training.own_data
     with scene.clean:
         _struck(fault, scene, outcome, folder / "struck.err")
         outcome.problems += _resumed(fault, scene, outcome, folder)
@@ -140,13 +142,15 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
         outcome.problems.append(f"hang: {waited:.0f} s after the fault not ended, {where}")
     elif not ended:
         outcome.problems.append("orphan: ranks outlive their launcher")
+    elif left := job.left(LIMIT):
+        outcome.problems.append(f"orphan: {len(left)} processes outlive the job: {left[0][:80]}")
     job.kill()
     job.wait(LIMIT)
     next(acts, None)
     text = job.output()
     outcome.said = reasons(text)
     if not (scene.missed and outcome.status == 0):
-        outcome.problems += _words(fault, text, outcome)
+        outcome.problems += _words(scene, fault, text, outcome)
     outcome.problems += scene.broken
     after = whole(scene.out)
     lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
@@ -165,8 +169,9 @@ def reasons(text: str) -> list[str]:
     return [line for line in lines if not line.startswith(_NOTICE)] or lines
 
 
-def _words(fault: Fault, text: str, outcome: Outcome) -> Iterator[str]:
+def _words(scene: Scene, fault: Fault, text: str, outcome: Outcome) -> Iterator[str]:
     status = outcome.status
+    sent = [sign for number in scene.sent for sign in (-number, 128 + number)]
     ended_by = {-status, status - 128} if status is not None else set()
     if "(start)" in outcome.detail and ended_by & set(fault.requests):
         return
@@ -176,7 +181,7 @@ def _words(fault: Fault, text: str, outcome: Outcome) -> Iterator[str]:
         yield f"reason: said {len(outcome.said)} times"
     if status != 0 and not (fault.silent or outcome.said or _LAUNCHER_SAYS.search(text)):
         yield f"reason: none, with status {status}"
-    if status in CRASHES:
+    if status in CRASHES and status not in sent:
         yield f"status: {status}, a crash of its own"
     if status is not None and status not in fault.statuses:
         yield f"status: {status}: {text.strip()[-200:]}"

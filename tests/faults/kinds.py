@@ -43,6 +43,8 @@ class Scene:
     """Problems that the fault itself has seen."""
     resumed_with: list[str] = field(default_factory=list)
     """Further words of the resume."""
+    sent: set[signal.Signals] = field(default_factory=set)
+    """Signals that have struck it."""
     missed: bool = False
     """Whether the run had ended before its moment came."""
     damaged: set[str] = field(default_factory=set)
@@ -83,6 +85,8 @@ class Fault:
     """Seconds more that it may take."""
     same_metrics: bool = True
     """Whether metrics.jsonl must be that of an undisturbed run in the end."""
+    workers: int = 0
+    """Processes that make each rank's mini-batches."""
 
 
 def moment(scene: Scene, job: Job, among: tuple[str, ...] = MOMENTS) -> str:
@@ -133,6 +137,7 @@ def signals(
         pids = {"rank": [one], "launcher": [job.pid], "either": [either]}.get(to, [*ranks, job.pid])
         whom = f"rank {ranks.index(pids[0])}" if pids[0] in ranks else "mpirun"
         scene.now(f"{number.name} to {'all' if to == 'all' else whom} {when}")
+        scene.sent.add(number)
         for turn in range(times):
             if turn:
                 sleep(scene.random.uniform(0.05, 0.3))
@@ -200,13 +205,14 @@ def rollbacks(out: Path) -> int:
         return 0
 
 
-_KILL, _TERM = signal.SIGKILL, signal.SIGTERM
+_KILL, _TERM, _ABORT = signal.SIGKILL, signal.SIGTERM, signal.SIGABRT
 _USER = (signal.SIGUSR1, signal.SIGUSR2)
 _THREADS, _MPIRUN = ("threads",), ("mpirun",)
 KINDS = (
     Fault("kill -9 of a rank", signals(_KILL, to="rank"), launchers=_MPIRUN),
     Fault("kill -9 of mpirun", signals(_KILL, to="launcher"), launchers=_MPIRUN, silent=True),
     Fault("kill -9 of all", signals(_KILL, to="all"), silent=True),
+    Fault("data workers", signals(_KILL, _ABORT, to="either"), silent=True, workers=2),
     Fault("USR1, USR2", signals(*_USER, to="either"), (0, 75), requests=_USER),
     # to mpirun it ends the ranks half a second later; to a rank, or alone, it is a request
     Fault("TERM", signals(_TERM, to="either"), ANY, requests=(_TERM,)),

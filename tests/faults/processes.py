@@ -10,15 +10,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from tests.support import marked
 from tests.support.world import for_mpirun
 
 PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
+_NUMBERS = count()
 _SLOW = "torch._dynamo hybrid.runs.build hybrid.cli.app hybrid.folder.board"
 _FORKING.set_forkserver_preload(_SLOW.split())
 
@@ -40,11 +43,11 @@ class Job:
         fresh: bool = False,
     ) -> None:
         self.launcher, self._out, self._err = launcher, log.with_suffix(".out"), log
-        self._size = ranks
+        self._size, self._mark = ranks, f"{os.getpid()}-{next(_NUMBERS)}"
         self._seen: dict[int, str] = {}
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         given = {"HYBRID_FAULT": json.dumps(fault or {}), "PYTHONPATH": path, "CI": "1"}
-        environment = for_mpirun() | given
+        environment = for_mpirun() | given | {marked.VARIABLE: self._mark}
         if launcher == "threads" and not fresh:
             self._process: Any = _FORKING.Process(
                 target=_main, args=(list(words), str(self._out), str(self._err), environment)
@@ -94,9 +97,17 @@ class Job:
             sleep(0.01)
         return False
 
+    def left(self, limit: float) -> list[str]:
+        """What the job has started and is there after so many seconds, whoever its parent is."""
+        end = monotonic() + limit
+        while (found := marked.living(self._mark)) and monotonic() < end:
+            sleep(0.05)
+        return [*found.values()]
+
     def kill(self) -> None:
         """End what is left of the job."""
-        for pid in [*self.ranks(), *([self.pid] if self.status() is None else [])]:
+        alone = [self.pid] if self.status() is None else []
+        for pid in {*self.ranks(), *marked.living(self._mark), *alone}:
             send(pid, signal.SIGKILL)
 
     def output(self) -> str:

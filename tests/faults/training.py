@@ -41,9 +41,9 @@ GRIDS = [
     for way in ON_A_GRID
     if sync != "hpsgd" or way in ("serial", WITHOUT_BUBBLE)  # steps of one kind
 ]
-LR = "0.1"
+LR, SAMPLES = "0.1", 192
 _SIZE = (
-    *("--epochs", "3", "--batch-size", "8", "--lr", LR, "--set", "data.limit=192"),
+    *("--epochs", "3", "--batch-size", "8", "--lr", LR),
     *("--set", "train.threads=1", "--set", "train.evaluate_every=9"),
     *("--set", "checkpoint.keep_last=0"),
 )
@@ -62,18 +62,39 @@ class Training:
     seed: int = 0
     replicas: int = 1
     sync: str = ""
+    workers: int = 0
+    """Processes that make a rank's mini-batches, of a data set that is the user's own."""
 
     @property
     def blocks(self) -> int:
         """Of each replica."""
         return self.ranks // self.replicas
 
+    @property
+    def own_data(self) -> list[str]:
+        """Words that a resume must repeat: code runs only if the command line says so."""
+        return ["--data", "tests.faults.items:digits"] if self.workers else []
+
     def words(self, out: Path) -> list[str]:
         """The command's words for a new run."""
+        data = ["--set", f"data.limit={SAMPLES}"]
+        if self.workers:
+            reading = f"data.workers={self.workers}", "data.worker_kind=forkserver"
+            data = [*self.own_data, *(word for one in reading for word in ("--set", one))]
         named = ("--model", self.model, "--seed", str(self.seed))
         blocks = () if self.launcher == "mpirun" else ("--blocks", str(self.blocks))
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
-        return ["train", *_SIZE, *ON_A_GRID[self.way], *named, *blocks, *grid, "--out", str(out)]
+        return [
+            "train",
+            *_SIZE,
+            *data,
+            *ON_A_GRID[self.way],
+            *named,
+            *blocks,
+            *grid,
+            "--out",
+            str(out),
+        ]
 
 
 def result(out: Path) -> dict[str, list[str]]:
@@ -117,7 +138,7 @@ class References:
         alone = replace(training, launcher="threads")
         if alone != training:
             return self.folder(alone)
-        grid = f"{alone.ranks}-{alone.replicas}-{alone.sync}"
+        grid = f"{alone.ranks}-{alone.replicas}-{alone.sync}-{alone.workers}"
         out = self.root / f"{alone.way}-{grid}-{alone.model}-{alone.seed}".replace(" ", "-")
         job = Job(alone.words(out), out.with_suffix(".err"), alone.ranks, "threads")
         if not job.wait(600) or job.status() != 0:

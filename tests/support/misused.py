@@ -1,7 +1,9 @@
 """What users give that cannot work, a training that is given it, and the same on MPI ranks."""
 
 import os
+import signal
 import sys
+from fcntl import F_GETSIG, fcntl
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -79,12 +81,22 @@ class Shrinking(Items):
 
 
 class Deadly(Items):
-    """Whoever reads sample 30 in a process of its own, ends."""
+    """Whoever reads sample 30 in a process of its own, ends.
+
+    The class of sample SIGNAL is what such a process gets from the kernel at its parent's end, that
+    of INTERRUPT what it does at Ctrl-C.
+    """
+
+    SIGNAL, INTERRUPT = 31, 32
 
     def __init__(self):
         super().__init__(None)
 
     def __getitem__(self, i):
+        if i == self.SIGNAL:
+            return X[i], fcntl(parent_process().sentinel, F_GETSIG)
+        if i == self.INTERRUPT:
+            return X[i], int(signal.getsignal(signal.SIGINT))
         if i == 30 and parent_process() is not None:
             os._exit(3)
         return X[i], Y[i]

@@ -1,6 +1,8 @@
 """Samples are the same whoever makes them, and whatever is made before them."""
 
 import random
+import signal
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ WORKERS = {"inline": (0, "thread"), "threads": (3, "thread"), "processes": (2, "
 
 @pytest.fixture
 def pool(request):
+    before = active_children()
     made = Pool(Drawing(), default_collate, *WORKERS[request.param])
     yield made
     made.close()
+    assert {*active_children()} <= {*before}, "a closed pool leaves no process"
 
 
 @pytest.mark.parametrize("pool", WORKERS, indirect=True)
@@ -81,15 +85,30 @@ def test_items_that_make_no_batch_are_told_with_the_remedy():
     assert said.endswith("give tensors of one shape, or collate=")
 
 
-def test_a_process_that_ends_is_told_and_so_is_every_later_batch():
-    # 2 s and more: a process begins with an import of torch
+@pytest.fixture(scope="module")
+def deadly():
+    """A pool of one process, which takes 2 s and more to begin, for it imports torch."""
     pool = Pool(Deadly(), default_collate, 1, "forkserver")
-    assert pool.result(pool.submit([1, 2], 0, 0))[1].tolist() == [1, 2]
+    yield pool
+    pool.close()
+
+
+def test_the_kernel_kills_a_worker_process_with_the_one_it_works_for(deadly):
+    signals = deadly.result(deadly.submit([Deadly.SIGNAL], 0, 0))[1]
+    assert signals.tolist() == [signal.SIGKILL]
+
+
+def test_a_worker_process_leaves_ctrl_c_to_the_one_it_works_for(deadly):
+    answers = deadly.result(deadly.submit([Deadly.INTERRUPT], 0, 0))[1]
+    assert answers.tolist() == [signal.SIG_IGN]
+
+
+def test_a_process_that_ends_is_told_and_so_is_every_later_batch(deadly):
+    assert deadly.result(deadly.submit([1, 2], 0, 0))[1].tolist() == [1, 2]
     for ids in ([30], [1]):
         assert "a worker process of the data set ended" in refusal(
-            lambda ids=ids: pool.result(pool.submit(ids, 0, 0))
+            lambda ids=ids: deadly.result(deadly.submit(ids, 0, 0))
         )
-    pool.close()
 
 
 def test_a_data_set_that_cannot_be_sent_is_told():
