@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,13 +14,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.folder.files import read_whole, remove, write_durably
+from hybrid.folder.files import move, read_whole, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from solvers.blocks.kept import from_tensors, kept, to_tensors
 from solvers.state import entries
 
 FORMAT = 8
+MANIFEST = "manifest.json"
+"""Written last and removed first: a folder without it is no checkpoint."""
 Optimisers = Mapping[str, torch.optim.Optimizer]
 
 
@@ -53,7 +54,7 @@ def write(folder: Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 def complete(root: Path) -> list[Path]:
     """The whole checkpoints below `root`, oldest first."""
     named = (p for p in root.glob("[0-9]*") if re.fullmatch("[0-9]{1,18}", p.name))
-    whole = (p for p in named if not p.is_symlink() and (p / "manifest.json").is_file())
+    whole = (p for p in named if not p.is_symlink() and (p / MANIFEST).is_file())
     return sorted(whole, key=lambda p: int(p.name))
 
 
@@ -67,8 +68,9 @@ def recover(root: Path) -> list[str]:
     for kind in ("partial", "replaced"):
         for found in sorted(root.glob(f".[0-9]*.{kind}")):
             final = root / found.name.split(".")[1]
-            if _is_whole(found) and not os.path.lexists(final):
-                os.replace(found, final)
+            if _is_whole(found) and not (final / MANIFEST).is_file():
+                remove(final)  # the rest of one that was being removed
+                move(found, final, MANIFEST)
                 notices.append(f"{final} was whole under another name, {found.name}")
     return notices
 
@@ -93,7 +95,7 @@ def clear_partial(root: Path) -> None:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint; ValueError if it is damaged or of another format."""
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     content = read_whole(path, MOST_BYTES)
     try:
         body = json.loads(content)

@@ -1,5 +1,6 @@
 """Files that are whole or not there, and where they say they are."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -61,12 +62,53 @@ def read_whole(path: Path, most: int) -> bytes:
         return file.read(found.st_size)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link, a pipe, or a folder with all that is in it."""
+def remove(path: Path, first: str = "") -> None:
+    """Remove a file, a link, a pipe, or a folder with all that is in it, its file `first` first."""
     if path.is_dir() and not path.is_symlink():
+        if first:
+            (path / first).unlink(missing_ok=True)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def rename(source: Path, target: Path) -> bool:
+    """Give a file or folder another name at once; False where its file system cannot.
+
+    One that a container has put over others (overlay) refuses it for folders of the lower ones.
+    """
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def move(source: Path, target: Path, last: str = "") -> None:
+    """Rename a file or folder, or copy it and remove it where that cannot be.
+
+    The file `last`, without which the folder counts for nothing, is the last to be copied and the
+    first to be removed: broken off anywhere, the whole of it is at one of the two places.
+    """
+    if not rename(source, target):
+        _copy(source, target, last)
+        sync(target.parent)
+        remove(source, last)
+
+
+def _copy(source: Path, target: Path, last: str) -> None:
+    """Onto the disk; pipes and the like hold nothing and are left out."""
+    if source.is_symlink():
+        target.symlink_to(os.readlink(source))
+    elif source.is_dir():
+        target.mkdir(exist_ok=True)
+        for inner in sorted(source.iterdir(), key=lambda path: path.name == last):
+            _copy(inner, target / inner.name, "")
+        sync(target)
+    elif source.is_file():
+        write_durably(target, source.read_bytes())
 
 
 def check_file(path: Path) -> None:

@@ -14,6 +14,7 @@ from hybrid.folder.files import (
     check_file,
     check_folder,
     check_link,
+    move,
     naming,
     read_whole,
     remove,
@@ -81,7 +82,7 @@ class RunFolder:
         aside.mkdir()
         for name in (*_FILES, "checkpoints", "events", "report"):
             if os.path.lexists(self.path / name):
-                os.replace(self.path / name, aside / name)
+                move(self.path / name, aside / name)
         return aside
 
     def newest(self) -> Path | None:

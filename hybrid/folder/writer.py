@@ -15,7 +15,8 @@ from torch import Tensor
 from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best
-from hybrid.folder.files import remove, sync, write_durably
+from hybrid.folder.checkpoint import MANIFEST
+from hybrid.folder.files import move, remove, rename, sync, write_durably
 from hybrid.links import AgreedError, RankLinks
 
 T = TypeVar("T")
@@ -168,18 +169,18 @@ class Writer:
             "states": _joined(share.states for share in everyone),
         }
         text = json.dumps({**body, "sha256": checkpoint.digest(body)}, indent=1)
-        write_durably(self._partial / "manifest.json", text)
+        write_durably(self._partial / MANIFEST, text)
         sync(self._partial)
         self.check()
         replaced = self._partial.with_suffix(".replaced")
         if os.path.lexists(final):
-            os.replace(final, replaced)
+            move(final, replaced, MANIFEST)
         os.replace(self._partial, final)
         for left in checkpoint.complete(self.root):
             if int(left.name) > self._step:
-                os.replace(left, _set_aside(left))
+                move(left, _set_aside(left), MANIFEST)
         sync(self.root)
-        remove(replaced)
+        remove(replaced, MANIFEST)
         self._prune()
         self.made.append(final)
         return Share()
@@ -191,8 +192,7 @@ class Writer:
         for old in found[: -self.keep_last] if self.keep_last else []:
             if old != spared:
                 dropped = old.with_name(f".{old.name}.{self.token}.dropped")
-                os.replace(old, dropped)
-                remove(dropped)
+                remove(dropped if rename(old, dropped) else old, MANIFEST)
 
     def _abandon(self) -> None:
         self._given_up.set()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from unittest import mock
 
+import layered
 import pytest
 from checkpoints import MANIFEST, save, trained, units_of
 from trainings import assert_same, digits, interrupted, newest, trainer, weights
@@ -48,8 +49,12 @@ def killed_at(operation: int) -> Iterator[list[str]]:
             patch.stop()
 
 
-def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(tmp_path) -> None:
-    """The write of a step that is there already, as after a resume from one before it."""
+@pytest.mark.parametrize("renamed", [True, False], ids=["renamed", "copied"])
+def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(renamed, tmp_path) -> None:
+    """The write of a step that is there already, as after a resume from one before it.
+
+    In the lower layer of an overlay it is copied, for there folders cannot be renamed.
+    """
     cut, optimisers = trained(1, 0)
     first = tmp_path / "first"
     run_threads(1, lambda links: save(first, 7, links, cut, optimisers))
@@ -62,7 +67,8 @@ def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(tmp_path) -> 
             writer._start = lambda work: work()  # type: ignore[method-assign, assignment]
             writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
 
-        with killed_at(operation) as seen, suppress(KilledError):
+        layer = nullcontext() if renamed else layered.pretended(root)
+        with layer, killed_at(operation) as seen, suppress(KilledError):
             run_threads(1, write)
         done = len(seen) < operation
         notices = checkpoint.recover(root)
