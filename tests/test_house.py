@@ -25,7 +25,8 @@ ROOMS = (
     *("hybrid", "hybrid.rl", "hybrid.runs", "hybrid.training"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.errors", "hybrid.orphans"),
+    *("hybrid.settings", "hybrid.samplers.registry"),
+    *("hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
     *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
@@ -109,3 +110,62 @@ def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
         for name in word.findall(path.read_text())
     }
     assert found == NAMED
+
+
+READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "safe_open"}
+READERS = {
+    "hybrid.reading": "the one way",
+    "hybrid.data.files.download": "what it has fetched itself, by a checksum",
+    "hybrid.data.files.formats": "the user's own images",
+    "hybrid.data.files.unpickle": "the user's own images",
+    "hybrid.bench.measure": "/proc",
+    "hybrid.bench.report": "/proc",
+    "hybrid.doctor.storage": "/proc",
+    "hybrid.folder.origin": "this package's own repository",
+    "hybrid.ranks.launcher": "/proc",
+    "hybrid.ranks.slurm": "a template of this package",
+    "hybrid.ranks.stopping": "/proc",
+    "hybrid.report.page": "templates of this package",
+    "solvers.kernels.cupy_launcher": "sources of this package",
+}
+"""Whose files are none of a run folder's, or of a user's settings."""
+OTHERWISE = {
+    ("hybrid.cli.failure", "run_command"): "writes to nowhere",
+    ("hybrid.data.generated", "digits"): "this package's images",
+    ("hybrid.errors", "tell"): "writes to nowhere",
+    ("hybrid.folder.board", "__init__"): "a new file",
+    ("hybrid.folder.files", "write_durably"): "a new file",
+    ("hybrid.folder.files", "sync"): "a folder",
+    ("hybrid.folder.files", "_copy"): "moves what it has found to be a regular file",
+    ("hybrid.folder.lock", "__init__"): "a new file",
+    ("hybrid.folder.lock", "_make"): "a new file, of its own other one",
+    ("hybrid.folder.lock", "_touched"): "looks for a file's time, and reads nothing",
+    ("hybrid.folder.lock", "_quickly"): "looks for a file's time, and reads nothing",
+    ("hybrid.folder.lock", "_machine"): "/proc",
+    ("hybrid.folder.lock", "_born"): "/proc",
+    ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
+    ("hybrid.training.callbacks.csv_logger", "_add"): "writes at the end of a file",
+}
+"""Functions that open a file by other means, and why."""
+
+
+def opening(module):
+    """The functions of a module that call what opens a file."""
+    for function in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(function, ast.FunctionDef):
+            calls = [x.func for x in ast.walk(function) if isinstance(x, ast.Call)]
+            named = {x.id for x in calls if isinstance(x, ast.Name)}
+            # a run folder's own method is called so, too
+            named |= {x.attr for x in calls if isinstance(x, ast.Attribute) and not is_folder(x)}
+            if named & READS:
+                yield module, function.name
+
+
+def is_folder(method):
+    return ast.unparse(method.value) in ("self.folder", "self._folder")
+
+
+def test_what_others_may_have_put_somewhere_is_read_in_one_way():
+    """Else a pipe hangs a command, a hole takes the memory, and a link shows another's file."""
+    found = {one for module in FILES if module not in READERS for one in opening(module)}
+    assert found == OTHERWISE.keys(), "read it by hybrid.reading"

@@ -14,9 +14,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from hybrid.folder.files import move, read_whole, remove, write_durably
+from hybrid.folder.files import move, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
+from hybrid.reading import read_whole
 from solvers.blocks.kept import from_tensors, kept, to_tensors
 from solvers.state import entries
 

@@ -4,7 +4,6 @@ import errno
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,29 +36,6 @@ def write_durably(path: Path, content: bytes | str) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def read_whole(path: Path, most: int) -> bytes:
-    """The content of a regular file; ValueError for a link, a device or more than `most` bytes.
-
-    A folder that one was given may hold a pipe, which would be waited for without end, or a link to
-    anywhere.
-    """
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is not a regular file")
-        if found.st_size > most:
-            raise ValueError(f"{path} has {found.st_size} bytes, more than the {most} it may have")
-        if found.st_size > _memory() // 2:
-            raise ValueError(
-                f"{path} has {found.st_size} bytes, more than this machine's memory has room for: "
-                "it is damaged, or of a larger machine"
-            )
-        return file.read(found.st_size)
 
 
 def remove(path: Path, first: str = "") -> None:
@@ -152,7 +128,3 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

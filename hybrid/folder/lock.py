@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from hybrid.errors import printable, tell
-from hybrid.folder.files import read_whole
+from hybrid.reading import read_whole
 
 BEAT = 5.0
 """Seconds from one sign of life to the next."""

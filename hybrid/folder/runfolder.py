@@ -16,14 +16,14 @@ from hybrid.folder.files import (
     check_link,
     move,
     naming,
-    read_whole,
     remove,
     write_atomically,
 )
 from hybrid.folder.lock import Lock
 from hybrid.folder.origin import origin
+from hybrid.reading import read_lines, read_whole
 
-_MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 26
 """Of a summary or a trace that is read."""
 _MOST_SPANS = 100_000
 """Of earlier runs that a trace goes on from."""
@@ -195,7 +195,7 @@ class RunFolder:
     def _read(self, name: str) -> dict[str, Any] | None:
         """The object in a file; None where it cannot be read."""
         try:
-            found = json.loads(read_whole(self.path / name, _MOST_BYTES))
+            found = json.loads(read_whole(self.path / name, MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
@@ -205,8 +205,8 @@ class RunFolder:
         path = self.path / name
         if not path.exists():
             return []
-        text = path.read_text(errors="replace")
-        return [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+        found = (line.decode(errors="replace") for line in read_lines(path))
+        return [line for line in found if line.endswith("}\n")]
 
 
 def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:

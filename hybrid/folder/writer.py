@@ -17,7 +17,9 @@ from hybrid.folder import checkpoint
 from hybrid.folder.best import best
 from hybrid.folder.checkpoint import MANIFEST
 from hybrid.folder.files import move, remove, rename, sync, write_durably
+from hybrid.folder.manifest import MOST_BYTES
 from hybrid.links import AgreedError, RankLinks
+from hybrid.reading import read_whole
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
@@ -150,7 +152,7 @@ class Writer:
         while not self._told and not all(file.exists() for file in files):
             if self._given_up.wait(_POLL_SECONDS):
                 return []
-        told = self._told or [Share(**json.loads(file.read_bytes())) for file in files]
+        told = self._told or [Share(**json.loads(read_whole(file, MOST_BYTES))) for file in files]
         for file in files:
             file.unlink(missing_ok=True)
         return told

@@ -41,7 +41,7 @@ def asked(path: Path | None, overrides: Mapping[str, Any]) -> bool:
 def stored(out: Path | None) -> dict[str, Any]:
     """The method that a run which goes on has chosen before."""
     file = (out or Path()) / "config.toml"
-    tree = read_toml(file) if out is not None and file.exists() else {}
+    tree = read_toml(file, links=False) if out is not None and file.exists() else {}
     name = _table(tree, "solver").get("name")
     return {} if name is None else {"solver.name": name}
 

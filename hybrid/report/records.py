@@ -1,6 +1,7 @@
 """What a run folder tells of its run, checked as it is read."""
 
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,9 +10,13 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hybrid import reading
 from hybrid.folder.manifest import Rollback
+from hybrid.folder.runfolder import MOST_BYTES
+from hybrid.reading import read_whole
 from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
+from hybrid.settings.text import MOST_BYTES as TOML_BYTES
 
 PerCut = Annotated[list[float], Field(max_length=4096)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
@@ -125,8 +130,10 @@ def read(run: Path) -> Record:
         )
     lines, settings = read_lines(run / "metrics.jsonl", Line), _settings(run / "config.toml")
     path = run / "summary.json"
-    ended = path.is_file()
-    summary = checked(Summary, path.read_bytes(), path) if ended else _so_far(settings, lines)
+    ended = os.path.lexists(path)
+    summary = (
+        checked(Summary, read_whole(path, MOST_BYTES), path) if ended else _so_far(settings, lines)
+    )
     starts: list[Start] = []
     with suppress(ValueError):  # it tells where the run came from, and no more
         starts = _read(Start, run / "starts.jsonl")
@@ -146,20 +153,18 @@ def read_lines(path: Path, cls: type[M]) -> list[M]:
 
 def _read(cls: type[M], path: Path) -> list[M]:
     """The lines of a file that may be missing, without a last one that the run's end cut off."""
-    raw = path.read_bytes().split(b"\n") if path.is_file() else [b""]
-    # what follows the last line break is empty, or was still being written
-    whole = [(number, text) for number, text in enumerate(raw[:-1], 1) if text.strip()]
-    return [checked(cls, text, f"{path} line {number}") for number, text in whole]
+    whole = enumerate(reading.read_lines(path), 1) if os.path.lexists(path) else ()
+    return [checked(cls, text, f"{path} line {n}") for n, text in whole if text.strip()]
 
 
 def _settings(path: Path) -> Config | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        resolved = load(path, {})
+        resolved, text = load(None, {}, base=path), read_whole(path, TOML_BYTES)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    return resolved if re.search(r"^\s*[^#\s]", path.read_text(), re.MULTILINE) else None
+    return resolved if re.search(rb"^\s*[^#\s]", text, re.MULTILINE) else None
 
 
 def checked(cls: type[M], content: bytes, place: object) -> M:

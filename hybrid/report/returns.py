@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
+from hybrid.folder.runfolder import MOST_BYTES
+from hybrid.reading import read_whole
 from hybrid.report.chart import BLUE, GREY, ORANGE, band, chart, curve
 from hybrid.report.page import Html, drawing, heading, note, page, row, table
 from hybrid.report.records import checked, read_lines
@@ -49,11 +52,11 @@ class Summary(BaseModel):
 
 def content(run: Path) -> bytes:
     """The page; ValueError for a file that cannot be read."""
-    rl = load(run / "config.toml", {}).rl
+    rl = load(None, {}, base=run / "config.toml").rl
     lines = read_lines(run / "metrics.jsonl", Line)
     path = run / "summary.json"
-    ended = path.is_file()
-    known = _facts(rl, checked(Summary, path.read_bytes(), path) if ended else None)
+    ended = os.path.lexists(path)
+    known = _facts(rl, checked(Summary, read_whole(path, MOST_BYTES), path) if ended else None)
     parts = [] if ended else [note(f"This run has not ended: it got to step {lines[-1].step}.")]
     drawn = [
         drawing(_returns(lines), "returns against environment steps", "Return"),

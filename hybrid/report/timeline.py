@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field, ValidationError
 
+from hybrid.folder.runfolder import MOST_BYTES
+from hybrid.reading import read_whole
 from hybrid.report.chart import chart
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ COLOURS = {
     "evaluate": "#999999",
 }
 """What is drawn; the later ones over the earlier ones."""
-_MOST_BYTES = 1 << 26
 _MOST_RANKS = 64
 _MOST_SPANS = 6000
 _SHOWN = 4
@@ -62,9 +63,7 @@ class Stretch:
 def spans(file: Path) -> list[Span]:
     """Those of a trace that can be drawn; none of one that cannot be read."""
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            return []
-        events = json.loads(file.read_text())["traceEvents"]
+        events = json.loads(read_whole(file, MOST_BYTES))["traceEvents"]
         complete = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
         return [Span.model_validate(event) for event in complete]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError):

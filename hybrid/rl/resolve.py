@@ -19,8 +19,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     from hybrid.settings.text import read_toml
 
     tree: dict[str, Any] = {}
-    for file in (base, path):
-        for section, table in (read_toml(file) if file else {}).items():
+    for file, links in ((base, False), (path, True)):
+        for section, table in (read_toml(file, links) if file else {}).items():
             both = isinstance(table, dict) and isinstance(tree.get(section), dict)
             tree[section] = {**tree[section], **table} if both else table
     for dotted, value in overrides.items():
@@ -87,7 +87,7 @@ def is_run(folder: Path) -> bool:
     from hybrid.settings.text import read_toml
 
     try:
-        return "rl" in read_toml(folder / "config.toml")
+        return "rl" in read_toml(folder / "config.toml", links=False)
     except (OSError, ValueError):
         return False
 

@@ -176,9 +176,9 @@ def export(run: Path, file: Path, best: bool = False) -> None:
 
 def _open(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
     folder = RunFolder(run).newest()
-    if folder is None or not (run / "config.toml").is_file():
+    if folder is None or not os.path.lexists(run / "config.toml"):
         raise ValueError(f"{run} is not a run folder with a checkpoint")
-    resolved = resolve.load(run / "config.toml", {})
+    resolved = resolve.load(None, {}, base=run / "config.toml")
     if best:
         folder = _best(run, resolved)
     manifest = checkpoint.read_manifest(folder)

@@ -18,10 +18,10 @@ from solvers import registry
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
     """Read a TOML file, lay `overrides` ("section.key" -> value) over it, validate.
 
-    `base` is a TOML file below both; its [solver], [correction] and [rounds] hold only for the
-    method it names.
+    `base` is a run's own TOML file, below both; its [solver], [correction] and [rounds] hold only
+    for the method it names.
     """
-    tree = read_toml(base) if base is not None else {}
+    tree = read_toml(base, links=False) if base is not None else {}
     upper = read_toml(path) if path is not None else {}
     for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")

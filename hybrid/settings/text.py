@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from hybrid.reading import read_whole
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings, sections_of
 
@@ -21,14 +22,13 @@ MOST_BYTES, MOST_DOTS = 1 << 16, 2000
 """Of a file of settings; a resolved one has 5 kB."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file of settings, whatever is in them."""
-    with path.open("rb") as file:
-        raw = file.read(MOST_BYTES + 1)
+def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
+    """The tables of a file of settings, whatever is in them; that of a run folder is no link."""
+    raw = read_whole(path, MOST_BYTES, links)
     try:
         # the parser's time is quadratic in the parts of a dotted key
-        if len(raw) > MOST_BYTES or max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
-            raise ValueError(f"more than {MOST_BYTES} bytes, or {MOST_DOTS} dots in a line")
+        if max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
+            raise ValueError(f"more than {MOST_DOTS} dots in a line")
         return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from None

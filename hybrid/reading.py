@@ -1,0 +1,69 @@
+"""The one way in which files are read that others may have put there: a run folder's above all.
+
+A folder that one was given may hold a pipe, which would be waited for without end, a link to
+anybody's file, or a file of any size that takes no room on the disk.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_OF_LINES = 1 << 30
+"""Bytes of a file of lines; an hour of a small run has half a million."""
+MOST_OF_A_LINE = 1 << 24
+
+
+def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
+    """A regular file of at most `most` bytes; ValueError for anything else, by any of `links`."""
+    if path.is_symlink() and not links:
+        raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    file = os.fdopen(os.open(path, flags), "rb")
+    found = os.fstat(file.fileno())
+    said = ""
+    if not stat.S_ISREG(found.st_mode):
+        said = f"{path} is not a regular file, which it must be"
+    elif found.st_size > most:
+        said = (
+            f"{path} has {found.st_size} bytes, more than the {most} it may have: it is damaged, "
+            "or not what its name says"
+        )
+    elif found.st_size > _memory() // 2:
+        said = (
+            f"{path} has {found.st_size} bytes, more than this machine's memory has room for: it "
+            "is damaged, or of a larger machine"
+        )
+    if said:
+        file.close()
+        raise ValueError(said)
+    return file
+
+
+def read_whole(path: Path, most: int, links: bool = False) -> bytes:
+    """The content of such a file."""
+    with opened(path, most, links) as file:
+        return file.read(most + 1)[:most]
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The whole lines of such a file, with their breaks; the run's end may have cut off the last.
+
+    ValueError for a line of more than `MOST_OF_A_LINE` bytes, as holes in a file are.
+    """
+    with opened(path, MOST_OF_LINES) as file:
+        number = 0
+        while line := file.readline(MOST_OF_A_LINE + 1):
+            number += 1
+            if len(line) > MOST_OF_A_LINE:
+                raise ValueError(
+                    f"{path} line {number} has more than {MOST_OF_A_LINE} bytes: it is damaged, so "
+                    "remove the line"
+                )
+            if line.endswith(b"\n"):
+                yield line
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
