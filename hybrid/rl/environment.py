@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid.errors import one_line
+from hybrid.errors import one_line, printable
 from hybrid.rl.learning.draws import number
 
 _LARGEST = 1e6
@@ -64,33 +65,60 @@ class Episodes:
         self.env, self.name, self.seeds = make(name), name, seeds
         low, high = self.env.action_space.low, self.env.action_space.high
         self._middle, self._half = (high + low) / 2, (high - low) / 2
+        self.actions: list[Tensor] = []
+        self.total = 0.0
+        """The return so far."""
         self._begin(0)
 
     def _begin(self, episode: int) -> None:
         self.episode = episode
+        self.actions, self.total = [], 0.0
         seen, _ = self.env.reset(seed=number(*self.seeds, episode) % 2**31)
-        self.state = _tensor(seen)
+        self.state = self._observed(seen)
         """(states,), float32."""
-        self.actions: list[Tensor] = []
-        self.total = 0.0
-        """The return so far."""
 
     def step(self, action: Tensor) -> tuple[float, bool, Tensor, tuple[float, int] | None]:
         """Reward, whether the episode ended by itself, the next state; if it is over, the return.
 
         With the return comes the number of its steps, and the next episode begins. `action`,
-        (actions,), is within -1..1, which are the environment's bounds.
+        (actions,), is within -1..1, which are the environment's bounds. ValueError for a reward or
+        an observation that nothing can be learnt from.
         """
         done = (self._middle + self._half * action.numpy()).astype(self.env.action_space.dtype)
         seen, reward, terminated, truncated, _ = self.env.step(done)
         self.actions.append(action)
-        self.total += float(reward)
-        self.state = state = _tensor(seen)
+        reward = self._rewarded(reward)
+        self.total += reward
+        self.state = state = self._observed(seen)
         over = None
         if terminated or truncated:
             over = self.total, len(self.actions)
             self._begin(self.episode + 1)
-        return float(reward), bool(terminated), state, over
+        return reward, bool(terminated), state, over
+
+    def _observed(self, seen: Any) -> Tensor:
+        """(states,), float32; ValueError unless the environment has shown so many numbers."""
+        with suppress(ValueError, TypeError, OverflowError), np.errstate(over="ignore"):
+            found = torch.as_tensor(np.asarray(seen, dtype=np.float32)).clone()
+            if found.shape == self.env.observation_space.shape and bool(found.isfinite().all()):
+                return found
+        wanted = f"{self.env.observation_space.shape[0]} finite numbers (float32)"
+        raise self._wrong("observation", seen, wanted)
+
+    def _rewarded(self, reward: Any) -> float:
+        """ValueError unless it is a number, of those that the replay buffer can hold."""
+        with suppress(ValueError, TypeError, OverflowError):
+            found = np.asarray(reward, dtype=np.float64)
+            if found.size == 1 and bool(np.abs(found) <= np.finfo(np.float32).max):
+                return float(found.reshape(()))
+        raise self._wrong("reward", reward, "one finite number (float32)")
+
+    def _wrong(self, what: str, value: Any, wanted: str) -> ValueError:
+        step = f"step {len(self.actions)}" if self.actions else "the beginning"
+        return ValueError(
+            f"{self.name}: the {what} at {step} of episode {self.episode} is "
+            f"{printable(repr(value), 200)}; it must be {wanted}: correct the environment"
+        )
 
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""
@@ -115,7 +143,3 @@ class Episodes:
                 f"{self.name} does not come to the same state by the same actions (another version "
                 "of it, or one that draws by other means): start again with a new --out"
             )
-
-
-def _tensor(seen: Any) -> Tensor:
-    return torch.as_tensor(np.asarray(seen, dtype=np.float32)).clone()

@@ -94,3 +94,31 @@ def test_a_missing_package_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ValueError, match=r"needs gymnasium: pip install 'hybrid-blocks\[rl\]'"):
         make("Hopper-v5")
+
+
+WRONG = {
+    "reward": [float("nan"), float("-inf"), None, [1.0, 2.0], "much", 1e300],
+    "observation": [[0.0, float("nan"), 0.0], [0.0, float("inf"), 0.0], None, [0.0, 0.0], 0.0],
+}
+
+
+@pytest.mark.parametrize(("what", "value"), [(k, v) for k, own in WRONG.items() for v in own])
+def test_what_cannot_be_learnt_from_is_refused_where_it_comes(what, value):
+    episodes = Episodes("Pendulum-v1", 0)
+    play(episodes, 3)
+    kept = episodes.state.clone()
+    given = {"observation": [0.0, 0.0, 0.0], "reward": 1.0, what: value}
+    episodes.env.step = lambda action: (given["observation"], given["reward"], False, False, {})
+    with pytest.raises(ValueError, match=f"the {what} at step 4 of episode 0 is") as caught:
+        episodes.step(torch.zeros(1))
+    assert str(caught.value).startswith("Pendulum-v1: ")
+    assert repr(value) in str(caught.value)
+    assert torch.equal(episodes.state, kept)
+    assert torch.tensor(episodes.total).isfinite()
+
+
+def test_an_observation_at_an_episodes_beginning_is_looked_at_too():
+    episodes = Episodes("Pendulum-v1", 0)
+    episodes.env.reset = lambda seed: ([float("nan")] * 3, {})
+    with pytest.raises(ValueError, match="the observation at the beginning of episode 1 is"):
+        episodes._begin(1)
