@@ -104,7 +104,10 @@ def told(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """An error's text on one line, with the file's name where the system gives it apart."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception as other:  # whatever a user's __str__ raises
+        text = f"{type(error).__name__}, whose text fails with {type(other).__name__}"
     if isinstance(error, SystemExit) and error.code is None:
         text = "None"
     if isinstance(error, OSError) and error.strerror and error.filename:

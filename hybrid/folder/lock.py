@@ -106,11 +106,13 @@ class Lock:
         alive, seen = _lives(owner), _touched(self.path)
         if alive is None and (silent := self._silence()) < SILENCE:
             tell(
-                f"hybrid: {self.path.parent} belongs to {_told(owner)}, silent for {silent:.0f} s: "
-                "waiting for a sign of life"
+                f"hybrid: {self.path.parent} belongs to {_told(owner)}, silent for "
+                f"{max(0.0, silent):.0f} s: waiting for a sign of life"
             )
-            while _touched(self.path) == seen and self._silence() < SILENCE:
-                sleep(0.5)
+            # by this clock: a file's time may lie days ahead, and what counts is that it moves
+            end = monotonic() + SILENCE - max(0.0, silent)
+            while _touched(self.path) == seen and monotonic() < end:
+                sleep(min(0.5, max(0.0, end - monotonic())))
             return _touched(self.path) != seen
         return bool(alive)
 

@@ -102,6 +102,19 @@ def test_an_owner_elsewhere_lives_while_its_file_is_touched(tmp_path, monkeypatc
     assert 0.5 < monotonic() - begin < 30
 
 
+@pytest.mark.timeout(30)
+def test_a_lock_whose_time_lies_days_ahead_is_dead_unless_it_moves(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(lock, "SILENCE", 0.5)
+    other = Lock(tmp_path)
+    other._ended.set()
+    other._beats.join()
+    edited(tmp_path, machine="another")
+    age(tmp_path, -3 * 86_400)
+    begin = monotonic()
+    Lock(tmp_path).release()
+    assert monotonic() - begin > 0.4
+
+
 def test_an_owner_that_stood_still_finds_that_it_is_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(lock, "BEAT", 60.0)
     first = Lock(tmp_path)
