@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
-from hybrid.samplers.base import Choice, Learning
+from hybrid.samplers.base import Choice, Learning, check_kept
 from solvers.checks import check_numbers
 from solvers.state import State
 
@@ -98,4 +98,12 @@ class _Assistant(Accepting):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         if "w" in state.block:
-            self._w, self._b, self._sums = (state.block[name].cpu() for name in ("w", "b", "sums"))
+            # of as many values as a sample has, or none before the first one
+            values = None if not len(state.block["w"]) else self._values()
+            self._w = check_kept("w", state.block["w"], torch.float64, (values,))
+            self._b = check_kept("b", state.block["b"], torch.float64, (None,))
+            self._sums = check_kept("sums", state.block["sums"], torch.float64, (2,))
+
+    def _values(self) -> int:
+        first = torch.zeros(1, dtype=torch.int64)
+        return self.data.batch(first, self.seed, 0, augment=False).numel()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from hybrid.data.base import Data
@@ -37,6 +38,25 @@ class Learning(Sampler):
 
     def __post_init__(self) -> None:
         check_numbers(self, at_least_one=("lag",))
+
+
+def check_kept(
+    name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
+) -> Tensor:
+    """What a checkpoint keeps of a sampler, on the CPU; ValueError unless it is of this kind.
+
+    None in a shape is any length.
+    """
+    fits = tensor.dim() == len(shape) and all(
+        wanted in (None, own) for wanted, own in zip(shape, tensor.shape, strict=True)
+    )
+    if tensor.dtype != dtype or not fits:
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"the sampler's {name} is {tuple(tensor.shape)} of {tensor.dtype}; it must be "
+            f"({sizes}) of {dtype}"
+        )
+    return tensor.cpu()
 
 
 class Choice(ABC):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
-from hybrid.samplers.base import Learning, Sampler
+from hybrid.samplers.base import Learning, Sampler, check_kept
 from hybrid.samplers.numbering import Numbering
 from solvers.state import State, entries
 
@@ -141,8 +141,13 @@ class Chosen:
         self.choice.load_state(state)
         if not self.learns or not self._here or "next" not in state.block:
             return
-        self._next = int(state.block["next"])
+        self._next = int(check_kept("next", state.block["next"], torch.int64, ()))
         kept = {name: tensor.cpu() for name, tensor in entries(state.block, "late ").items()}
         steps = sorted({name.split()[0] for name in kept})
         self._open.clear()
+        for n in steps:
+            check_kept(f"ids of step {n}", kept[f"{n} ids"], torch.int64, (self.size,))
+            losses = kept[f"{n} losses"]
+            kind = losses.dtype if losses.is_floating_point() else torch.float32
+            check_kept(f"losses of step {n}", losses, kind, (self.size,))
         self._late = deque((int(n), kept[f"{n} ids"], kept[f"{n} losses"]) for n in steps)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
-from hybrid.samplers.base import Choice, Learning
+from hybrid.samplers.base import Choice, Learning, check_kept
 from solvers.checks import check_numbers
 from solvers.state import State
 
@@ -79,4 +79,6 @@ class _ByLoss(Accepting):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         if "losses" in state.block:
-            self._losses, self._history = state.block["losses"].cpu(), state.block["history"].cpu()
+            own = state.block
+            self._losses = check_kept("losses", own["losses"], torch.float32, (self.count,))
+            self._history = check_kept("history", own["history"], torch.float32, (None,))
