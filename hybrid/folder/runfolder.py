@@ -173,10 +173,12 @@ class RunFolder:
         return told
 
     def close(self, summary: Mapping[str, Any] | None, trace: list[dict[str, Any]]) -> None:
-        """Write the summary (of a run that ended well) and the trace."""
+        """Write the trace and, of a run that ended well, the summary.
+
+        The summary says that the run has ended, so it comes last: if the disk is full before, a
+        resumed run has only this left to do.
+        """
         self.check_owner()
-        if summary is not None:
-            write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         spans = [*self._earlier_spans(), *trace]
         write_atomically(self.path / "trace.json", json.dumps({"traceEvents": spans}))
         self._metrics.close()
@@ -186,6 +188,7 @@ class RunFolder:
             write_atomically(
                 self.path / "metrics.jsonl", "".join(_course(self._lines("metrics.jsonl")))
             )
+            write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def _earlier_spans(self) -> list[Any]:
         """Of the run before it was resumed; none if a trace is no longer readable."""

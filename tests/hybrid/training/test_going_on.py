@@ -1,12 +1,16 @@
 """What a run leaves behind when it is resumed, ended, or stopped between two reports."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
 from torch import nn
 
 from hybrid import Trainer, data, split
+from hybrid.errors import AgreedError
+from hybrid.folder import runfolder
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
 from solvers import Backprop, Penalty
@@ -41,6 +45,29 @@ def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, 
     assert contents(tmp_path / "run") == before
     longer = trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
     assert longer["epochs"] == 2
+
+
+@pytest.mark.parametrize("last", ["trace.json", "metrics.jsonl", "summary.json"])
+def test_a_disk_that_fills_at_the_end_leaves_a_run_that_a_resume_completes(
+    last, tmp_path, digits, monkeypatch
+):
+    expected = trainer(None).fit(*digits)
+    write, run = runfolder.write_atomically, tmp_path / "run"
+
+    def full(path, content):
+        # metrics.jsonl is written at the start, too
+        if path.name == last and (last != "metrics.jsonl" or (run / "trace.json").exists()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runfolder, "write_atomically", full)
+        with pytest.raises(AgreedError, match="No space left on device"):
+            trainer(run).fit(*digits)
+    found = trainer(run, resume=True).fit(*digits)
+    assert found["test_accuracy"] == expected["test_accuracy"]
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 1
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
 
 def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
