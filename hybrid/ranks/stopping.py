@@ -103,4 +103,5 @@ def leave(links: RankLinks, how: str) -> NoReturn:
     why = f"stopped by {how}"
     if links.place.number == 0:
         tell(f"hybrid: {printable(why)}")
+    links.everyone(None)  # one that raises before may end the process, and the words with it
     raise StoppedError(why)
