@@ -82,8 +82,14 @@ class Episodes:
 
         With the return comes the number of its steps, and the next episode begins. `action`,
         (actions,), is within -1..1, which are the environment's bounds. ValueError for a reward or
-        an observation that nothing can be learnt from.
+        an observation that nothing can be learnt from, and for an action that is no number, which
+        is not the environment's fault.
         """
+        if not bool(action.isfinite().all()):
+            raise ValueError(
+                f"the action at step {len(self.actions)} of episode {self.episode} is no number, "
+                "because the policy's weights are none: lower rl.lr or rl.representation_lr"
+            )
         done = (self._middle + self._half * action.numpy()).astype(self.env.action_space.dtype)
         seen, reward, terminated, truncated, _ = self.env.step(done)
         self.actions.append(action)

@@ -81,7 +81,19 @@ class Shrinking(Items):
 
 
 class Deadly(Items):
-    """Whoever reads sample 30 in a process of its own, ends.
+    """Whoever reads sample 30 in a process of its own, ends."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def __getitem__(self, i):
+        if i == 30 and parent_process() is not None:
+            os._exit(3)
+        return X[i], Y[i]
+
+
+class Listening(Deadly):
+    """Tells, as the classes of two samples, which signals end whoever reads them.
 
     The class of sample SIGNAL is what such a process gets from the kernel at its parent's end, that
     of INTERRUPT what it does at Ctrl-C.
@@ -89,17 +101,12 @@ class Deadly(Items):
 
     SIGNAL, INTERRUPT = 31, 32
 
-    def __init__(self):
-        super().__init__(None)
-
     def __getitem__(self, i):
         if i == self.SIGNAL:
             return X[i], fcntl(parent_process().sentinel, F_GETSIG)
         if i == self.INTERRUPT:
             return X[i], int(signal.getsignal(signal.SIGINT))
-        if i == 30 and parent_process() is not None:
-            os._exit(3)
-        return X[i], Y[i]
+        return super().__getitem__(i)
 
 
 class Careless(nn.Module):

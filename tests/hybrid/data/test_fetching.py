@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from answers import refusal
-from misused import Deadly, Items
+from misused import Items, Listening
 from samples import SAMPLES, Drawing
 from torch.utils.data import default_collate
 
@@ -88,18 +88,18 @@ def test_items_that_make_no_batch_are_told_with_the_remedy():
 @pytest.fixture(scope="module")
 def deadly():
     """A pool of one process, which takes 2 s and more to begin, for it imports torch."""
-    pool = Pool(Deadly(), default_collate, 1, "forkserver")
+    pool = Pool(Listening(), default_collate, 1, "forkserver")
     yield pool
     pool.close()
 
 
 def test_the_kernel_kills_a_worker_process_with_the_one_it_works_for(deadly):
-    signals = deadly.result(deadly.submit([Deadly.SIGNAL], 0, 0))[1]
+    signals = deadly.result(deadly.submit([Listening.SIGNAL], 0, 0))[1]
     assert signals.tolist() == [signal.SIGKILL]
 
 
 def test_a_worker_process_leaves_ctrl_c_to_the_one_it_works_for(deadly):
-    answers = deadly.result(deadly.submit([Deadly.INTERRUPT], 0, 0))[1]
+    answers = deadly.result(deadly.submit([Listening.INTERRUPT], 0, 0))[1]
     assert answers.tolist() == [signal.SIG_IGN]
 
 
