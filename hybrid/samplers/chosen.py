@@ -60,19 +60,27 @@ class Chosen:
             self._epoch, self._told = epoch, {}
         asked = [i for i in numbers if i not in self._told]
         if asked:
-            found = self._chosen(epoch, asked) if self._here or not self.learns else None
-            if self.learns and self.links is not None:
-                found = self.links.agree(found)[-1]
-            if isinstance(found, str):
-                raise AgreedError(found)
-            assert found is not None
+            found = self._agreed(epoch, asked) if self.learns else self._each(epoch, asked)
             self._told |= dict(zip(asked, found, strict=True))
         return [self._told[i] for i in numbers]
+
+    def _agreed(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
+        """What the rank chooses where the sampler lives, which all are told of."""
+        found = self._chosen(epoch, numbers) if self._here else None
+        if self.links is not None:
+            found = self.links.agree(found)[-1]
+        if isinstance(found, str):
+            raise AgreedError(found)
+        assert found is not None
+        return found
+
+    def _each(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
+        return [self._choose(epoch, i) for i in numbers]
 
     def _chosen(self, epoch: int, numbers: Sequence[int]) -> list[Tensor] | str:
         """The choice, or why there is none."""
         try:
-            return [self._choose(epoch, i) for i in numbers]
+            return self._each(epoch, numbers)
         except (ValueError, OSError) as error:
             return one_line(error)
 

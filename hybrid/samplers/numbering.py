@@ -26,6 +26,11 @@ class Numbering:
 
         ValueError for a sample that the data set does not have.
         """
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError(
+                f"the sampler's choice is {tuple(ids.shape)} of {ids.dtype}; it must be (count,) "
+                "of torch.int64"
+            )
         wrong = ids[(ids < 0) | (ids >= self.choice.count)]
         if len(wrong):
             raise ValueError(

@@ -88,11 +88,18 @@ class HPSGDSync(AnchoredSync):
         """This replica's part of the round under way."""
         self._sums: list[Tensor] = []
         """S_r; empty: nothing yet."""
+        self._used = self._unused()
+        """Of each weight 1, if this round has a gradient of it."""
         self._started, self._rate = 0, 0.0
         self._moved = False
 
     def _check_optimiser(self) -> None:
         optimiser, strategy = self.block.optimisers["exact"], self.strategy
+        if any(group.get("maximize") for group in optimiser.param_groups):
+            raise ValueError(
+                "the optimiser maximises, and the steps of sync.name 'hpsgd' between rounds go "
+                "down: give the loss the other sign, or choose sync.name=local-sgd"
+            )
         if not isinstance(optimiser, torch.optim.SGD):
             raise ValueError(
                 f"the optimiser is {type(optimiser).__name__}, and sync.name 'hpsgd' with "
@@ -108,6 +115,8 @@ class HPSGDSync(AnchoredSync):
         weights = self.weights()
         gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
         self._rate = rate
+        used = [float(p.grad is not None) for p in weights]
+        self._used = self._used.maximum(self._used.new_tensor(used))
         if self._sums:
             torch._foreach_add_(self._sums, gradients)
         else:
@@ -125,8 +134,9 @@ class HPSGDSync(AnchoredSync):
         return self._moved
 
     def _gradient(self, p: nn.Parameter, decay: float) -> Tensor:
-        gradient = torch.zeros_like(p) if p.grad is None else p.grad
-        return gradient.add(p.detach(), alpha=self.share * decay) if decay else gradient
+        if p.grad is None:  # which its optimiser would not let decay either
+            return torch.zeros_like(p)
+        return p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
 
     def stepped(self) -> None:
         if self._moved:
@@ -136,21 +146,22 @@ class HPSGDSync(AnchoredSync):
 
     def _start(self, count: int) -> None:
         self._started = count
-        self._sent, self._sums = self._sums, []
+        self._sent, self._sums = [*self._sums, self._used], []
+        self._used = self._unused()
         self._begin_sum()
 
     def _begin_sum(self) -> None:
         self._landing = self._mean.start(packed(self._sent))
 
     def _aim(self) -> None:
-        """Let w = B and its gradient be P."""
+        """Let w = B and its gradient be P; there is none of what no replica has used."""
         assert self._landing is not None
-        total = [torch.empty_like(p) for p in self.weights()]
-        unpack(self._landing(), total)
+        total, used = [torch.empty_like(p) for p in self.weights()], self._unused()
+        unpack(self._landing(), [*total, used])
         self._landing, self._sent, self._moved = None, [], True
         self.back()
-        for p, gradient in zip(self.weights(), total, strict=True):
-            p.grad = gradient
+        for p, gradient, times in zip(self.weights(), total, used.tolist(), strict=True):
+            p.grad = gradient if times else None
 
     def _landed(self) -> None:
         """B = w, after the optimiser's step; add what is kept."""
@@ -167,10 +178,14 @@ class HPSGDSync(AnchoredSync):
         found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}
         if self._landing is not None:
             found |= {f"sent {i:05}": s for i, s in enumerate(self._sent)}
-        return found | {"started": torch.tensor(self._started)}
+        return found | {"started": torch.tensor(self._started), "used": self._used}
+
+    def _unused(self) -> Tensor:
+        weights = self.weights()
+        return torch.zeros(len(weights), device=weights[0].device)
 
     def go_on(self, kept: Tensors) -> None:
-        self._started = int(kept["started"])
+        self._started, self._used = int(kept["started"]), kept["used"]
         self._sums, self._sent = self._like(kept, "sum "), self._like(kept, "sent ")
         if self._sent:
             self._begin_sum()
@@ -178,7 +193,8 @@ class HPSGDSync(AnchoredSync):
     def _like(self, kept: Tensors, prefix: str) -> list[Tensor]:
         found = [kept[name] for name in sorted(kept) if name.startswith(prefix)]
         pairs = zip(self.weights(), found, strict=False)
-        return [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
+        made = [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
+        return [*made, *found[len(made) :]]
 
 
 HPSGD.program = HPSGDSync

@@ -101,7 +101,7 @@ class LocalSync(Sync):
     def joined(self) -> Iterator[None]:
         apart, weights, moved = self.apart, self.weights(), statistics(self.block.module)
         if self.own_optimisers:
-            moved += self._optimiser_state().values()
+            moved += self._slots().values()
         own, values = [p.data for p in weights], [t.clone() for t in moved]
         self.agree()
         if self.own_optimisers:
@@ -129,9 +129,20 @@ class LocalSync(Sync):
             b.data.copy_(new)
 
     def join_optimisers(self) -> None:
-        """Let what the optimisers of steps keep be its mean over replicas."""
-        slots = list(self._optimiser_state().values())
-        for value, new in zip(slots, self.mean(slots), strict=True):
+        """Let what the optimisers of steps keep be its mean over replicas.
+
+        Of a weight that some replica has not stepped yet each keeps its own.
+        """
+        weights = self._optimised()
+        stepped = torch.tensor([float(p in o.state) for o, p in weights.values()])
+        everywhere = (self._plain.start(stepped)() == self.peers.replicas).tolist()
+        found = [
+            value
+            for (optimiser, p), all_ in zip(weights.values(), everywhere, strict=True)
+            for slot, value in (optimiser.state[p].items() if all_ else ())
+            if isinstance(value, Tensor) and value.shape == p.shape and slot != "step"
+        ]
+        for value, new in zip(found, self.mean(found), strict=True):
             value.copy_(new)
 
     def weights(self) -> list[torch.nn.Parameter]:
@@ -147,9 +158,9 @@ class LocalSync(Sync):
             same = new.stride() == p.stride()
             p.data = new if same else torch.empty_like(p.data).copy_(new)
 
-    def _optimiser_state(self) -> Tensors:
-        """What the optimisers of steps keep of each weight, by name; numbers of steps are alike."""
-        found: Tensors = {}
+    def _optimised(self) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
+        """The weights that optimisers of steps have, by a name that is the same on all replicas."""
+        found: dict[str, tuple[torch.optim.Optimizer, Tensor]] = {}
         seen: set[int] = set()
         companions = {f"{kind} companion": o for kind, o in self.block.companions.items()}
         for kind, optimiser in (self.block.optimisers | companions).items():
@@ -157,11 +168,17 @@ class LocalSync(Sync):
                 continue
             seen.add(id(optimiser))
             weights = (p for group in optimiser.param_groups for p in group["params"])
-            for i, p in enumerate(weights):
-                for slot, value in optimiser.state.get(p, {}).items():
-                    if isinstance(value, Tensor) and value.dim():
-                        found[f"{kind} {i:05}.{slot}"] = value
+            found |= {f"{kind} {i:05}": (optimiser, p) for i, p in enumerate(weights)}
         return found
+
+    def _slots(self) -> Tensors:
+        """What those optimisers keep, as tensors."""
+        return {
+            f"{name}.{slot}": value
+            for name, (optimiser, p) in self._optimised().items()
+            for slot, value in optimiser.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
 
     def state(self) -> State:
         rounding = {f"rounding {name}": t for name, t in self.rounding().items()}
@@ -173,7 +190,7 @@ class LocalSync(Sync):
             moved = statistics(self.block.module)
             own |= {f"statistic {i:05}": b.clone() for i, b in enumerate(moved)}
         if self.own_optimisers:
-            slots = self._optimiser_state().items()
+            slots = self._slots().items()
             own |= {f"optimiser {name}": value.clone() for name, value in slots}
         counts = {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
         return State(flight=own | rounding | counts | self.under_way())
@@ -189,10 +206,24 @@ class LocalSync(Sync):
             own = (entries(kept, f"{what} ").values() for what in ("weight", "statistic"))
             for values, new in zip(moved, chain(*own), strict=True):
                 values.copy_(new)
-        mine = self._optimiser_state()
-        for name, value in entries(kept, "optimiser ").items():
-            mine[name].copy_(value)
+        if self.own_optimisers:
+            self._load_slots(entries(kept, "optimiser "))
         self.go_on(kept)
+
+    def _load_slots(self, kept: Tensors) -> None:
+        """In place of the mean that the weights' own files have."""
+        mine, weights = self._slots(), self._optimised()
+        for name, value in kept.items():
+            weight, _, slot = name.partition(".")
+            optimiser, p = weights[weight]
+            if name in mine:
+                mine[name].copy_(value)
+            else:  # the first replica had none
+                optimiser.state[p][slot] = value.clone()
+        stepped = {name.partition(".")[0] for name in kept}
+        for weight, (optimiser, p) in weights.items():
+            if weight not in stepped:
+                optimiser.state.pop(p, None)
 
     def rounding(self) -> Tensors:
         """What messages have left out, but for one that a resumed run sends again."""

@@ -11,7 +11,6 @@ from trainings import assert_same, digits, fitted, trainer
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.mapped import Mapped
-from hybrid.errors import AgreedError
 from hybrid.samplers.auto_assist import AutoAssist
 from hybrid.samplers.base import Choice, Sampler
 from hybrid.samplers.chosen import Chosen
@@ -100,8 +99,26 @@ def test_losses_come_back_for_samples_and_not_for_numbers():
 
 def test_a_sampler_that_chooses_no_sample_there_is_is_refused():
     chosen = Chosen(Favourites(few=9), images(4, Augmentation()), 0, 2)
-    with pytest.raises(AgreedError, match="the sampler chose sample 4 of a data set of 4: let it"):
+    with pytest.raises(ValueError, match="the sampler chose sample 4 of a data set of 4: let it"):
         chosen.ids(0, [2])
+    chosen.choice.choose = lambda epoch, first, count: torch.zeros(count, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"choice is \(2,\) of torch\.uint8; it must be"):
+        chosen.ids(1, [0])
+
+
+def test_a_sampler_that_fails_on_one_rank_ends_the_run(monkeypatch):
+    calls = []
+
+    def choose(sampler, epoch, first, count):
+        calls.append(first)
+        if len(calls) == 5:
+            raise OSError("one rank's file cannot be read")
+        return torch.arange(first, first + count)
+
+    monkeypatch.setattr(Favourites, "choose", choose)
+    made = trainer(Backprop(), sampler=Favourites(), model="plain", blocks=1, replicas=2)
+    with pytest.raises((ValueError, OSError), match="one rank's file cannot be read"):
+        made.fit(*digits(4))
 
 
 def test_a_sampler_of_ones_own_trains_alike_on_any_grid():

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
-from trainings import assert_same, digits, fitted, trainer
+from torch import nn
+from trainings import assert_same, digits, fitted, interrupted, trainer
 
-from hybrid import OptimiserSettings
+from hybrid import OptimiserSettings, Trainer, TrainSettings, split
+from hybrid.settings.config import CheckpointSettings
 from solvers import Backprop
 from solvers.sync.diloco import DiLoCo, DiLoCoSync
 from solvers.sync.hpsgd import HPSGD
@@ -72,3 +74,40 @@ def test_the_network_is_left_as_it_was_tested(few):
     ids = torch.arange(len(few[1]))
     found = model(few[1].batch(ids, seed=0, epoch=0, augment=False)).argmax(1)
     assert (found == few[1].targets(ids)).double().mean().item() == pytest.approx(tested)
+
+
+class Scaled(nn.Module):
+    """One number for all, as a temperature is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    "sync", [LocalSGD(steps=3), DiLoCo(steps=6, lag=1)], ids=["local", "outer"]
+)
+def test_a_resume_keeps_each_replicas_momentum_of_a_number_too(sync, few, tmp_path):
+    def made(resume):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 16), Scaled(), nn.ReLU(), nn.Linear(16, 10)
+        settings = TrainSettings(epochs=4, batch_size=32, threads=1)
+        kept = CheckpointSettings(keep_last=0)
+        return Trainer(
+            split(nn.Sequential(*layers), 1),
+            Backprop(),
+            replicas=2,
+            sync=sync,
+            train=settings,
+            checkpoint=kept,
+            out=tmp_path / "run",
+            resume=resume,
+            quiet=True,
+        )
+
+    expected = {k: v.clone() for k, v in fitted(made(False), few).items()}
+    interrupted(tmp_path / "run", after=2)
+    assert_same(fitted(made(True), few), expected)

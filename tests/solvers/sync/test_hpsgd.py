@@ -163,3 +163,19 @@ def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
         return after.module.weight.item()
 
     assert run_threads(1, program) == [-12.0]
+
+
+@pytest.mark.parametrize(("h", "lag"), [(1, 0), (2, 0), (2, 2)])
+def test_a_weight_without_a_gradient_stays_as_it_is(h, lag):
+    def program(links):
+        module = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in "ab"})
+        optimiser = torch.optim.SGD(module.parameters(), LR, weight_decay=0.5, momentum=0.9)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = HPSGD(steps=h, lag=lag).start(block, links.peers, 0.5)
+        for _ in range(5):
+            module["a"].grad = torch.ones(2)
+            block.step("exact", LR)
+        block.settle()
+        return module["b"].tolist()
+
+    assert run_threads(1, program, replicas=2) == [[1.0, 1.0]] * 2

@@ -176,3 +176,43 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert left[-1] >= 2, "most buckets leave before the pass has ended"
     assert early == 4
     assert all(map(torch.equal, found[0][2], found[1][2]))
+
+
+class Two(nn.Module):
+    """Of a weight that all replicas use, and one that one of them does."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared, self.rare = (nn.Parameter(torch.ones(2)) for _ in range(2))
+
+
+def momenta(strategy, seen):
+    """What the optimiser of each of two replicas keeps after a step that replica 1 makes of both.
+
+    `seen`: whether there is an evaluation after it.
+    """
+
+    def program(links):
+        module = Two()
+        optimiser = torch.optim.SGD(module.parameters(), LR, momentum=0.9)
+        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        block.sync = strategy.start(block, links.peers, 0.5)
+        replica = links.place.replica
+        module.shared.grad = torch.full((2,), 0.5 * (replica + 1))
+        module.rare.grad = torch.ones(2) if replica else None
+        block.step("exact", LR)
+        if seen:
+            with block.as_tested():
+                pass
+        return [optimiser.state[p].get("momentum_buffer") for p in module.parameters()]
+
+    return run_threads(1, program, replicas=2)
+
+
+@pytest.mark.parametrize("kept", ["own", "mean"])
+def test_replicas_that_have_stepped_other_weights_average_what_all_keep(kept):
+    (first, none), (second, rare) = momenta(LocalSGD(steps=1, optimiser_state=kept), seen=True)
+    assert none is None
+    assert rare.tolist() == [2.0, 2.0]
+    wanted = ([1.0, 1.0], [2.0, 2.0]) if kept == "own" else ([1.5, 1.5],) * 2
+    assert (first.tolist(), second.tolist()) == wanted
