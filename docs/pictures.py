@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hybrid import Trainer, data, models, split
-from hybrid.report.timeline import COLOURS, Stretch, spans, stretch
-from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from hybrid.report.timeline import COLORS, Stretch, spans, stretch
+from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from solvers import DDG, AugmentedLagrangian, Backprop, Solver
-from solvers.passes.exact import PassSettings
+from solvers.exact.exact_pass import PassSettings
 
 DOCS = Path(__file__).parent
 SITE, RAW = DOCS / "site", DOCS / "benchmarks"
@@ -51,7 +51,7 @@ def run(folder: Path, solver: Solver, steps: int, blocks: int = 4, **settings: A
         split(models.build("resnet20", 10, 3, 32), blocks, sample=torch.zeros(8, 3, 32, 32)),
         solver,
         train=TrainSettings(epochs=1, threads=1),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         links=LinkSettings(kind="virtual"),
         out=folder,
         quiet=True,
@@ -75,13 +75,13 @@ def bars_of(part: Stretch) -> Figure:
     axes = figure.subplots()
     shown = [s for s in part.spans if s.ts < part.stop and s.ts + s.dur > part.start]
     patches = []
-    for kind, colour in COLOURS.items():
+    for kind, color in COLORS.items():
         for row, rank in enumerate(part.ranks):
             own = [s for s in shown if (s.pid, s.kind) == (rank, kind)]
             bars = [((s.ts - part.start) / 1e3, s.dur / 1e3) for s in own]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=colour, linewidth=0)
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=color, linewidth=0)
         if any(s.kind == kind for s in shown):
-            patches.append(Patch(color=colour, label=kind))
+            patches.append(Patch(color=color, label=kind))
     axes.set_xlim(0, (part.stop - part.start) / 1e3)
     axes.set_ylim(len(part.ranks) - 0.5, -0.5)
     axes.set_yticks(range(len(part.ranks)), [f"rank {rank}" for rank in part.ranks])
@@ -149,7 +149,7 @@ def accuracy() -> None:
 
     found, rates = json.loads((RAW / "delays-long.json").read_text()), quiet_rates()
     figure, drawn = axes()
-    for row, colour in {
+    for row, color in {
         "serial": GREY,
         "ddg, K=2, m=8": PURPLE,
         "ddg, K=4, m=8": BLUE,
@@ -157,7 +157,7 @@ def accuracy() -> None:
     }.items():
         minutes = 50_000 / rates[row] / 60
         points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
-        drawn.plot(*zip(*points, strict=True), color=colour, marker=".", label=row)
+        drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=row)
     drawn.set_xlabel("minutes")
     drawn.set_ylabel("test accuracy, %")
     drawn.legend(frameon=False)
@@ -170,7 +170,7 @@ def speed() -> None:
         k: sorted(v)[1] for k, v in json.loads((RAW / "virtual_rates.json").read_text()).items()
     }
     figure, drawn = axes()
-    for model, colour in (("ResNet-20", BLUE), ("ResNet-56", ORANGE)):
+    for model, color in (("ResNet-20", BLUE), ("ResNet-56", ORANGE)):
         base = rates[f"{model}, serial"]
         for kind, style in (("flushed", "--"), ("ddg", "-")):
             points = [(1, 1.0)] + [
@@ -179,7 +179,7 @@ def speed() -> None:
                 if (key := f"{model}, {kind}, K={K}, m=8") in rates
             ]
             label = f"{model}, {'no bubble' if kind == 'ddg' else 'flushed pipeline'}"
-            drawn.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=label)
+            drawn.plot(*zip(*points, strict=True), style, color=color, marker="o", label=label)
     drawn.plot([1, 8], [1, 8], ":", color=GREY, label="K times")
     drawn.set_xlabel("blocks K, 10 Gb/s")
     drawn.set_ylabel("images/s over serial training")
@@ -188,7 +188,7 @@ def speed() -> None:
     links = json.loads((RAW / "slow_links.json").read_text())
     figure, drawn = axes()
     starts = {"data parallel": "data", "flushed pipeline": "flushed", "no bubble": ("ddg", "fdg")}
-    for (name, start), colour in zip(starts.items(), (GREY, ORANGE, BLUE), strict=True):
+    for (name, start), color in zip(starts.items(), (GREY, ORANGE, BLUE), strict=True):
         for K, style in ((2, "--"), (4, "-")):
             points = [
                 (
@@ -204,7 +204,7 @@ def speed() -> None:
             drawn.plot(
                 *zip(*points, strict=True),
                 style,
-                color=colour,
+                color=color,
                 marker="o",
                 label=f"{name}, K = {K}",
             )
@@ -221,7 +221,7 @@ def residuals() -> None:
     figure, drawn = axes()
     train, test = data.load("digits")
     with tempfile.TemporaryDirectory() as folder:
-        for window, colour in ((1, GREY), (4, BLUE), (16, ORANGE)):
+        for window, color in ((1, GREY), (4, BLUE), (16, ORANGE)):
             torch.manual_seed(0)
             out = Path(folder) / str(window)
             Trainer(
@@ -238,7 +238,7 @@ def residuals() -> None:
             drawn.plot(
                 [x["step"] for x in own],
                 [x["residual"][0] for x in own],
-                color=colour,
+                color=color,
                 label=f"window {window}",
             )
     drawn.set_yscale("log")
@@ -253,9 +253,9 @@ def memory() -> None:
     found = json.loads((RAW / "held_memory.json").read_text())["peak_bytes"]
     figure, drawn = axes()
     rows = ("1F1B, m=8", "ddg, m=8", "fdg, m=8", "features-replay, m=8", "petra, m=8")
-    for i, (row, colour) in enumerate(zip(rows, (GREY, BLUE, ORANGE, GREEN, PURPLE), strict=True)):
+    for i, (row, color) in enumerate(zip(rows, (GREY, BLUE, ORANGE, GREEN, PURPLE), strict=True)):
         places = [k + 0.16 * (i - 2) for k in range(4)]
-        drawn.bar(places, [b / 1e6 for b in found[row]], 0.15, color=colour, label=row)
+        drawn.bar(places, [b / 1e6 for b in found[row]], 0.15, color=color, label=row)
     drawn.set_xticks(range(4), [f"block {k}" for k in range(4)])
     drawn.set_ylabel("MB held at most")
     drawn.legend(frameon=False, fontsize="small")

@@ -43,7 +43,7 @@ BESIDE = {
         *("correction.micro_batches", "solver.local_lr", "solver.beta"),
     ],
     "ddg": ALONE,
-    "deepfacto": ["model.factorise", "solver.factor_rho"],
+    "deepfacto": ["model.factorize", "solver.factor_rho"],
     "local-updates": ALONE,
     "replicas": ["split.replicas", "split.blocks", "split.side_by_side", "sync.name"],
 }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hybrid.settings.config import (
         CheckpointSettings,
         LinkSettings,
-        OptimiserSettings,
+        OptimizerSettings,
         RoundSettings,
         ScheduleSettings,
         TrainSettings,
@@ -33,7 +33,7 @@ __all__ = [
     "EarlyStopping",
     "LinkSettings",
     "MLflowLogger",
-    "OptimiserSettings",
+    "OptimizerSettings",
     "RoundSettings",
     "ScheduleSettings",
     "StoppedError",
@@ -61,7 +61,7 @@ _HOMES = {
         (
             "CheckpointSettings",
             "LinkSettings",
-            "OptimiserSettings",
+            "OptimizerSettings",
             "RoundSettings",
             "ScheduleSettings",
             "TrainSettings",

@@ -78,7 +78,7 @@ def no_exit() -> Iterator[None]:
     except (Exception, KeyboardInterrupt, StoppedError):
         raise
     except BaseException as error:
-        raise CodeError(told(error)) from error
+        raise CodeError(format_error(error)) from error
 
 
 def place(error: BaseException) -> str:
@@ -93,7 +93,7 @@ def place(error: BaseException) -> str:
     return found
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error of a user's code on one line: its kind, its text, and where it came from."""
     where = place(error)
     text = f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")

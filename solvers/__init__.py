@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from solvers import registry
 
 if TYPE_CHECKING:
-    from solvers.ampnet import AMPNet
-    from solvers.augmented_lagrangian import AugmentedLagrangian
-    from solvers.auxnet import AuxNet
-    from solvers.backprop import Backprop
     from solvers.base import Links, Program, Recorder, Setup, Solver
-    from solvers.block_admm import BlockADMM
     from solvers.blocks.block import Block
-    from solvers.ddg import DDG
-    from solvers.fdg import FDG
-    from solvers.features_replay import FeaturesReplay
-    from solvers.local_updates import LocalUpdates
-    from solvers.pd_asgd import PDASGD
-    from solvers.penalty import Penalty
-    from solvers.petra import Petra
+    from solvers.delayed.ddg import DDG
+    from solvers.delayed.fdg import FDG
+    from solvers.delayed.features_replay import FeaturesReplay
+    from solvers.delayed.pd_asgd import PDASGD
+    from solvers.delayed.petra import Petra
+    from solvers.exact.backprop import Backprop
+    from solvers.instances.ampnet import AMPNet
+    from solvers.local.local_updates import LocalUpdates
+    from solvers.splitting.augmented_lagrangian import AugmentedLagrangian
+    from solvers.splitting.auxnet import AuxNet
+    from solvers.splitting.block_admm import BlockADMM
+    from solvers.splitting.penalty import Penalty
     from solvers.state import State
     from solvers.windows import Batch, PhaseStats, Record, Window
 

@@ -20,16 +20,16 @@ GraphBytes = Callable[[nn.Module, Tensor], int]
 """(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
 
 Side = Literal["next", "previous"]
-"""A neighbour."""
+"""A neighbor."""
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Program")
 
 
 class Links(Protocol):
-    """A block's connections to its neighbours and to everyone.
+    """A block's connections to its neighbors and to everyone.
 
-    Sends do not block; a receive blocks and names its neighbour, so a program's result does not
+    Sends do not block; a receive blocks and names its neighbor, so a program's result does not
     depend on timing. A tensor handed over must not be written to afterwards, by either side.
     Strides are kept: a channels_last tensor arrives as channels_last.
     """
@@ -44,16 +44,16 @@ class Links(Protocol):
     def to_previous(self, tensor: Tensor) -> None: ...
     def from_next(self) -> Tensor: ...
 
-    def there(self, side: Side) -> bool:
-        """Whether a tensor of that neighbour has come; only a method without an order asks."""
+    def has_message(self, side: Side) -> bool:
+        """Whether a tensor of that neighbor has come; only a method without an order asks."""
         ...
 
-    def first_of(self, *sides: Side) -> Side:
+    def wait_any(self, *sides: Side) -> Side:
         """Wait until a tensor has come from one of them; which, the first if several have."""
         ...
 
     def flush(self) -> None:
-        """Wait until every tensor sent to neighbours so far has left."""
+        """Wait until every tensor sent to neighbors so far has left."""
 
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""
@@ -90,8 +90,8 @@ class Setup:
     """Rounds from one serial phase to the next; 0: there is none."""
     serial_steps: int = 0
     """Steps at the start, in rounds that are serial alone."""
-    factorised: frozenset[int] = frozenset()
-    """Cuts with a factorisation."""
+    factorized: frozenset[int] = frozenset()
+    """Cuts with a factorization."""
     compiled: bool = False
     """Whether the blocks are compiled."""
     output: Shape | None = None
@@ -181,7 +181,7 @@ class Recording(Program, Recorder):
 
 
 class SubProblems(Recording):
-    """One whose sub-problems can fill gaps: they are static, and need no neighbour."""
+    """One whose sub-problems can fill gaps: they are static, and need no neighbor."""
 
     local_lr: float
     clip_norm: float
@@ -220,11 +220,11 @@ class Solver(ABC):
     """Sweeps over a window where none are asked for."""
     fills: ClassVar[bool] = False
     """Whether its sub-problems can fill the gaps of the exact pass."""
-    factorises: ClassVar[bool] = False
-    """Whether it can train a factorisation at a cut."""
+    factorizes: ClassVar[bool] = False
+    """Whether it can train a factorization at a cut."""
     captures: ClassVar[bool] = False
     """Whether its local steps can be CUDA graphs."""
-    trains_beside: ClassVar[bool] = False
+    has_auxiliary_weights: ClassVar[bool] = False
     """Whether weights that are not the network's are trained with it."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
@@ -246,7 +246,7 @@ class Solver(ABC):
         return True
 
     @property
-    def tells_losses(self) -> bool:
+    def reports_losses(self) -> bool:
         """Whether the last block meets every sample, in the order of the mini-batches."""
         return self.repeatable
 

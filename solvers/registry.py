@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from solvers.base import Solver
 
 OWN = {
-    "backprop": "solvers.backprop:Backprop",
-    "penalty": "solvers.penalty:Penalty",
-    "augmented-lagrangian": "solvers.augmented_lagrangian:AugmentedLagrangian",
-    "block-admm": "solvers.block_admm:BlockADMM",
-    "auxnet": "solvers.auxnet:AuxNet",
-    "ddg": "solvers.ddg:DDG",
-    "features-replay": "solvers.features_replay:FeaturesReplay",
-    "fdg": "solvers.fdg:FDG",
-    "petra": "solvers.petra:Petra",
-    "pd-asgd": "solvers.pd_asgd:PDASGD",
-    "ampnet": "solvers.ampnet:AMPNet",
-    "local-updates": "solvers.local_updates:LocalUpdates",
+    "backprop": "solvers.exact.backprop:Backprop",
+    "penalty": "solvers.splitting.penalty:Penalty",
+    "augmented-lagrangian": "solvers.splitting.augmented_lagrangian:AugmentedLagrangian",
+    "block-admm": "solvers.splitting.block_admm:BlockADMM",
+    "auxnet": "solvers.splitting.auxnet:AuxNet",
+    "ddg": "solvers.delayed.ddg:DDG",
+    "features-replay": "solvers.delayed.features_replay:FeaturesReplay",
+    "fdg": "solvers.delayed.fdg:FDG",
+    "petra": "solvers.delayed.petra:Petra",
+    "pd-asgd": "solvers.delayed.pd_asgd:PDASGD",
+    "ampnet": "solvers.instances.ampnet:AMPNet",
+    "local-updates": "solvers.local.local_updates:LocalUpdates",
 }
 """Name -> where its class is, a line a method."""
 

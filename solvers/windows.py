@@ -26,7 +26,7 @@ class Source(Protocol):
         ...
 
     def images(self, ids: Tensor, step: int) -> Tensor:
-        """Inputs (N, ...), such as images (N, C, H, W), augmented and normalised."""
+        """Inputs (N, ...), such as images (N, C, H, W), augmented and normalized."""
         ...
 
     def labels(self, ids: Tensor, step: int) -> Tensor:

@@ -23,12 +23,14 @@ ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.rl", "hybrid.runs", "hybrid.training"),
-    *("hybrid.ranks", "hybrid.folder", "hybrid.rounds", "hybrid.samplers"),
+    *("hybrid.method", "hybrid.training.callbacks.base", "hybrid.rounds", "hybrid.optimizers"),
+    *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry"),
     *("hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
-    *("solvers.passes", "solvers.base", "solvers.variables", "solvers.blocks"),
+    *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
+    *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.messages", "solvers.named", "solvers.checks"),
 )
@@ -42,7 +44,7 @@ HOMES = {module for module, _, _ in METHODS.values()} | {"solvers", "solvers.reg
 # beside its own file, the registry and the package's face, a method is named by
 NAMED = {
     ("hybrid.bench.recipes", "Backprop"),  # the base of every comparison is serial training
-    ("solvers.passes.exact", "backprop"),  # which is this pass alone
+    ("solvers.exact.exact_pass", "backprop"),  # which is this pass alone
 }
 
 

@@ -25,7 +25,7 @@ import torch
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from solvers import DDG, AMPNet, Backprop, Solver
 
 FILE = Path(__file__).with_name("ampnet.json")
@@ -72,7 +72,7 @@ def trained(
         split(network, K),
         solver,
         train=TrainSettings(epochs=epochs, seed=seed, threads=1, evaluate_every=100),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         links=LinkSettings(kind="virtual"),
         quiet=True,
     )

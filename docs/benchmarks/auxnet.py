@@ -21,12 +21,12 @@ import torch
 from hybrid import models, split
 from hybrid.data.generated import synthetic
 from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.method.setup import make_block
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import AuxNet, Backprop, Batch, Setup, Solver, Window
-from solvers.auxnet import auxiliary_network
 from solvers.kernels import couple
+from solvers.splitting.auxnet import auxiliary_network
 
 
 def timed(work: Callable[[], object], turns: int = 5) -> float:
@@ -96,7 +96,7 @@ def measured(model: models.Chain, count: int, batches: list[Batch]) -> float:
 
     def program(links: RankLinks) -> float:
         cpu = torch.device("cpu")
-        block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
+        block = make_block(blocks, links.rank, OptimizerSettings(), cpu)
         solver: Solver = AuxNet() if count > 1 else Backprop()
         trained = solver.start(block, links, Setup(tuple(shapes), len(batches[0]), len(batches)))
         trained.train(Window(batches))

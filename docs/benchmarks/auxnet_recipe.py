@@ -32,7 +32,7 @@ import torch
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.plan.memory import saved_bytes
-from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from solvers import AugmentedLagrangian, AuxNet, Backprop, Setup, Solver
 from solvers.layers.auxiliary import auxiliary_network
 
@@ -96,7 +96,7 @@ def trained(
             train=TrainSettings(
                 threads=1, seed=seed, evaluate_every=1000, report_every=40, precision="bfloat16"
             ),
-            optimiser=OptimiserSettings(lr=0.1),
+            optimizer=OptimizerSettings(lr=0.1),
             links=LinkSettings(kind="virtual"),
             **rounds,
         )

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, split
 from hybrid.data.generated import digits
-from hybrid.settings.config import OptimiserSettings, ScheduleSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from solvers import Backprop, BlockADMM
 from solvers.layers.projection import Sign
 
@@ -58,14 +58,14 @@ def run(name: str, seed: int, epochs: int) -> dict[str, Any]:
         solver = BlockADMM(rho=0.1, lam_step=1.0)
         return Trainer(blocks, solver, window=4, sweeps=2, **common).fit(*digits(), epochs=epochs)
     solver = BlockADMM(
-        rho=RHO, order="jacobi", lam_step=1.0, kappa_step=KAPPA, optimiser="adam", local_lr=1.0
+        rho=RHO, order="jacobi", lam_step=1.0, kappa_step=KAPPA, optimizer="adam", local_lr=1.0
     )
     return Trainer(
         blocks,
         solver,
         window="all",
         correct_every=0,
-        optimiser=OptimiserSettings(lr=0.003, weight_decay=0.0),
+        optimizer=OptimizerSettings(lr=0.003, weight_decay=0.0),
         schedule=ScheduleSettings(warmup_epochs=0.0),
         **common,
     ).fit(*digits(), epochs=epochs)

@@ -2,7 +2,7 @@
 
     python docs/benchmarks/binary_cifar.py --data-dir ~/data
 
-ResNet-8 whose activations before `layer3.0`, normalised, are held to {-1, 1}; the first 10,000
+ResNet-8 whose activations before `layer3.0`, normalized, are held to {-1, 1}; the first 10,000
 images, 3 epochs, batch 128, lr 0.1, two blocks, one thread; test accuracy.
 
     straight-through  back-propagation: the sign's derivative is the identity's on [-1, 1]
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.models import units
-from hybrid.settings.config import OptimiserSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import Backprop, BlockADMM
 from solvers.layers.projection import Sign
 
@@ -69,7 +69,7 @@ def run(name: str, seed: int, folder: Path) -> float:
         blocks,
         BlockADMM(lam_step=1.0) if sweeping else Backprop(),
         train=TrainSettings(epochs=3, seed=seed, threads=1, evaluate_every=100),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         quiet=True,
         **rounds,
     )

@@ -26,10 +26,10 @@ from hybrid.cuts.partition import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links.mpi import MpiLinks
+from hybrid.method.setup import make_block
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import Backprop, Batch, Setup, Window
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     torch.manual_seed(0)
     blocks = split(models.build(options.model, 10, 3, 32), links.size, balance="operations")
     cpu = torch.device("cpu")
-    block = make_block(blocks, links.rank, OptimiserSettings(), cpu)
+    block = make_block(blocks, links.rank, OptimizerSettings(), cpu)
     source = EpochSource(train, 0, 0, True, cpu)
     batch = Batch(torch.arange(options.batch_size), 0.01, source)
     program = Backprop().start(block, links, Setup(batch_size=options.batch_size))
@@ -67,7 +67,7 @@ def main() -> None:
     for number in range(options.repeats):
         quiet = [step() for _ in range(options.steps)]
         links.all_gather(None)
-        tensors = {u.name: checkpoint.tensors_of(u, block.optimisers) for u in units}
+        tensors = {u.name: checkpoint.tensors_of(u, block.optimizers) for u in units}
         before, begun = writer.blocked_seconds, perf_counter()
         writer.begin(number, tensors, {}, {"epoch": number})
         beside = []
@@ -83,7 +83,7 @@ def main() -> None:
         links.all_gather(None)
         start = perf_counter()
         manifest = checkpoint.read_manifest(folder)
-        checkpoint.restore(folder, manifest, units, block.optimisers)
+        checkpoint.restore(folder, manifest, units, block.optimizers)
         found.append(
             {
                 "blocked": blocked,

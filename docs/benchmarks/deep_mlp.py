@@ -21,7 +21,7 @@ from torch import nn
 
 from hybrid import Trainer, split
 from hybrid.data.generated import digits
-from hybrid.settings.config import OptimiserSettings, ScheduleSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
 from solvers import Backprop, BlockADMM
 
 LAYERS, WIDTH, GAIN = 20, 64, 4.0
@@ -51,7 +51,7 @@ def train_settings(seed: int) -> TrainSettings:
 
 def admm(seed: int, epochs: int, blocks: int, order: str) -> dict[str, Any]:
     solver = BlockADMM(
-        rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, optimiser="adam", order=order,
+        rho=1.0, lam_step=0.5, kappa_step=0.3, theta_steps=2, optimizer="adam", order=order,
         local_lr=1.0,
     )  # fmt: skip
     trainer = Trainer(
@@ -60,7 +60,7 @@ def admm(seed: int, epochs: int, blocks: int, order: str) -> dict[str, Any]:
         window="all",
         correct_every=0,
         train=train_settings(seed),
-        optimiser=OptimiserSettings(lr=0.01, weight_decay=0.0),
+        optimizer=OptimizerSettings(lr=0.01, weight_decay=0.0),
         schedule=ScheduleSettings(warmup_epochs=0.0),
         quiet=True,
     )
@@ -72,7 +72,7 @@ def sgd(seed: int, epochs: int, lr: float) -> dict[str, Any]:
         split(network(seed), 1),
         Backprop(),
         train=train_settings(seed),
-        optimiser=OptimiserSettings(lr=lr, weight_decay=0.0),
+        optimizer=OptimizerSettings(lr=lr, weight_decay=0.0),
         quiet=True,
     )
     return trainer.fit(*digits(), epochs=epochs)
@@ -89,7 +89,7 @@ def main() -> None:
         for lr in LEARNING_RATES:
             found = sgd(seed, options.epochs, lr)
             rows.setdefault(f"SGD, lr {lr:g}", []).append(found["test_accuracy"])
-            # two weight steps a visit: as many epochs again, so as not to favour block-ADMM
+            # two weight steps a visit: as many epochs again, so as not to favor block-ADMM
             found = sgd(seed, 3 * options.epochs, lr)
             rows.setdefault(f"SGD, lr {lr:g}, 3 x the epochs", []).append(found["test_accuracy"])
         for blocks, order in ((7, "jacobi"), (7, "gauss-seidel"), (10, "jacobi")):

@@ -1,10 +1,10 @@
-"""A factorisation layer on digits: supervised, and weakly supervised by odd and even.
+"""A factorization layer on digits: supervised, and weakly supervised by odd and even.
 
     python docs/benchmarks/deepfacto.py
 
 ResNet-8, two blocks, 12 epochs. Supervised: the ten digits, with the layer before `--unit` and
 without. Weakly supervised: the network learns odd or even only; then a linear map (logistic
-regression on standardised features) from 100 labelled images, ten a digit, to the ten digits, from
+regression on standardized features) from 100 labeled images, ten a digit, to the ten digits, from
 
     codes      the layer's M, a mean over pixels
     product    M S, a mean over pixels
@@ -31,13 +31,13 @@ from hybrid.data.generated import digits
 from hybrid.models import Chain, units
 from hybrid.settings.config import TrainSettings
 from solvers import Backprop, BlockADMM, Solver
-from solvers.layers.factorisation import Factorisation
+from solvers.layers.factorization import Factorization
 
 
-def network(seed: int, classes: int, factorise: str = "") -> tuple[Chain, str]:
+def network(seed: int, classes: int, factorize: str = "") -> tuple[Chain, str]:
     torch.manual_seed(seed)
     chain = models.build("resnet8", classes, channels=1, image_size=8)
-    return models.factorised(chain, factorise) if factorise else (chain, "")
+    return models.factorized(chain, factorize) if factorize else (chain, "")
 
 
 def train(chain: Chain, cut: str, data: tuple[Dataset, Dataset], seed: int, epochs: int) -> float:
@@ -55,7 +55,7 @@ def features(chain: Chain, unit: str, images: Tensor, kind: str) -> Tensor:
     x = images
     for part in units(chain):
         layers = list(part.parts.values())
-        if kind == "codes" and isinstance(layers[0], Factorisation):
+        if kind == "codes" and isinstance(layers[0], Factorization):
             return layers[0].codes(x).flatten(2).mean(2)
         if part.name == unit:
             break
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     options = parser.parse_args()
-    factorise = f"{options.unit}:{options.rank}"
+    factorize = f"{options.unit}:{options.rank}"
     whole = digits()
     weak = (odd_or_even(whole[0]), odd_or_even(whole[1]))
     ids = [torch.arange(len(part)) for part in whole]
@@ -92,7 +92,7 @@ def main() -> None:
     truth = [part.labels for part in whole]
     rows: dict[str, list[float]] = {}
     for seed in options.seeds:
-        for name, wanted in (("plain", ""), ("factorised", factorise)):
+        for name, wanted in (("plain", ""), ("factorized", factorize)):
             chain, cut = network(seed, 10, wanted)
             accuracy = train(chain, cut, whole, seed, options.epochs)
             rows.setdefault(f"supervised, {name}", []).append(accuracy)

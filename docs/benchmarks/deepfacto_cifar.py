@@ -1,10 +1,10 @@
-"""A factorisation layer on CIFAR-10, weakly supervised: animal or vehicle, then ten classes.
+"""A factorization layer on CIFAR-10, weakly supervised: animal or vehicle, then ten classes.
 
     python docs/benchmarks/deepfacto_cifar.py --data-dir D
     python docs/benchmarks/deepfacto_cifar.py --data-dir D --seeds 0 --only alone rank-8 rank-64
 
 ResNet-8 learns from the first 5,000 images which are animals, in two blocks with the layer at the
-cut before `layer3.0`. Then a linear map (logistic regression on standardised features) to the ten
+cut before `layer3.0`. Then a linear map (logistic regression on standardized features) to the ten
 classes is fitted on 1, 5 and 10 % of those images with their labels, the same number of each class,
 and tested on the first 5,000 test images. Features, of 32 maps (the codes: as many as factors):
 
@@ -40,7 +40,7 @@ from hybrid.data import Dataset
 from hybrid.models import Chain, units
 from hybrid.settings.config import TrainSettings
 from solvers import Backprop, BlockADMM, Solver
-from solvers.layers.factorisation import Factorisation
+from solvers.layers.factorization import Factorization
 
 UNIT, IMAGES, TESTED, EPOCHS = "layer3.0", 5000, 5000, 2
 SHARES = (1, 5, 10)
@@ -60,7 +60,7 @@ def train(name: str, sets: tuple[Dataset, Dataset], seed: int) -> tuple[Chain, f
     else:
         rank = name.removeprefix("rank-") if name.startswith("rank-") else "32"
         torch.manual_seed(seed)  # of the dictionary
-        chain, cut = models.factorised(chain, f"{UNIT}:{rank}")
+        chain, cut = models.factorized(chain, f"{UNIT}:{rank}")
         blocks = split(chain, cuts=[cut])
         solver, rounds = BlockADMM(), {"window": 4, "sweeps": 1}
         if name == "alone":
@@ -84,7 +84,7 @@ def maps(chain: Chain, images: Tensor) -> dict[str, Tensor]:
     for x in images.split(500):
         for unit in units(chain):
             layers = list(unit.parts.values())
-            if isinstance(layers[0], Factorisation):
+            if isinstance(layers[0], Factorization):
                 codes = layers[0].codes(x)
                 found.setdefault("codes", []).append(_quadrants(codes))
                 found.setdefault("product", []).append(_quadrants(layers[0].compose(codes)))

@@ -3,7 +3,7 @@
     python docs/benchmarks/delay_limits.py
 
 v <- m v + c w_{t-d},  w <- w - lr (m v + c w_{t-d}) for curvature c. Printed is the largest
-c lr / (1 - m) at which w still goes to zero, by the roots of the characteristic polynomial.
+c lr / (1 - m) at which w still goes to zero, by the roots of the characteriztic polynomial.
 """
 
 from __future__ import annotations

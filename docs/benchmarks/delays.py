@@ -28,7 +28,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.settings.config import (
     CheckpointSettings,
     LinkSettings,
-    OptimiserSettings,
+    OptimizerSettings,
     TrainSettings,
 )
 from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Solver
@@ -166,7 +166,7 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
         train=TrainSettings(
             epochs=row.epochs, seed=seed, threads=1, evaluate_every=3 if long else 100
         ),
-        optimiser=OptimiserSettings(lr=row.lr, momentum=row.momentum),
+        optimizer=OptimizerSettings(lr=row.lr, momentum=row.momentum),
         links=LinkSettings(kind="virtual", gigabits_per_second=row.gigabits),
         checkpoint=CheckpointSettings(every=1 if long else 100, keep_last=1),
         out=out,

@@ -3,7 +3,7 @@
     mpirun -n 2 --bind-to none python docs/benchmarks/feeding.py --data-dir ~/data
 
 ResNet-20, batch 128, two blocks, backprop with 4 micro-batches, one thread a rank, by turns.
-An item is cut out of the padded image, mirrored and normalised one by one, in Python.
+An item is cut out of the padded image, mirrored and normalized one by one, in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMAGES = 128 * 24
 
 
 class Transformed(Dataset[tuple[Tensor, int]]):
-    """CIFAR-10's images as a user's data set: crop, flip, normalise."""
+    """CIFAR-10's images as a user's data set: crop, flip, normalize."""
 
     def __init__(self, images: data.Dataset) -> None:
         self.images, self.labels = images.images, images.labels.tolist()

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from hybrid import data, models, split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
+from hybrid.method.setup import make_block
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import AugmentedLagrangian, Batch, Block
 from solvers.base import Setup, SubProblems
 from solvers.blocks.buffers import frozen_statistics
@@ -93,7 +93,7 @@ def train(found: Rows, known: Dataset, seed: int) -> None:
     torch.manual_seed(seed)
     sample = known.batch(torch.arange(4), seed, 0)
     cut = split(models.resnet(depth=8, classes=10), BLOCKS, sample=sample)
-    blocks = [make_block(cut, k, OptimiserSettings(lr=0.25), CPU) for k in range(BLOCKS)]
+    blocks = [make_block(cut, k, OptimizerSettings(lr=0.25), CPU) for k in range(BLOCKS)]
     setup = Setup(tuple(cut.cut_shapes(sample)), N, 1, fills=True)
     programs = [AugmentedLagrangian().start(block, None, setup) for block in blocks]  # type: ignore[arg-type]
     steps, before = len(known) // N, None

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hybrid import data, models, split
 from hybrid.links import RankLinks, run_threads
+from hybrid.method.setup import make_block
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
 
 
@@ -71,7 +71,7 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
 
     def peak(links: RankLinks) -> int:
-        block = make_block(blocks, links.rank, OptimiserSettings(), torch.device("cpu"))
+        block = make_block(blocks, links.rank, OptimizerSettings(), torch.device("cpu"))
         setup = Setup(tuple(shapes), batch_size, correct_every=0)
         program = solver.start(block, links, setup)
         kept = Kept({p.untyped_storage().data_ptr() for p in block.module.parameters()})

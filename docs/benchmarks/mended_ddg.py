@@ -13,9 +13,9 @@ from torch import Tensor
 from solvers import DDG
 from solvers.base import program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.ddg import StashingProgram
-from solvers.passes.delayed import Flight
-from solvers.passes.micro import MicroBatch
+from solvers.delayed.base import Flight
+from solvers.delayed.ddg import StashingProgram
+from solvers.exact.micro_batches import MicroBatch
 from solvers.windows import PhaseStats
 
 
@@ -124,7 +124,7 @@ class MendedProgram(StashingProgram):
         if self.solver.rise:
             done = part.step / (self.solver.rise * self.solver.total_steps)
             self._rate = scheduled * (1 + self._tau) ** -(1 - min(done, 1.0))
-        (group,) = [g for g in self.block.optimisers["local"].param_groups if g["weight_decay"]]
+        (group,) = [g for g in self.block.optimizers["local"].param_groups if g["weight_decay"]]
         decay, momentum = group["weight_decay"], group["momentum"]
         decayed = set(group["params"])
         before = []
@@ -136,6 +136,6 @@ class MendedProgram(StashingProgram):
         a = momentum**self._tau
         b = (1 - a) / (1 - momentum)
         for p, g in zip(self.block.module.parameters(), before, strict=False):
-            v = self.block.optimisers["local"].state[p]["momentum_buffer"]
+            v = self.block.optimizers["local"].state[p]["momentum_buffer"]
             p.data.add_((1 - b) * g + (momentum - a) * v, alpha=self._rate)  # less Nesterov's own
         self._rate = scheduled

@@ -22,7 +22,7 @@ import torch
 
 from hybrid import Trainer, data, models, split
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver
 
 FILE = Path(__file__).with_name("moving.json")
@@ -56,7 +56,7 @@ def train(row: tuple[Solver, int, int], model: str, seed: int, folder: Path) -> 
         split(models.build(model, 10, 3, 32), 4 if sweeps else 1),
         solver,
         train=TrainSettings(epochs=3, seed=seed, threads=1, evaluate_every=100),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         links=LinkSettings(kind="virtual"),
         quiet=True,
         **(rounds if sweeps else {}),

@@ -20,13 +20,13 @@ from torch import nn
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links import run_threads
+from hybrid.method.setup import Method, make_block
+from hybrid.optimizers.making import make
 from hybrid.ranks import launch
-from hybrid.rounds.optimisers import make
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import Method, make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import Backprop, Batch, Setup, Window
-from solvers.passes.exact import PassSettings
+from solvers.exact.exact_pass import PassSettings
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     train, _ = data.load("synthetic")
     ids = torch.arange(options.steps * options.batch_size).split(options.batch_size)
     plain, ours = (build(options.model) for _ in range(2))
-    sgd = make(plain, OptimiserSettings())
+    sgd = make(plain, OptimizerSettings())
 
     def plain_loop() -> None:
         for batch in ids:
@@ -61,7 +61,7 @@ def main() -> None:
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 
     def session(links):
-        block = make_block(blocks, 0, OptimiserSettings(), torch.device("cpu"))
+        block = make_block(blocks, 0, OptimizerSettings(), torch.device("cpu"))
         rounds = method.start(block, links)
 
         def ours_loop() -> None:

@@ -24,12 +24,12 @@ from torch import nn
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
+from hybrid.method.setup import make_block
+from hybrid.optimizers.making import make
 from hybrid.ranks import launch
-from hybrid.rounds.optimisers import make
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings, TrainSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import PDASGD, Backprop, Batch, Setup, Solver, Window
 
 FILE = Path(__file__).with_name("pd_asgd.json")
@@ -67,7 +67,7 @@ def accuracy(
         split(models.build(model, 10, 3, 32), 1),
         solver,
         train=TrainSettings(epochs=epochs, seed=seed, threads=1, evaluate_every=100),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         quiet=True,
     )
     try:
@@ -98,7 +98,7 @@ def accuracies(options: argparse.Namespace) -> None:
 def plain_loop(model: str, windows: Sequence[Window]) -> Callable[[], None]:
     """A hand-written loop over the windows."""
     network = built(model).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    sgd = make(network, OptimiserSettings())
+    sgd = make(network, OptimizerSettings())
 
     def loop() -> None:
         for batch in (batch for window in windows for batch in window.batches):
@@ -118,7 +118,7 @@ def program(
     """A rank's program over the windows, of which the last flights stay under way."""
     setup = Setup(batch_size=BATCH, correct_every=0)
     solver.check(setup)
-    block = make_block(split(built(model), 1), 0, OptimiserSettings(), CPU)
+    block = make_block(split(built(model), 1), 0, OptimizerSettings(), CPU)
     mine = solver.start(block, links, setup)
 
     def loop() -> None:

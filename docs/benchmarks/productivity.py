@@ -37,15 +37,15 @@ from hybrid.cuts.partition import split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.links import RankLinks, run_virtual
+from hybrid.method.setup import make_block
+from hybrid.optimizers.schedule import Schedule
 from hybrid.ranks import launch
-from hybrid.rounds.schedule import Schedule
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings, ScheduleSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from solvers import AugmentedLagrangian, Batch, Setup, Window
 from solvers.base import Recording
 from solvers.blocks.block import Block
-from solvers.passes.exact import ExactPass, PassSettings
+from solvers.exact.exact_pass import ExactPass, PassSettings
 
 BATCH, IMAGES, BLOCKS, PEAK = 128, 20_000, 4, 0.1
 TESTED, FITTED = 5_000, 2_000
@@ -71,7 +71,7 @@ One sweep of a window of 1 at the local rate 1 is an exact step. 0 sweeps: exact
 FILE = Path(__file__).with_suffix(".json")
 
 States = list[dict[str, Any]]
-"""Of every block's optimiser."""
+"""Of every block's optimizer."""
 
 
 class Network:
@@ -135,12 +135,12 @@ class Network:
 
     def _on_every_block(self, work: Callable[[Block, RankLinks], float]) -> list[float]:
         def program(links: RankLinks) -> tuple[dict[str, Any], float]:
-            block = make_block(self.blocks, links.rank, OptimiserSettings(), torch.device("cpu"))
-            optimiser = block.optimisers["exact"]
+            block = make_block(self.blocks, links.rank, OptimizerSettings(), torch.device("cpu"))
+            optimizer = block.optimizers["exact"]
             if self.states:
-                optimiser.load_state_dict(self.states[links.rank])
+                optimizer.load_state_dict(self.states[links.rank])
             found = work(block, links)
-            return deepcopy(optimiser.state_dict()), found
+            return deepcopy(optimizer.state_dict()), found
 
         found = run_virtual(BLOCKS, program)
         self.states = [state for state, _ in found]

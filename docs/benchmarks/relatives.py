@@ -21,8 +21,8 @@ FIXED = (
     "--data cifar10 --epochs 3 --set data.limit=20000 --set train.threads=1"
     " --set train.evaluate_every=100 --set checkpoint.every=100 --set checkpoint.minutes=0"
 )
-LARGE, SMALL = "--batch-size 128", "--batch-size 32 --set optimiser.lr=0.05"
-TINY = "--batch-size 16 --set optimiser.lr=0.025"
+LARGE, SMALL = "--batch-size 128", "--batch-size 32 --set optimizer.lr=0.05"
+TINY = "--batch-size 16 --set optimizer.lr=0.025"
 WHOLE = "--set solver.micro_batches=1"
 """Delays of whole mini-batches."""
 SERIAL = "--model resnet20 --solver backprop --blocks 2"
@@ -34,12 +34,12 @@ CORRECTED = "--window 25 --correct-every 2"
 ROWS = {
     "serial, batch 128": f"{SERIAL} {LARGE}",
     "ddg, K = 4, batch 128": f"{DDG} {LARGE}",
-    "ddg, K = 4, batch 128, lr 0.05": f"{DDG} {LARGE} --set optimiser.lr=0.05",
+    "ddg, K = 4, batch 128, lr 0.05": f"{DDG} {LARGE} --set optimizer.lr=0.05",
     "features-replay, K = 4, batch 128": f"{FR} {LARGE}",
     "fdg, K = 4, batch 128": f"{FDG} {LARGE}",
-    "fdg, K = 4, batch 128, momentum 0.5": f"{FDG} {LARGE} --set optimiser.momentum=0.5",
+    "fdg, K = 4, batch 128, momentum 0.5": f"{FDG} {LARGE} --set optimizer.momentum=0.5",
     "fdg, K = 4, batch 128, AdamW, lr 0.004": (
-        f"{FDG} {LARGE} --set optimiser.name=adamw --set optimiser.lr=0.004"
+        f"{FDG} {LARGE} --set optimizer.name=adamw --set optimizer.lr=0.004"
     ),
     "fdg, K = 4, batch 128, every 2nd window of 26 serial": (
         f"{FDG} {LARGE} --window 26 --correct-every 2"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybrid import OptimiserSettings, Trainer, TrainSettings, data, split
+from hybrid import OptimizerSettings, Trainer, TrainSettings, data, split
 from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
 from solvers.sync import HPSGD, AllReduce, DiLoCo, LocalSGD
@@ -47,7 +47,7 @@ def accuracy(strategy: Strategy, seed: int, sets: Any) -> float:
         replicas=2,
         sync=strategy,
         train=TrainSettings(epochs=8, batch_size=64, seed=seed, threads=1),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         schedule=ScheduleSettings(name="constant"),
         quiet=True,
     )

@@ -26,7 +26,7 @@ from hybrid import Callback, Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.data.sampling import uniform
 from hybrid.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
-from hybrid.settings.config import OptimiserSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import Backprop
 
 FILE = Path(__file__).with_suffix(".json")
@@ -66,7 +66,7 @@ def curve(sampler: Sampler, images: Dataset, test: Dataset, seed: int, model: st
         Backprop(),
         sampler=sampler,
         train=TrainSettings(epochs=EPOCHS, seed=seed, threads=1),
-        optimiser=OptimiserSettings(lr=0.1),
+        optimizer=OptimizerSettings(lr=0.1),
         callbacks=[seen],
         quiet=True,
     ).fit(images, test)

@@ -25,7 +25,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import LinkSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.training.run import Run
 from solvers import Backprop
 from solvers.sync.all_reduce import AllReduce
@@ -68,7 +68,7 @@ def trainer(row: Row, seed: int, epochs: int, kind: str) -> Trainer:
         split(models.build("resnet20", 10, 3, 32), 1),
         Backprop(),
         train=TrainSettings(epochs=epochs, seed=seed, threads=1, evaluate_every=100),
-        optimiser=OptimiserSettings(lr=row.lr),
+        optimizer=OptimizerSettings(lr=row.lr),
         links=LinkSettings(kind=kind),  # type: ignore[arg-type]
         quiet=True,
         **replicas,

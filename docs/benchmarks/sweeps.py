@@ -20,13 +20,13 @@ from torch import nn
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks
+from hybrid.method.setup import make_block
+from hybrid.optimizers.making import make
 from hybrid.ranks import launch
-from hybrid.rounds.optimisers import make
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimiserSettings
-from hybrid.training.setup import make_block
+from hybrid.settings.config import OptimizerSettings
 from solvers import AugmentedLagrangian, Batch, Setup, Window
-from solvers.passes.exact import ExactPass, PassSettings
+from solvers.exact.exact_pass import ExactPass, PassSettings
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     else:
         blocks = split(model, comm.size, balance=options.balance)
     blocks.starts = comm.bcast(blocks.starts)
-    block = make_block(blocks, comm.rank, OptimiserSettings(), torch.device("cpu"))
+    block = make_block(blocks, comm.rank, OptimizerSettings(), torch.device("cpu"))
     shapes = blocks.cut_shapes(torch.zeros(1, 3, 32, 32))
     setup = Setup(tuple(shapes), options.batch_size, options.window)
     program = AugmentedLagrangian().start(block, links, setup)
@@ -63,7 +63,7 @@ def main() -> None:
     sent = links.traffic.total_bytes
 
     plain = models.build(options.model, 10, 3, 32).to(memory_format=torch.channels_last).train()
-    plain_sgd = make(plain, OptimiserSettings())
+    plain_sgd = make(plain, OptimizerSettings())
 
     def sweep() -> None:
         program.train(window)

@@ -86,13 +86,13 @@ PLACES |= {"operator": 1, "min": 1, "plus": 1}
 
 
 class Plain:
-    """One optimiser over all modules, a step with the mean gradient of a batch."""
+    """One optimizer over all modules, a step with the mean gradient of a batch."""
 
     def __init__(
         self, modules: Mapping[str, nn.Module], trees: Sequence[Tree], rate: float, every: int
     ) -> None:
         self.modules, self.trees, self.every = modules, trees, every
-        self.optimiser = torch.optim.Adam(
+        self.optimizer = torch.optim.Adam(
             [w for m in modules.values() for w in m.parameters()], rate
         )
         self.updates = 0
@@ -100,8 +100,8 @@ class Plain:
     def train(self, chosen: Sequence[int]) -> None:
         for first in range(0, len(chosen), self.every):
             self.differentiate([self.trees[at] for at in chosen[first : first + self.every]])
-            self.optimiser.step()
-            self.optimiser.zero_grad()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
             self.updates += 1
 
     def differentiate(self, batch: Sequence[Tree]) -> None:

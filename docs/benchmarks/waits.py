@@ -23,7 +23,7 @@ from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from solvers import DDG, FDG, Backprop
-from solvers.passes.pipeline import Cost
+from solvers.exact.pipeline import Cost
 
 UNIT = Cost(0.01, 0.02)
 """Seconds of a sample: so long that nothing else counts."""

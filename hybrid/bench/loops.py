@@ -14,24 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.measure import CPU, Contender
 from hybrid.bench.processes import compute_threads
-from hybrid.rounds.optimisers import make
-from hybrid.settings.config import OptimiserSettings
+from hybrid.optimizers.making import make
+from hybrid.settings.config import OptimizerSettings
 from solvers import Batch
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class TorchContender(Contender):
-    """What torch's own ways share: a network of their own, its optimiser and a clock."""
+    """What torch's own ways share: a network of their own, its optimizer and a clock."""
 
     _model: Any
     """What this rank holds of the network; None where that is nothing."""
 
     def __init__(
-        self, module: nn.Module, settings: OptimiserSettings, device: torch.device
+        self, module: nn.Module, settings: OptimizerSettings, device: torch.device
     ) -> None:
         self._device = device
-        self._optimiser = make(module, settings)
+        self._optimizer = make(module, settings)
         self._waited = self._sent = 0.0
 
     def spent(self) -> tuple[float, float]:
@@ -39,8 +39,8 @@ class TorchContender(Contender):
 
     def close(self) -> None:
         self._model = None
-        self._optimiser.state.clear()
-        self._optimiser.param_groups.clear()
+        self._optimizer.state.clear()
+        self._optimizer.param_groups.clear()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -56,10 +56,10 @@ class TorchContender(Contender):
         self._waited += max(0.0, (perf_counter() - wall) - (thread_time() - busy))
 
     def _step(self, learning_rate: float) -> None:
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
 
 
 class PlainLoop(TorchContender):
@@ -73,7 +73,7 @@ class PlainLoop(TorchContender):
     def __init__(
         self,
         model: nn.Module,
-        optimiser: OptimiserSettings,
+        optimizer: OptimizerSettings,
         threads: int = 1,
         device: torch.device = CPU,
         micro_batches: int = 1,
@@ -81,7 +81,7 @@ class PlainLoop(TorchContender):
         self._threads, self._micro_batches = threads, micro_batches
         alone = not dist.is_initialized() or dist.get_rank() == 0
         self._model = prepared(model).to(device) if alone else None
-        super().__init__(self._model or nn.Module(), optimiser, device)
+        super().__init__(self._model or nn.Module(), optimizer, device)
 
     def train(self, batches: Sequence[Batch]) -> None:
         if self._model is None:
@@ -102,18 +102,18 @@ class PlainLoop(TorchContender):
 class DataParallel(TorchContender):
     """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
 
-    BatchNorm normalises by a rank's own part; torch's default copies rank 0's running statistics
+    BatchNorm normalizes by a rank's own part; torch's default copies rank 0's running statistics
     to everyone before every step, and they are what `state_dict` gives. `train` raises ValueError
     for a mini-batch that K does not divide, since gradients are averaged over ranks.
     """
 
     def __init__(
-        self, model: nn.Module, optimiser: OptimiserSettings, device: torch.device = CPU
+        self, model: nn.Module, optimizer: OptimizerSettings, device: torch.device = CPU
     ) -> None:
         self._model = DistributedDataParallel(
             prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
         )
-        super().__init__(self._model, optimiser, device)
+        super().__init__(self._model, optimizer, device)
         trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
         size = dist.get_world_size()
         # torch does not tell: a ring all-reduce; rank 0's copies of the statistics are not counted

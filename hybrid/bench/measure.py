@@ -25,7 +25,7 @@ class Contender(Protocol):
     """One way to train the network, and a row of the table. All ranks have one each."""
 
     def train(self, batches: Sequence[Batch]) -> None:
-        """One optimiser step a mini-batch; every rank calls it with the same mini-batches."""
+        """One optimizer step a mini-batch; every rank calls it with the same mini-batches."""
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """The whole network's state under its global names, on rank 0 only. All must call it."""

@@ -16,7 +16,7 @@ from hybrid.bench.measure import CPU
 from hybrid.cuts.modules import BlockModule
 from hybrid.cuts.partition import split
 from hybrid.models import Chain
-from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.config import OptimizerSettings
 from solvers import Batch
 from solvers.base import Shape
 
@@ -32,7 +32,7 @@ class Pipeline(TorchContender):
     """torch.distributed.pipelining over this project's own cuts, balanced by operations.
 
     `kind` is "gpipe", "1f1b" (a stage a rank) or "interleaved-zero-bubble" (two). With K ranks
-    stage s is on rank s mod K. BatchNorm normalises by the micro-batch.
+    stage s is on rank s mod K. BatchNorm normalizes by the micro-batch.
     The schedules take the mean loss of a micro-batch and divide the summed gradients by the number
     of micro-batches (torch's `scale_grads`, on by default): the gradient of the batch's mean loss.
 
@@ -43,7 +43,7 @@ class Pipeline(TorchContender):
     def __init__(
         self,
         model: Chain,
-        optimiser: OptimiserSettings,
+        optimizer: OptimizerSettings,
         kind: str,
         micro_batches: int,
         device: torch.device = CPU,
@@ -62,7 +62,7 @@ class Pipeline(TorchContender):
         self._shapes: list[Shape] = [tuple(model.input_shape), *cuts, (model.classes,)]
         self._mine = range(rank, self._num_stages, size)
         self._modules: list[BlockModule] = [blocks.module(i).to(device) for i in self._mine]
-        super().__init__(nn.ModuleList(self._modules), optimiser, device)
+        super().__init__(nn.ModuleList(self._modules), optimizer, device)
         # torch does not tell: an activation leaves at the end of every stage of this rank for
         # another, and a gradient at its beginning
         sending = [*self._mine, *(i + 1 for i in self._mine)]

@@ -15,7 +15,7 @@ from hybrid.ranks.hosts import interfaces
 
 
 def process_group(comm: Any, device: torch.device = CPU) -> None:
-    """Initialise torch.distributed over the ranks of an mpi4py communicator. All must call it.
+    """Initialize torch.distributed over the ranks of an mpi4py communicator. All must call it.
 
     Rank 0 listens at MASTER_ADDR and MASTER_PORT, else at a free port of 127.0.0.1 (of its host's
     name where there are several hosts). Unless GLOO_SOCKET_IFNAME is set it becomes the interface

@@ -13,13 +13,13 @@ from torch import Tensor
 from hybrid.bench.measure import CPU, Contender
 from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
+from hybrid.method.setup import Method, factorized_cuts, make_block, share_size
 from hybrid.settings.config import Config
-from hybrid.training.setup import Method, factorised_cuts, make_block, share_size
 from solvers import Backprop, Batch, Setup, Solver, Window, registry
 from solvers.base import Shape
-from solvers.passes.exact import PassSettings
-from solvers.passes.pipeline import Gaps
-from solvers.passes.wire import WireFormat
+from solvers.exact.exact_pass import PassSettings
+from solvers.exact.pipeline import Gaps
+from solvers.exact.wire import WireFormat
 from solvers.sync.base import Strategy
 from solvers.sync.messages import MessageFormat
 from solvers.sync.registry import STRATEGIES
@@ -124,7 +124,7 @@ class Recipe:
             sweeps=max(self.sweeps, 1),
             fills=self.fill,
             correct_every=1 if self.solver.alternates else 0,
-            factorised=factorised_cuts(blocks),
+            factorized=factorized_cuts(blocks),
             packed=blocks.packed_cuts,
             bundled=blocks.bundled,
             total=batch_size if replicas > 1 else 0,
@@ -219,7 +219,7 @@ class OwnContender(Contender):
         model, units = deepcopy((blocks.model, blocks.units))
         self.blocks = replace(blocks, model=model, units=units)
         place, size = links.place, settings.train.batch_size
-        self.block = make_block(self.blocks, place.block, settings.optimiser, device)
+        self.block = make_block(self.blocks, place.block, settings.optimizer, device)
         if shapes is None:
             shapes = self.blocks.cut_shapes(default_sample(model, None))
         method = recipe.method(self.blocks, shapes, size, gaps, place.replicas).of_replica(place)

@@ -56,7 +56,7 @@ def bench(
     comm = launch.communicator()
     if comm is None:
         raise ValueError("hybrid bench compares ranks, and there is 1: mpirun -n 2 hybrid bench")
-    from hybrid.bench.run import Bench
+    from hybrid.bench.comparison import Bench
     from hybrid.runs import build
 
     with options.together():
@@ -121,6 +121,7 @@ def plan(
         given = _settings(context)
         resolved = load(config, given)
         references.check_given(resolved, given)
+        options.say_notices(resolved)
         return report(resolved, blocks, totals, parts, lambda text: typer.echo(text, err=True))
 
     options.first_says(table)

@@ -13,10 +13,10 @@ from hybrid.errors import (
     AgreedError,
     CodeError,
     StoppedError,
+    format_error,
     printable,
     reason,
     tell,
-    told,
 )
 from hybrid.ranks import launch
 
@@ -50,7 +50,7 @@ def run_command(command: Callable[[], Any]) -> int:
             words = error.format_message().split() or ["see hybrid --help"]
             return _leave(comm, " ".join(words), USAGE)
         if not isinstance(error, Exception):  # of code that was given: nothing here exits
-            error = CodeError(told(error))
+            error = CodeError(format_error(error))
         if comm is not None:
             from hybrid.links.mpi import abort
 

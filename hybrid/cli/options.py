@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hybrid.errors import tell
 from hybrid.ranks import launch
 from hybrid.settings.config import Config, declared_settings
 
@@ -21,10 +22,10 @@ FLAGS = {
     "data": "data.name",
     "data_dir": "data.dir",
     "solver": "solver.name",
-    "factorise": "model.factorise",
+    "factorize": "model.factorize",
     "epochs": "train.epochs",
     "batch_size": "train.batch_size",
-    "lr": "optimiser.lr",
+    "lr": "optimizer.lr",
     "window": "rounds.window",
     "sweeps": "rounds.sweeps",
     "correct_every": "rounds.correct_every",
@@ -91,6 +92,13 @@ def first_says(text: Callable[[], str]) -> None:
     with together():
         if launch.launched_rank() == 0:
             typer.echo(text())
+
+
+def say_notices(config: Config) -> None:
+    """Rank 0 reports how settings were read that are spelled in a former way."""
+    if launch.launched_rank() == 0:
+        for notice in config.notices:
+            tell(f"hybrid: {notice}")
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def train(
     data: Annotated[str | None, options.flag("data")] = None,
     data_dir: options.DataDir = None,
     solver: options.Method = None,
-    factorise: Annotated[str | None, options.flag("factorise")] = None,
+    factorize: Annotated[str | None, options.flag("factorize")] = None,
     epochs: Annotated[int | None, options.flag("epochs")] = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -82,6 +82,7 @@ def train(
     given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
         resolved = build.read(config, given, out, resume)
+    options.say_notices(resolved)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return

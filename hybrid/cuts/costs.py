@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from hybrid.cuts.modules import alone
 from hybrid.models import Unit, mode
 from solvers.blocks.buffers import frozen_statistics
+from solvers.exact.pipeline import Cost
 from solvers.layers.depth import decided, survival
-from solvers.passes.pipeline import Cost
 
 OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.
@@ -130,27 +130,27 @@ def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
     x, graphs, forwards, backwards = sample, [], [], []
     for i, module in enumerate(modules):
         lam = x.detach().requires_grad_(i > 0)
-        start = _synchronised(lam)
+        start = _synchronized(lam)
         x = module(lam)
-        forwards.append(_synchronised(x) - start)
+        forwards.append(_synchronized(x) - start)
         graphs.append((lam, x))
     p: Tensor | None = None
     for lam, out in reversed(graphs):
-        start = _synchronised(lam)
+        start = _synchronized(lam)
         _backward(out, p)
-        backwards.append(_synchronised(lam) - start)
+        backwards.append(_synchronized(lam) - start)
         p = lam.grad
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
 
 
 def _timed_whole(modules: Sequence[nn.Module], sample: Tensor) -> float:
     """Seconds of a forward and a backward pass through all of them, undivided."""
-    start = _synchronised(sample)
+    start = _synchronized(sample)
     x: Any = sample.detach()
     for module in modules:
         x = module(x)
     _backward(x)
-    return _synchronised(sample) - start
+    return _synchronized(sample) - start
 
 
 def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
@@ -185,7 +185,7 @@ class _Traffic(TorchDispatchMode):
         return out
 
 
-def _synchronised(x: Any) -> float:
+def _synchronized(x: Any) -> float:
     """A clock; on one thread the processor's, which does not count who else runs here."""
     if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(x)):
         torch.cuda.synchronize()

@@ -21,8 +21,8 @@ from hybrid.errors import no_exit, one_line
 from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
 from solvers.blocks.draws import drawing
+from solvers.exact.pipeline import Cost
 from solvers.layers.bundle import Bundle, call
-from solvers.passes.pipeline import Cost
 
 UNEVEN = 1.2
 """A slowest block of so many times the fair share: several tensors may cross a cut instead."""

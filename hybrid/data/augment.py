@@ -13,7 +13,7 @@ _CROP_ROW, _CROP_COLUMN, _FLIP, _CUTOUT_ROW, _CUTOUT_COLUMN = range(1, 6)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Crop, flip and cutout, in this order, on uint8 images before they are normalised.
+    """Crop, flip and cutout, in this order, on uint8 images before they are normalized.
 
     The result for a sample depends on `(seed, epoch, number)` only: not on the batch it is in, the
     order of the batch, or the rank. The default changes nothing.
@@ -24,8 +24,8 @@ class Augmentation:
     flip: bool = False
     """Mirror left and right with probability 1/2."""
     cutout: int = 0
-    """Side in pixels of a square of zeros (black, before normalisation) with a uniformly drawn
-    centre, clipped at the border; 0: none (DeVries and Taylor, arXiv 1708.04552)."""
+    """Side in pixels of a square of zeros (black, before normalization) with a uniformly drawn
+    center, clipped at the border; 0: none (DeVries and Taylor, arXiv 1708.04552)."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -60,7 +60,7 @@ class Augmentation:
         return images
 
 
-def _band(centre: Tensor, length: int, size: int) -> Tensor:
-    """Which of `size` positions lie in the `length` around `centre`: bool `(B, size)`."""
-    offset = torch.arange(size, device=centre.device) - (centre - length // 2)[:, None]
+def _band(center: Tensor, length: int, size: int) -> Tensor:
+    """Which of `size` positions lie in the `length` around `center`: bool `(B, size)`."""
+    offset = torch.arange(size, device=center.device) - (center - length // 2)[:, None]
     return (offset >= 0) & (offset < length)

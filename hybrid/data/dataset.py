@@ -1,4 +1,4 @@
-"""A data set in memory: images, labels, and how to make a normalised batch of them."""
+"""A data set in memory: images, labels, and how to make a normalized batch of them."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,7 @@ from hybrid.data.base import Data, check_classes
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Data):
-    """Labelled images; raises ValueError if its parts do not fit together."""
+    """Labeled images; raises ValueError if its parts do not fit together."""
 
     images: Tensor
     """uint8 `(N, C, H, W)`."""
@@ -24,7 +24,7 @@ class Dataset(Data):
     std: tuple[float, ...]
     """Standard deviation of each channel, pixels scaled to [0, 1]."""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """What `batch` does to images before it normalises them."""
+    """What `batch` does to images before it normalizes them."""
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
@@ -73,8 +73,8 @@ class Dataset(Data):
         shift = (-mean / std).float().view(1, -1, 1, 1)
         # not addcmul: a fused multiply-add may round otherwise in the tail of a vector loop, and
         # a sample would then depend on its place in the batch
-        normalised = images.float().mul_(scale).add_(shift)
-        return normalised.contiguous(memory_format=torch.channels_last)
+        normalized = images.float().mul_(scale).add_(shift)
+        return normalized.contiguous(memory_format=torch.channels_last)
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
         """The labels of the samples of numbers `ids`: int64 `(B,)`."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hybrid.errors import one_line, told
+from hybrid.errors import format_error, one_line
 from hybrid.orphans import end_with_parent
 from hybrid.settings.config import WorkerKind
 
@@ -42,7 +42,7 @@ def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: 
         try:
             items.append(dataset[i])
         except (Exception, SystemExit) as error:  # whatever a user's code raises
-            raise ValueError(f"sample {i} of the data set: {told(error)}") from None
+            raise ValueError(f"sample {i} of the data set: {format_error(error)}") from None
     try:
         return collate(items)
     except (Exception, SystemExit) as error:

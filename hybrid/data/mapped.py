@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from hybrid.data.base import Data, check_classes
 from hybrid.data.fetching import Pool, fetch_here
-from hybrid.errors import told
+from hybrid.errors import format_error
 from hybrid.settings.config import WorkerKind
 from solvers.layers.bundle import Bundle
 
@@ -207,7 +207,9 @@ def _length(dataset: Any) -> int:
     try:
         count = len(dataset)
     except Exception as error:  # whatever a user's code raises
-        raise ValueError(f"len() of {type(dataset).__name__} fails: {told(error)}") from error
+        raise ValueError(
+            f"len() of {type(dataset).__name__} fails: {format_error(error)}"
+        ) from error
     if count == 0:
         raise ValueError(f"{type(dataset).__name__} has 0 samples: training needs at least 1")
     return count

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.data.base import Data
-from hybrid.errors import told
+from hybrid.errors import format_error
 from solvers.layers.bundle import Bundle
 
 Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
@@ -59,7 +59,9 @@ def _transformed(
     try:
         made = transform(inputs, targets, random)
     except Exception as error:  # whatever a user's code raises
-        raise ValueError(f"batch_transform fails on {count} samples: {told(error)}") from None
+        raise ValueError(
+            f"batch_transform fails on {count} samples: {format_error(error)}"
+        ) from None
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ValueError(
             f"batch_transform gave a {type(made).__name__}: it must give (inputs, targets)"

@@ -1,4 +1,4 @@
-"""The catalogue of data sets: where their files lie, what they hold, how to get them."""
+"""The catalog of data sets: where their files lie, what they hold, how to get them."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from hybrid.doctor.finding import Finding, said
 from hybrid.ranks import launch
 
 
-class Place(NamedTuple):
+class RankHardware(NamedTuple):
     """Where a rank runs."""
 
     host: str
@@ -28,10 +28,12 @@ class Place(NamedTuple):
         return f"{self.host}, cores {str(self.cpus)[1:-1]}, {self.threads} thread(s){gpus}"
 
 
-def here() -> Place:
+def here() -> RankHardware:
     """Where this rank runs."""
     cpus, threads = sorted(os.sched_getaffinity(0)), launch.threads_per_rank(1)
-    return Place(platform.node(), cpus, threads, gpu_names(), os.getenv("CUDA_VISIBLE_DEVICES"))
+    return RankHardware(
+        platform.node(), cpus, threads, gpu_names(), os.getenv("CUDA_VISIBLE_DEVICES")
+    )
 
 
 def cores() -> list[Finding]:
@@ -66,7 +68,7 @@ def gpu_names() -> list[str]:
     return []
 
 
-def binding(places: Sequence[Place]) -> list[Finding]:
+def binding(places: Sequence[RankHardware]) -> list[Finding]:
     """Whether the ranks of a host have cores enough, each its own."""
     for host, here in _by_host(places):
         cpus = set[int]().union(*(place.cpus for place in here))
@@ -79,8 +81,8 @@ def binding(places: Sequence[Place]) -> list[Finding]:
     return [Finding("binding", "a core a thread on every host")]
 
 
-def gpu_sharing(places: Sequence[Place]) -> list[Finding]:
-    """Whether ranks share a GPU, or cannot reach those of their neighbours."""
+def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
+    """Whether ranks share a GPU, or cannot reach those of their neighbors."""
     found = []
     for host, here in _by_host(places):
         numbers = {len(place.gpus) for place in here}
@@ -99,6 +101,6 @@ def gpu_sharing(places: Sequence[Place]) -> list[Finding]:
     return found
 
 
-def _by_host(places: Sequence[Place]) -> Iterator[tuple[str, list[Place]]]:
+def _by_host(places: Sequence[RankHardware]) -> Iterator[tuple[str, list[RankHardware]]]:
     for host, here in groupby(sorted(places, key=lambda x: x.host), lambda x: x.host):
         yield host, list(here)

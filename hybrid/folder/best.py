@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.folder import checkpoint
-from hybrid.folder.manifest import Progress, check
+from hybrid.folder.manifest import RunPosition, check
 
 
 def best(folders: Iterable[Path]) -> Path | None:
@@ -20,7 +20,7 @@ def best(folders: Iterable[Path]) -> Path | None:
     for folder in folders:
         with suppress(ValueError, OSError):  # a damaged one is not the best
             body = checkpoint.read_manifest(folder)
-            check(Progress, body, folder / "manifest.json")
+            check(RunPosition, body, folder / "manifest.json")
             found.append((folder, body))
     if not found:
         return None

@@ -18,21 +18,21 @@ from hybrid.folder.files import move, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.reading import read_whole
-from solvers.blocks.kept import from_tensors, kept, to_tensors
+from solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
 from solvers.state import entries
 
 FORMAT = 8
 MANIFEST = "manifest.json"
 """Written last and removed first: a folder without it is no checkpoint."""
-Optimisers = Mapping[str, torch.optim.Optimizer]
+Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
-def tensors_of(unit: Unit, optimisers: Optimisers) -> dict[str, Tensor]:
-    """What a unit's file holds: its parameters and buffers, and their optimiser state."""
+def tensors_of(unit: Unit, optimizers: Optimizers) -> dict[str, Tensor]:
+    """What a unit's file holds: its parameters and buffers, and their optimizer state."""
     tensors = unit.tensors()
-    for kind, optimiser in _distinct(optimisers).items():
+    for kind, optimizer in _distinct(optimizers).items():
         for name, parameter in unit.parameters().items():
-            for slot, value in to_tensors(optimiser.state.get(parameter, {})).items():
+            for slot, value in to_tensors(optimizer.state.get(parameter, {})).items():
                 tensors[f"{name}:{kind}.{slot}"] = value
     return tensors
 
@@ -159,9 +159,9 @@ def load_model(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def restore(
-    folder: Path, manifest: Mapping[str, Any], units: Iterable[Unit], optimisers: Optimisers
+    folder: Path, manifest: Mapping[str, Any], units: Iterable[Unit], optimizers: Optimizers
 ) -> None:
-    """Load units and their optimiser state in place; ValueError if they are other units."""
+    """Load units and their optimizer state in place; ValueError if they are other units."""
     for unit in units:
         if unit.name not in manifest["units"]:
             raise ValueError(f"{folder} has no unit {unit.name!r}: it is of another model")
@@ -170,17 +170,17 @@ def restore(
             _check_like(folder, name, loaded.get(name), tensor)
             with torch.no_grad():
                 tensor.copy_(loaded[name])
-        for kind, optimiser in _distinct(optimisers).items():
+        for kind, optimizer in _distinct(optimizers).items():
             for name, parameter in unit.parameters().items():
                 slots = entries(loaded, f"{name}:{kind}.")
-                model = kept(optimiser, parameter) if slots else {}
+                model = optimizer_state(optimizer, parameter) if slots else {}
                 if model:
-                    _check_slots(folder, name, optimiser, slots, model)
-                    optimiser.state[parameter] = from_tensors(model, slots)
+                    _check_slots(folder, name, optimizer, slots, model)
+                    optimizer.state[parameter] = from_tensors(model, slots)
 
 
 def _most_bytes(unit: Unit) -> int:
-    """Of its file: a header and, a weight, up to four numbers of each of two optimisers and one."""
+    """Of its file: a header and, a weight, up to four numbers of each of two optimizers and one."""
     return (1 << 20) + 10 * sum(t.numel() * 8 for t in unit.tensors().values())
 
 
@@ -196,17 +196,17 @@ def _check_like(folder: Path, name: str, found: Tensor | None, tensor: Tensor) -
 def _check_slots(
     folder: Path,
     name: str,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     slots: Mapping[str, Tensor],
     model: Mapping[str, Any],
 ) -> None:
-    """ValueError unless they are what the optimiser keeps of a parameter, as in `model`."""
+    """ValueError unless they are what the optimizer keeps of a parameter, as in `model`."""
     wanted = {slot for slot, value in model.items() if value is not None}
     if set(slots) - set(model) or wanted - set(slots):
         raise ValueError(
             f"{folder} holds {', '.join(sorted(slots))} of {name}, but "
-            f"{type(optimiser).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
-            "optimiser of the run"
+            f"{type(optimizer).__name__} keeps {', '.join(sorted(wanted))}: resume with the "
+            "optimizer of the run"
         )
     for slot, value in slots.items():
         shape = tuple(getattr(model[slot], "shape", ()))
@@ -229,12 +229,12 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
     return f"{path} {how}: {way}"
 
 
-def _distinct(optimisers: Optimisers) -> dict[str, torch.optim.Optimizer]:
-    """A shared optimiser is kept once."""
+def _distinct(optimizers: Optimizers) -> dict[str, torch.optim.Optimizer]:
+    """A shared optimizer is kept once."""
     first: dict[int, str] = {}
-    for kind, optimiser in optimisers.items():
-        first.setdefault(id(optimiser), kind)
-    return {kind: optimisers[kind] for kind in first.values()}
+    for kind, optimizer in optimizers.items():
+        first.setdefault(id(optimizer), kind)
+    return {kind: optimizers[kind] for kind in first.values()}
 
 
 def digest(body: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ class Rollback(Part):
     rates: dict[str, float]
 
 
-class Progress(Part):
+class RunPosition(Part):
     """What a run needs to go on; lists are per rank, `residual` per cut."""
 
     solver: str
@@ -100,7 +100,7 @@ class Progress(Part):
     totals: list[dict[str, float]]
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "Progress":
+    def _fits_together(self) -> "RunPosition":
         done = self.step - self.epoch * self.steps_per_epoch
         if not 0 <= done < self.steps_per_epoch:
             raise ValueError(

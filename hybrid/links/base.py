@@ -38,7 +38,7 @@ class Traffic:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes sent to neighbours and peers."""
+        """Bytes sent to neighbors and peers."""
         return sum(self.bytes_sent.values())
 
     @property
@@ -122,16 +122,16 @@ class RankLinks(ABC):
         with self.waiting("next"):
             return self._receive(self.place.number + 1)
 
-    def there(self, side: Literal["next", "previous"]) -> bool:
-        """Whether a tensor of that neighbour has come."""
+    def has_message(self, side: Literal["next", "previous"]) -> bool:
+        """Whether a tensor of that neighbor has come."""
         return self._arrived(self.place.number + (1 if side == "next" else -1))
 
-    def first_of(self, *sides: Literal["next", "previous"]) -> Literal["next", "previous"]:
+    def wait_any(self, *sides: Literal["next", "previous"]) -> Literal["next", "previous"]:
         """Wait until a tensor has come from one of them; which, the first if several have."""
         with self.waiting(sides[0]):
             while True:
                 for side in sides:
-                    if self.there(side):
+                    if self.has_message(side):
                         return side
                 sleep(LOOKS_AGAIN)
 
@@ -151,7 +151,7 @@ class RankLinks(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Wait until every tensor sent to neighbours so far has left."""
+        """Wait until every tensor sent to neighbors so far has left."""
 
     @abstractmethod
     def _send(self, number: int, tensor: Tensor) -> None:
@@ -224,7 +224,7 @@ class Peers:
         self._arrived = [0] * self.replicas
         self._early: dict[tuple[int, int], Tensor] = {}
 
-    def start(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def exchange(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):

@@ -46,7 +46,7 @@ class Room:
     def __init__(self, blocks: int, replicas: int = 1) -> None:
         self.blocks, self.replicas = blocks, replicas
         places = range(blocks * replicas)
-        # neighbours in a chain, and ranks that own the same block
+        # neighbors in a chain, and ranks that own the same block
         self.queues: dict[tuple[int, int], SimpleQueue[Any]] = {
             (a, b): SimpleQueue()
             for a in places

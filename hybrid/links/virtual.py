@@ -39,7 +39,7 @@ class VirtualLinks(ThreadLinks):
         receive   own clock = max(own clock, leaves + latency)
         gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
 
-    To each neighbour, and to all peers together, it sends one message at a time.
+    To each neighbor, and to all peers together, it sends one message at a time.
 
     So the clocks show what K ranks of this speed would need, whatever runs here beside them: on
     one thread a rank, processor time is counted; on more, or on a GPU, real time.

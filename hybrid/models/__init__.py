@@ -3,7 +3,7 @@
 from hybrid.models.chain import Chain, Unit, checked, full_name, is_sequence, mode, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.depth import stochastic_depth
-from hybrid.models.factorised import factorised
+from hybrid.models.factorized import factorized
 from hybrid.models.imagenet import imagenet_resnet
 from hybrid.models.names import NAME, build
 from hybrid.models.reversible import revnet
@@ -14,7 +14,7 @@ __all__ = [
     "Unit",
     "build",
     "checked",
-    "factorised",
+    "factorized",
     "full_name",
     "imagenet_resnet",
     "is_sequence",

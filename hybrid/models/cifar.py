@@ -35,7 +35,7 @@ def preact_resnet(
     """Pre-activation ResNet of depth 6n + 2 (He et al. 2016b, "Identity mappings", section 4).
 
     Arguments and errors as for `resnet`; "projection" is a 1x1 convolution without batch norm,
-    since its input is already normalised and activated.
+    since its input is already normalized and activated.
     """
     size = classes, channels, image_size
     return _small("preact_resnet", residual.PreActBlock, depth, 2, 1, shortcut, *size)

@@ -11,6 +11,8 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE
 from hybrid.links import Network
+from hybrid.method.replica_checks import refuse_inert
+from hybrid.method.setup import Options
 from hybrid.plan.planner import Planner, Prediction, best
 from hybrid.plan.subject import Say
 from hybrid.runs import build
@@ -18,9 +20,7 @@ from hybrid.runs.references import is_reference
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.methods import sync
 from hybrid.settings.resolve import refuse_rounds, resolve
-from hybrid.training.checks.replicas import refuse_inert
 from hybrid.training.replicas import Grid
-from hybrid.training.setup import Options
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
 """Settings that a command says by flags of their own."""
@@ -98,7 +98,7 @@ def _refuse(settings: Config) -> None:
 def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
     """Samples a second of replicas that overlap a ring all-reduce with their backward passes.
 
-    What a plain loop, `base`, does besides its passes (its optimiser's step), each replica does.
+    What a plain loop, `base`, does besides its passes (its optimizer's step), each replica does.
     """
     size, share = planner.size, ceil(planner.size / ranks)
     whole, network = planner.blocks(1), planner.network
@@ -212,7 +212,7 @@ def _given(settings: Config, chosen: Prediction) -> Iterator[str]:
         yield f"rounds.memory_gb={limit:g}"
     if chosen.replicas > 1 and side != plain["split"]["side_by_side"]:
         yield f"split.side_by_side={side}"
-    for section in ("model", "data", "optimiser", "schedule", "train", "sampler", "checkpoint"):
+    for section in ("model", "data", "optimizer", "schedule", "train", "sampler", "checkpoint"):
         asked: Mapping[str, Any] = settings.model_dump()[section]
         for key, value in asked.items():
             dotted = f"{section}.{key}"

@@ -11,6 +11,8 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
+from hybrid.method.replica_checks import refuse_inert
+from hybrid.method.setup import Options
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
@@ -21,9 +23,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml
-from hybrid.training.checks.replicas import refuse_inert
 from hybrid.training.replicas import Grid
-from hybrid.training.setup import Options
 from solvers import registry
 from solvers.sync.registry import STRATEGIES
 
@@ -65,9 +65,9 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             f"split.balance is {found.split.balance!r}, but --solver auto balances by measured "
             "time: leave it out, or give split.cuts"
         )
-    if found.model.factorise:
+    if found.model.factorize:
         raise ValueError(
-            f"model.factorise is {found.model.factorise!r}, which --solver auto knows nothing of: "
+            f"model.factorize is {found.model.factorize!r}, which --solver auto knows nothing of: "
             "name a solver"
         )
     if launch.device(found.train.device).type == "cuda":
@@ -127,7 +127,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
 def _grids(found: Config, planner: Planner) -> list[Grid]:
     """Those to choose from: the one that is asked for, or what may train all the ranks there are.
 
-    A replica has two samples at least, or there would be nothing to normalise by; what is asked of
+    A replica has two samples at least, or there would be nothing to normalize by; what is asked of
     replicas, such as a strategy, is not left without any.
     """
     asked = found.split

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
-from hybrid.training.setup import share_size
+from hybrid.method.setup import share_size
+from solvers.exact.pipeline import Gaps
 from solvers.layers.depth import decided
-from solvers.passes.pipeline import Gaps
 
 
 class Memory:
@@ -21,7 +21,7 @@ class Memory:
     def __init__(self, batch_size: int, copies: int) -> None:
         self._size = batch_size
         self._copies = copies
-        """Of the weights: themselves, their gradients, what the optimiser keeps."""
+        """Of the weights: themselves, their gradients, what the optimizer keeps."""
         self._saved: dict[tuple[object, ...], float] = {}
 
     def needed(
@@ -34,7 +34,7 @@ class Memory:
     ) -> list[int]:
         """A block each, of the first replica, whose share of the mini-batch is the largest.
 
-        `inputs`, of some samples, go into the blocks. Counted are weights, their optimiser, what
+        `inputs`, of some samples, go into the blocks. Counted are weights, their optimizer, what
         keeps replicas together, graphs alive at once, auxiliary variables.
         """
         size, exact, K = share_size(self._size, 0, replicas), recipe.serial, len(blocks)

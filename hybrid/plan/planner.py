@@ -16,21 +16,21 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.replica_checks import check_replicas
+from hybrid.method.setup import Options, check_size, share_size
+from hybrid.optimizers import making as optimizers
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.rounds import optimisers
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.training.checks.replicas import check_replicas
 from hybrid.training.replicas import Grid, grids
-from hybrid.training.setup import Options, check_size, share_size
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
-from solvers.passes.pipeline import Gaps, fit
-from solvers.passes.wire import Wire, WireFormat
+from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
@@ -126,7 +126,7 @@ class Planner:
         self.subject = Subject(settings, model, data, say)
         self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
-        copies = optimisers.copies(settings.optimiser) + (settings.train.ema > 0)
+        copies = optimizers.copies(settings.optimizer) + (settings.train.ema > 0)
         self._memory = Memory(self.size, copies)
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
@@ -285,7 +285,7 @@ class Planner:
         sampler = methods.named(self.settings, "sampler")
         if not isinstance(sampler, Learning):
             return
-        if not recipe.solver.tells_losses:
+        if not recipe.solver.reports_losses:
             raise ValueError(f"sampler {sampler.name!r} learns from losses, which it does not tell")
         if recipe.windowed and recipe.window > sampler.lag:
             raise ValueError(

@@ -15,8 +15,8 @@ from hybrid.cuts.partition import Blocks
 from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Unit, mode
 from solvers.base import Shape
+from solvers.exact.pipeline import Cost
 from solvers.layers.bundle import Bundle
-from solvers.passes.pipeline import Cost
 
 
 class StandIn(nn.Module):

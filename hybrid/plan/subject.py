@@ -17,13 +17,13 @@ from hybrid.cuts.costs import measured_passes
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
+from hybrid.method.objectives import Objectives
+from hybrid.method.setup import Options, placed
 from hybrid.models import Chain, Unit, mode
 from hybrid.plan.standin import stand_in
 from hybrid.runs import references
 from hybrid.settings.config import Config
-from hybrid.training.aims import Aims
-from hybrid.training.setup import Options, placed
-from solvers.passes.pipeline import Cost
+from solvers.exact.pipeline import Cost
 
 Say = Callable[[str], None]
 
@@ -56,8 +56,8 @@ class Subject:
         self.most = len(whole.units)
         """Its units, as long as nobody asks for more blocks."""
         options = Options(train=settings.train, loss=references.loss(settings.train.loss))
-        aims = Aims.settle(options, whole, data, data)
-        self.objective = aims.training
+        objectives = Objectives.settle(options, whole, data, data)
+        self.objective = objectives.training
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
         self.excess = 1.0

@@ -171,7 +171,7 @@ def device(setting: str) -> torch.device:
 
 
 def _set_gpu() -> None:
-    """Choose this rank's GPU before MPI is initialised, as a GPU-aware library needs it."""
+    """Choose this rank's GPU before MPI is initialized, as a GPU-aware library needs it."""
     local = _first_number(_LOCAL_RANKS)
     if local is None:
         return

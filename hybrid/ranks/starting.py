@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hybrid.errors import AgreedError, CodeError, StoppedError, one_line, place, told
+from hybrid.errors import AgreedError, CodeError, StoppedError, format_error, one_line, place
 from hybrid.links import Network, RankLinks, run_threads, run_virtual
 from hybrid.links.base import Place, Program, Side
 from hybrid.ranks import launch
@@ -67,7 +67,7 @@ def _explained(program: Program[T]) -> Program[T]:
             if isinstance(error, ValueError) and error.__cause__ is not None:
                 text = one_line(error) + (f" ({where})" if where else "")
             elif where or not isinstance(error, Exception):
-                text = told(error)
+                text = format_error(error)
             else:
                 raise
             # under mpirun the rank is named by whoever ends the job

@@ -1,5 +1,5 @@
-"""The report of a run: one HTML page of tables, curves and, for factorised models, the factors."""
+"""The report of a run: one HTML page of tables, curves and, for factorized models, the factors."""
 
-from hybrid.report.run import compare, write
+from hybrid.report.single import compare, write
 
 __all__ = ["compare", "write"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY = "#2b6ca3", "#d9822b", "#555555"
 SEVERAL = (BLUE, ORANGE, "#3a9d6e", "#b5433f", "#7a4fa3", "#8a6a4f", "#cc6fa8", "#777777")
-"""Colours of things that have no order; after the last the first comes again."""
+"""Colors of things that have no order; after the last the first comes again."""
 _HEIGHT = 350
 _NAMED = 8
 """Of more things in an order the legend has only the first and the last."""
@@ -60,7 +60,7 @@ def curve(
     figure: Figure,
     xs: Sequence[float],
     ys: Sequence[float],
-    colour: str,
+    color: str,
     label: str = "",
     *,
     legend: bool = True,
@@ -77,18 +77,18 @@ def curve(
         x=list(xs[::each]),
         y=list(ys[::each]),
         mode=mode or ("lines+markers" if len(xs) <= _MARKED else "lines"),
-        line={"color": colour, "width": width, **more},
-        marker={"size": 4, "color": colour},
+        line={"color": color, "width": width, **more},
+        marker={"size": 4, "color": color},
         name=escape(label),
         showlegend=legend and bool(label),
     )
 
 
 def band(
-    figure: Figure, xs: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str
+    figure: Figure, xs: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
 ) -> None:
     """The room between two curves, in a lighter shade."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     figure.add_scatter(
         x=[*xs, *reversed(xs)],
         y=[*high, *reversed(low)],
@@ -102,9 +102,9 @@ def band(
 
 
 def in_order(kind: str, number: int, first: int = 0) -> Iterable[tuple[str, str, bool]]:
-    """Colour and name of each of several things in an order; whether the legend has it."""
+    """Color and name of each of several things in an order; whether the legend has it."""
     from plotly.colors import sample_colorscale
 
     places = [0.88 * i / max(1, number - 1) for i in range(number)]
-    for i, colour in enumerate(sample_colorscale("Viridis", places) if number else []):
-        yield colour, f"{kind} {i + first}", number <= _NAMED or i in (0, number - 1)
+    for i, color in enumerate(sample_colorscale("Viridis", places) if number else []):
+        yield color, f"{kind} {i + first}", number <= _NAMED or i in (0, number - 1)

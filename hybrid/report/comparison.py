@@ -245,7 +245,7 @@ def _overlaid(
 ) -> Figure | None:
     """A curve a group: the mean of its runs, and between the least and the most a band."""
     figure = chart(name, quantity, log=log)
-    for group, colour in zip(groups, cycle(SEVERAL), strict=False):
+    for group, color in zip(groups, cycle(SEVERAL), strict=False):
         # a logarithmic axis has no place for 0
         series = [
             {x: (place(r, x), y) for x, y in of(r) if isfinite(y) and (y > 0 or not log)}
@@ -258,8 +258,8 @@ def _overlaid(
         xs = [mean(points[x][0] for points in series) for x in common]
         ys = [[points[x][1] for points in series] for x in common]
         if len(series) > 1:
-            band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], colour)
-        curve(figure, xs, [mean(y) for y in ys], colour, group.label)
+            band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], color)
+        curve(figure, xs, [mean(y) for y in ys], color, group.label)
     return figure if figure.data else None
 
 

@@ -58,19 +58,19 @@ def _throughput(figure: Figure, lines: Sequence[Line]) -> None:
 def _idle(figure: Figure, lines: Sequence[Line]) -> None:
     own = [line for line in lines if line.idle]
     number = max((len(line.idle) for line in own), default=0)
-    for rank, (colour, label, named) in enumerate(in_order("rank", number)):
+    for rank, (color, label, named) in enumerate(in_order("rank", number)):
         points = [(line.step, 100 * line.idle[rank]) for line in own if rank < len(line.idle)]
         steps, values = zip(*points, strict=True)
-        curve(figure, steps, values, colour, label, legend=named)
+        curve(figure, steps, values, color, label, legend=named)
 
 
 def _by_phase(figure: Figure, lines: Sequence[Line], of: Callable[[Line], float | None]) -> None:
-    for phase, colour in _PHASES.items():
+    for phase, color in _PHASES.items():
         found = [(x.step, of(x)) for x in lines if x.phase == phase]
         points = [(step, value) for step, value in found if value is not None and isfinite(value)]
         if points:
             steps, values = zip(*points, strict=True)
-            curve(figure, steps, values, colour, phase)
+            curve(figure, steps, values, color, phase)
 
 
 def _accuracy(figure: Figure, lines: Sequence[Line]) -> None:
@@ -85,14 +85,14 @@ def _staleness(figure: Figure, lines: Sequence[Line]) -> None:
     """A histogram a block, side by side."""
     own = [line.staleness for line in lines if line.staleness]
     number = max(map(len, own), default=0)
-    for block, (colour, label, named) in enumerate(in_order("block", number)):
+    for block, (color, label, named) in enumerate(in_order("block", number)):
         found = [each[block] for each in own if block < len(each)]
         sums = [sum(n) for n in zip_longest(*found, fillvalue=0)]
         shares = [100 * n / max(1, sum(sums)) for n in sums]
         figure.add_bar(
             x=[*range(len(sums))],
             y=shares,
-            marker_color=colour,
+            marker_color=color,
             name=label,
             showlegend=named,
         )
@@ -146,7 +146,7 @@ def _cuts(
     own = [line for line in lines if line.phase == "parallel" and of(line)]
     number = max((len(of(line)) for line in own), default=0)
     drawn = False
-    for cut, (colour, label, few) in enumerate(in_order("cut", number, first=1)):
+    for cut, (color, label, few) in enumerate(in_order("cut", number, first=1)):
         points = [(line.step, of(line)[cut]) for line in own if cut < len(of(line))]
         steps, values = zip(*points, strict=True)
         shown = [value if isfinite(value) and value > 0 else nan for value in values]
@@ -154,5 +154,5 @@ def _cuts(
             continue
         drawn = True
         logarithmic(figure)
-        curve(figure, steps, shown, colour, label, legend=named and few, dash=dash)
+        curve(figure, steps, shown, color, label, legend=named and few, dash=dash)
     return drawn

@@ -1,4 +1,4 @@
-"""What each factor of a factorisation layer responds to."""
+"""What each factor of a factorization layer responds to."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hybrid.data import Dataset
 from hybrid.models import mode, units
-from solvers.layers.factorisation import Factorisation
+from solvers.layers.factorization import Factorization
 
 IMAGES = 2000
 """Test images that a layer is shown, spread over the data set."""
@@ -56,19 +56,19 @@ class Responses:
         return list(zip(classes.tolist(), values.tolist(), strict=True))
 
 
-def layers(model: nn.Sequential) -> list[tuple[str, Factorisation]]:
-    """The factorisation layers among the units' modules, with their names, in running order."""
-    return [(name, part) for name, part in _parts(model) if isinstance(part, Factorisation)]
+def layers(model: nn.Sequential) -> list[tuple[str, Factorization]]:
+    """The factorization layers among the units' modules, with their names, in running order."""
+    return [(name, part) for name, part in _parts(model) if isinstance(part, Factorization)]
 
 
 def kept_dictionary(tensors: dict[str, Tensor]) -> bool:
-    """Whether a state dict has what a factorisation layer keeps, so that the model may have one."""
+    """Whether a state dict has what a factorization layer keeps, so that the model may have one."""
     return any(name.rpartition(".")[2] == "dictionary" for name in tensors)
 
 
 @torch.no_grad()
 def responses(
-    model: nn.Sequential, name: str, layer: Factorisation, test: Dataset, limit: int = IMAGES
+    model: nn.Sequential, name: str, layer: Factorization, test: Dataset, limit: int = IMAGES
 ) -> Responses:
     """Show up to `limit` test images to the composed network up to `layer`, in evaluation mode."""
     number = min(limit, len(test))
@@ -95,7 +95,7 @@ def responses(
 
 
 def _factors(
-    model: nn.Sequential, layer: Factorisation, test: Dataset, chosen: dict[int, Tensor]
+    model: nn.Sequential, layer: Factorization, test: Dataset, chosen: dict[int, Tensor]
 ) -> list[Factor]:
     """The factors with the images chosen for them, each image passed through once."""
     ids = torch.cat(list(chosen.values())).unique()
@@ -107,7 +107,7 @@ def _factors(
     ]
 
 
-def _codes(model: nn.Sequential, layer: Factorisation, test: Dataset, ids: Tensor) -> Tensor:
+def _codes(model: nn.Sequential, layer: Factorization, test: Dataset, ids: Tensor) -> Tensor:
     """M of the images `ids`, on the CPU."""
     x = test.batch(ids, seed=0, epoch=0, augment=False).to(layer.dictionary.device)
     for _, part in _parts(model):

@@ -19,7 +19,7 @@ _SIDE = 72
 """Pixels that a thumbnail is enlarged to, about."""
 _GAP = 3
 _CODE = (1.0, 0.45, 0.0)
-"""Colour that codes are drawn in."""
+"""Color that codes are drawn in."""
 
 
 def section(found: Responses) -> list[Html]:
@@ -79,9 +79,9 @@ def strip(factor: Factor) -> bytes:
         peak = factor.codes.max().clamp_min(torch.finfo().tiny)
         size = (height * scale, width * scale)
         codes = F.interpolate((factor.codes / peak).unsqueeze(1), size, mode="bilinear")
-        colour = torch.tensor(_CODE).view(1, 3, 1, 1)
+        color = torch.tensor(_CODE).view(1, 3, 1, 1)
         dimmed = 0.15 + 0.6 * F.interpolate(grey, scale_factor=scale)
-        tiles.append(dimmed + 0.85 * codes * (colour - dimmed))
+        tiles.append(dimmed + 0.85 * codes * (color - dimmed))
     rows = [torch.cat([F.pad(t, (0, _GAP, 0, _GAP), value=1.0) for t in row], 2) for row in tiles]
     canvas = torch.cat(rows, 1)[:, :-_GAP, :-_GAP]
     buffer = BytesIO()

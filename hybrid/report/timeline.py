@@ -18,7 +18,7 @@ from hybrid.report.chart import chart
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-COLOURS = {
+COLORS = {
     "forward": "#2b6ca3",
     "backward": "#d9822b",
     "local step": "#3a9d6e",
@@ -77,7 +77,7 @@ def stretch(found: Sequence[Span], steps: int = _SHOWN) -> Stretch | None:
         return None
     first = min(len(ends) // 4, max(0, len(ends) - 1 - steps))
     start, stop = ends[first], ends[min(first + steps, len(ends) - 1)]
-    drawn = sorted((s for s in found if s.kind in COLOURS), key=lambda s: s.ts)
+    drawn = sorted((s for s in found if s.kind in COLORS), key=lambda s: s.ts)
     seen = [s for s in drawn if s.ts < stop and s.ts + s.dur > start]
     if len(seen) > _MOST_SPANS:  # less time, so that what is in sight is whole
         stop = max(seen[_MOST_SPANS - 1].ts, start + 1)
@@ -91,7 +91,7 @@ def timeline(found: Sequence[Span]) -> Figure | None:
         return None
     figure = chart("ms", "", height=130 + 32 * len(part.ranks))
     near = _near(part)
-    for kind, colour in COLOURS.items():
+    for kind, color in COLORS.items():
         bars = [s for s in near if s.kind == kind]
         if bars:
             figure.add_bar(
@@ -99,7 +99,7 @@ def timeline(found: Sequence[Span]) -> Figure | None:
                 y=[f"rank {s.pid}" for s in bars],
                 base=[(s.ts - part.start) / 1e3 for s in bars],
                 x=[s.dur / 1e3 for s in bars],
-                marker={"color": colour, "line": {"width": 0}},
+                marker={"color": color, "line": {"width": 0}},
                 name=kind,
                 customdata=[_about(s) for s in bars],
                 hovertemplate="%{customdata}<extra></extra>",

@@ -19,7 +19,7 @@ class Course:
         representation   update 1    update 2    update 3
         learner          update 0    update 1    update 2
 
-    Every part receives from a named neighbour, in a fixed order: what it computes depends neither
+    Every part receives from a named neighbor, in a fixed order: what it computes depends neither
     on timing, nor on how parts are spread over ranks, nor on how steps are spread over calls.
     """
 

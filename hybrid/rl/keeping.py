@@ -83,7 +83,7 @@ def collect(course: Course) -> tuple[Files, Files]:
     """The tensors of this rank's networks, and of what its parts keep besides."""
     owners = [part for part in (course.front, course.middle) if part is not None]
     made = [found for part in owners if (found := part.unit()) is not None]
-    units = {unit.name: checkpoint.tensors_of(unit, optimisers) for unit, optimisers in made}
+    units = {unit.name: checkpoint.tensors_of(unit, optimizers) for unit, optimizers in made}
     states = {} if course.front is None else {"replay": course.front.replay.state()}
     return units, states | {f"actor {actor.number}": actor.kept() for actor in course.actors}
 
@@ -102,8 +102,8 @@ def restore(folder: Path, rl: RlSettings, course: Course) -> Progress:
     for part in (course.front, course.middle):
         found = None if part is None else part.unit()
         if found is not None:
-            unit, optimisers = found
-            checkpoint.restore(folder, manifest, [unit], optimisers)
+            unit, optimizers = found
+            checkpoint.restore(folder, manifest, [unit], optimizers)
     try:
         if course.front is not None:
             kept = checkpoint.load_state(folder, manifest, "replay")

@@ -35,7 +35,7 @@ class Networks:
     def policy(self) -> Policy:
         """The policy before its first step."""
         made = Policy(self.z_s, self.rl.width, self.actions)
-        draws.initialise(made, draws.generator(self.rl.seed, draws.WEIGHTS, 1))
+        draws.initialize(made, draws.generator(self.rl.seed, draws.WEIGHTS, 1))
         return made
 
     def learner(self) -> sac.Learner:
@@ -44,7 +44,7 @@ class Networks:
         critics = Head(self.z_sa, rl.width, 1), Head(self.z_sa, rl.width, 1)
         begun = draws.generator(rl.seed, draws.WEIGHTS, 2)
         for critic in critics:
-            draws.initialise(critic, begun)
+            draws.initialize(critic, begun)
         return sac.Learner(self.policy(), critics, rl.discount, rl.polyak, rl.temperature)
 
 
@@ -116,7 +116,7 @@ class Middle:
         rl = self.rl = networks.rl
         self.left, self.right = left, right
         self.learner = networks.learner()
-        self.optimisers = self.learner.optimisers(rl.lr)
+        self.optimizers = self.learner.optimizers(rl.lr)
         self.copy = networks.representation()
         self.psi = Frozen(None if self.copy is None else self.copy.psi)
         outcomes = 2
@@ -137,10 +137,10 @@ class Middle:
                 fill(self.left.receive(), self.copy.phi, self.copy.psi)
             begun = draws.generator(self.rl.seed, draws.LEARNER, step)
             batch = z_s, z_sa, next_z_s, outcome
-            self.losses.append(sac.update(self.learner, self.optimisers, batch, self.psi, begun))
+            self.losses.append(sac.update(self.learner, self.optimizers, batch, self.psi, begun))
         phi = [] if self.copy is None else [self.copy.phi]
         self.right.send(flat(*phi, self.learner.policy))
 
     def unit(self) -> tuple[Unit, dict[str, torch.optim.Optimizer]]:
         """What a checkpoint keeps; the copy of psi comes anew with the next batch."""
-        return Unit("learner", {"learner": self.learner}), self.optimisers
+        return Unit("learner", {"learner": self.learner}), self.optimizers

@@ -20,7 +20,7 @@ from hybrid.rl.resolve import to_toml, too_many
 from hybrid.rl.settings import RlConfig
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
-from hybrid.training.shared import SharedFolder
+from hybrid.training.shared_folder import SharedFolder
 
 
 class Told(NamedTuple):

@@ -6,7 +6,7 @@ from hybrid.links import RankLinks
 from hybrid.rounds.base import Rounds, Windows
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
-from solvers.passes.exact import ExactPass
+from solvers.exact.exact_pass import ExactPass
 from solvers.windows import PhaseStats, Window
 
 

@@ -8,8 +8,8 @@ from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
 from solvers.base import Program, Recorder, Recording
-from solvers.passes.bubble import BubbleFill
-from solvers.passes.exact import ExactPass
+from solvers.exact.exact_pass import ExactPass
+from solvers.exact.filling import BubbleFill
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 

@@ -14,8 +14,8 @@ from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, shar
 from hybrid.rounds.scores import of_training
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
-from solvers.passes.bubble import BubbleFill
-from solvers.passes.exact import ExactPass
+from solvers.exact.exact_pass import ExactPass
+from solvers.exact.filling import BubbleFill
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 

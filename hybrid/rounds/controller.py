@@ -16,7 +16,7 @@ _ROOT = 0.5**0.5
 
 
 @dataclass(frozen=True)
-class Rung:
+class RoundPlan:
     """How rounds go for a while."""
 
     window: int
@@ -62,9 +62,9 @@ class Controller:
         longest, once = powers(limit)[-1], min(correct_every, 1)
         swept = [n for n in powers(sweeps) if n >= least_sweeps] or [sweeps]
         self.ladder = [
-            *(Rung(window, swept[0], once) for window in powers(limit)),
-            *(Rung(longest, each, once) for each in swept[1:]),
-            *(Rung(longest, swept[-1], each) for each in powers(correct_every)[1:]),
+            *(RoundPlan(window, swept[0], once) for window in powers(limit)),
+            *(RoundPlan(longest, each, once) for each in swept[1:]),
+            *(RoundPlan(longest, swept[-1], each) for each in powers(correct_every)[1:]),
         ]
         self.residual = residual
         self.start = self.level = len(powers(min(WINDOW, longest))) - 1
@@ -76,7 +76,7 @@ class Controller:
         """Probes still to come that cannot ask for more."""
 
     @property
-    def now(self) -> Rung:
+    def now(self) -> RoundPlan:
         """Of the next rounds."""
         return self.ladder[self.level]
 

@@ -9,7 +9,7 @@ from math import hypot, isfinite, sqrt
 from typing import Any
 
 from hybrid.errors import AgreedError
-from hybrid.rounds.controller import Rung
+from hybrid.rounds.controller import RoundPlan
 from solvers.windows import PhaseStats
 
 PHASES = ("serial", "parallel")
@@ -43,7 +43,7 @@ class PhaseReport:
     dual: list[float] = field(default_factory=list)
     """||rho (lam - old lam)||, rho = 2 beta, likewise."""
     notices: list[str] = field(default_factory=list)
-    rounds: Rung | None = None
+    rounds: RoundPlan | None = None
     """How they went, where a controller says so."""
     staleness: list[list[int]] = field(default_factory=list)
     """Of each block: of how many gradients, by their weights' updates meanwhile (0, 1, ...)."""

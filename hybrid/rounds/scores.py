@@ -52,7 +52,8 @@ class Scores:
         nothing = torch.empty(0)
         mine = seen or (nothing,) * (self._objective.output.num_leaves + 1)
         exchanges = [
-            links.peers.start([tensor if r == 0 else nothing for r in replicas]) for tensor in mine
+            links.peers.exchange([tensor if r == 0 else nothing for r in replicas])
+            for tensor in mine
         ]
         arrived = [exchange() for exchange in exchanges]
         if self._computes:

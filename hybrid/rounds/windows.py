@@ -12,9 +12,9 @@ from torch import Tensor
 from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
+from hybrid.optimizers.schedule import Rate
 from hybrid.rounds.controller import Controller
-from hybrid.rounds.schedule import Rate
-from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.batch_sampler import BatchSampler
 from solvers.windows import Batch, Window
 
 CLOSING = 32
@@ -45,7 +45,7 @@ class EpochSource:
         return self.mix is not None and self.augment
 
     def images(self, ids: Tensor, step: int) -> Tensor:
-        """Inputs (N, ...), such as normalised images (N, C, H, W)."""
+        """Inputs (N, ...), such as normalized images (N, C, H, W)."""
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
         return (self._mixed(inputs, ids, step)[0] if self._transforms else inputs).to(self.device)
 
@@ -72,7 +72,7 @@ class Windows:
     """
 
     data: Data
-    chosen: Chosen
+    chosen: BatchSampler
     length: int
     """Mini-batches a window."""
     whole: bool

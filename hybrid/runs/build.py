@@ -20,9 +20,9 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml, to_toml
+from hybrid.training.config_export import OWN_DATA
 from hybrid.training.replicas import wrong_product
 from hybrid.training.trainer import Trainer
-from hybrid.training.written import OWN_DATA
 from solvers import registry
 from solvers.layers.projection import Projection
 
@@ -179,16 +179,16 @@ def model(resolved: Config, images: Data) -> models.Chain:
         models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
         raise ValueError(f"model.{error}") from None
-    if not resolved.model.factorise:
+    if not resolved.model.factorize:
         return chain
-    return models.factorised(chain, resolved.model.factorise)[0]
+    return models.factorized(chain, resolved.model.factorize)[0]
 
 
 def network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
     """The network of a run, this package's or one's own, its weights a function of the seed."""
     if not references.is_reference(resolved.model.name):
         return model(resolved, data)
-    resolved.model.refuse("model", "the model is your own", "shortcut", "factorise", "survival")
+    resolved.model.refuse("model", "the model is your own", "shortcut", "factorize", "survival")
     torch.manual_seed(resolved.train.seed)
     return references.network(resolved.model.name)
 
@@ -231,7 +231,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         side_by_side=wanted.side_by_side,
         sync=methods.sync(resolved),
         train=resolved.train,
-        optimiser=resolved.optimiser,
+        optimizer=resolved.optimizer,
         schedule=resolved.schedule,
         links=resolved.links,
         checkpoint=resolved.checkpoint,

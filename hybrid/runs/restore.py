@@ -20,14 +20,14 @@ from hybrid.folder.best import best as best_of
 from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links import run_threads
+from hybrid.method.objectives import Objectives
+from hybrid.method.setup import Options, placed
 from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
-from hybrid.training.aims import Aims
+from hybrid.training.config_export import OWN_LOSS
 from hybrid.training.evaluation import measure
-from hybrid.training.setup import Options, placed
-from hybrid.training.written import OWN_LOSS
 from solvers.blocks.block import Block
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -70,11 +70,13 @@ def evaluate(
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).fitted(test.sample(2)[0])
     options = Options(train=named, loss=loss, metrics=references.metrics(own.metrics))
-    aims = Aims.settle(options, blocks, test, test)
+    objectives = Objectives.settle(options, blocks, test, test)
     precision = getattr(torch, resolved.train.precision)
     block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))
-    return run_threads(1, lambda links: measure(block, links, test, aims.test), threads)[0], folder
+    return run_threads(1, lambda links: measure(block, links, test, objectives.test), threads)[
+        0
+    ], folder
 
 
 def load(

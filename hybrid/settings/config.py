@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -17,7 +18,7 @@ from pydantic import (
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import torch_classes
 from solvers import registry
-from solvers.passes.pipeline import FillSamples, FillStep
+from solvers.exact.pipeline import FillSamples, FillStep
 from solvers.sync.registry import STRATEGIES
 
 WorkerKind = Literal["thread", "forkserver"]
@@ -48,8 +49,8 @@ class ModelSettings(Section):
     """resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, resnet18; your own: module:function."""
     shortcut: Literal["auto", "identity", "projection"] = "auto"
     """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
-    factorise: str = ""
-    """UNIT:RANK puts a non-negative factorisation layer at the cut before a unit."""
+    factorize: str = ""
+    """UNIT:RANK puts a non-negative factorization layer at the cut before a unit."""
     survival: float = Field(default=1.0, gt=0, le=1)
     """Probability that a pass in training takes the last residual unit (stochastic depth)."""
 
@@ -107,11 +108,11 @@ class TrainSettings(Section):
     compile: bool = False
     """Compile the blocks with torch.compile."""
     sync_batchnorm: bool = False
-    """BatchNorm over the samples of all replicas; off: each normalises by its own share."""
+    """BatchNorm over the samples of all replicas; off: each normalizes by its own share."""
 
 
-class OptimiserSettings(Section):
-    """[optimiser] the step of the weights."""
+class OptimizerSettings(Section):
+    """[optimizer] the step of the weights."""
 
     name: str = "sgd"
     """sgd (with momentum), adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
@@ -126,18 +127,18 @@ class OptimiserSettings(Section):
     decay_all: bool = False
     """Decay BatchNorm parameters and biases too."""
     arguments: dict[str, Any] = {}
-    """More arguments of the class: optimiser.arguments.eps = 1e-6."""
+    """More arguments of the class: optimizer.arguments.eps = 1e-6."""
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return torch_classes.optimiser_name(name)
+        return torch_classes.optimizer_name(name)
 
     @field_validator("arguments")
     @classmethod
     def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "name" in info.data:
-            torch_classes.check_optimiser(info.data["name"], arguments)
+            torch_classes.check_optimizer(info.data["name"], arguments)
         return arguments
 
 
@@ -263,7 +264,7 @@ class Config(Section):
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
-    optimiser: OptimiserSettings = OptimiserSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     solver: dict[str, Any] = {"name": registry.DEFAULT}
     correction: dict[str, Any] = {}
@@ -273,6 +274,16 @@ class Config(Section):
     split: SplitSettings = SplitSettings()
     links: LinkSettings = LinkSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    _notices: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should know of how the settings were read."""
+        return self._notices
+
+    @notices.setter
+    def notices(self, notices: list[str]) -> None:
+        self._notices = notices
 
 
 def declared_settings() -> dict[str, str]:

@@ -19,8 +19,8 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import Config, declared_settings, first_fault
 from solvers import Solver, registry
 from solvers.checks import nearest
+from solvers.exact.exact_pass import PassSettings
 from solvers.named import Named
-from solvers.passes.exact import PassSettings
 from solvers.sync.base import Strategy
 from solvers.sync.registry import STRATEGIES
 

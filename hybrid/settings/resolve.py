@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hybrid.settings import methods
 from hybrid.settings.config import Config, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
+from hybrid.settings.spelling import respelled
 from hybrid.settings.text import read_toml
 from solvers import registry
 
@@ -33,6 +34,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
             table[outer][inner] = value
         else:
             table[key] = value
+    tree, _ = respelled(tree)
+    upper, notices = respelled(upper)
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         tree.pop("correction", None)
@@ -45,7 +48,9 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
         tree[section] = _laid_over(below, table) if both else table
-    return resolve(tree)
+    config = resolve(tree)
+    config.notices = notices
+    return config
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
@@ -74,10 +79,10 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
-    if config.model.factorise and not solver.factorises:
-        can = [name for name in registry.OWN if registry.solver_class(name).factorises]
+    if config.model.factorize and not solver.factorizes:
+        can = [name for name in registry.OWN if registry.solver_class(name).factorizes]
         raise ValueError(
-            f"model.factorise is {config.model.factorise!r}, which solver {solver.name!r} cannot "
+            f"model.factorize is {config.model.factorize!r}, which solver {solver.name!r} cannot "
             f"train: choose --solver {' or '.join(can)}, or leave it out"
         )
     config.rounds = settled(solver, config.rounds)

@@ -1,4 +1,4 @@
-"""Optimisers and schedulers of torch by name, and the arguments they take."""
+"""Optimizers and schedulers of torch by name, and the arguments they take."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # torch is imported where a class is asked for: the command's help comes without it
 
-OPTIMISERS = ("sgd", "adamw")
-"""Those that have all their settings in [optimiser]."""
+OPTIMIZERS = ("sgd", "adamw")
+"""Those that have all their settings in [optimizer]."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
 
@@ -33,19 +33,19 @@ _REFUSED = {
 """Why a class cannot be."""
 
 
-def optimiser_name(name: str) -> str:
+def optimizer_name(name: str) -> str:
     """A name as it is written, whatever its case; ValueError for none, or one that cannot be."""
     lower = name.lower()
-    return lower if lower in OPTIMISERS else _written(name, OPTIMISERS, _optimisers())
+    return lower if lower in OPTIMIZERS else _written(name, OPTIMIZERS, _optimizers())
 
 
-def optimiser_class(name: str) -> type[Optimizer]:
+def optimizer_class(name: str) -> type[Optimizer]:
     """The class of torch.optim with such a name."""
-    return {found.lower(): cls for found, cls in _optimisers().items()}[name.lower()]
+    return {found.lower(): cls for found, cls in _optimizers().items()}[name.lower()]
 
 
 def scheduler_name(name: str) -> str:
-    """As `optimiser_name`."""
+    """As `optimizer_name`."""
     own, lower = (*SCHEDULES, "one-cycle"), name.lower()
     return lower if lower in own else _written(name, own, _schedulers())
 
@@ -55,17 +55,17 @@ def scheduler_class(name: str) -> type[LRScheduler]:
     return _schedulers()["OneCycleLR" if name == "one-cycle" else name]
 
 
-def check_optimiser(name: str, arguments: Mapping[str, Any]) -> None:
-    """ValueError for an argument that the optimiser does not take, or that has its own setting."""
+def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
+    """ValueError for an argument that the optimizer does not take, or that has its own setting."""
     if not arguments:
         return
     own = {"lr", "weight_decay"} | ({"momentum", "nesterov"} if name == "sgd" else set())
-    settings = {key: f"optimiser.{key}" for key in own}
-    _check(optimiser_class(name), arguments, settings, {"self", "params"})
+    settings = {key: f"optimizer.{key}" for key in own}
+    _check(optimizer_class(name), arguments, settings, {"self", "params"})
 
 
 def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
-    """As `check_optimiser`; ValueError, too, if an argument is missing."""
+    """As `check_optimizer`; ValueError, too, if an argument is missing."""
     if name in SCHEDULES:
         if arguments:
             raise ValueError(f"{name!r} takes none: its settings are the others of [schedule]")
@@ -74,7 +74,7 @@ def check_scheduler(name: str, arguments: Mapping[str, Any]) -> None:
     for key in ("cycle_momentum", "base_momentum", "max_momentum"):
         if arguments.get(key, False) is not False:
             raise ValueError(f"{key} would move the momentum, and only the rate has a schedule")
-    _check(cls, arguments, {"max_lr": "optimiser.lr"}, {"self", "optimizer", "last_epoch"})
+    _check(cls, arguments, {"max_lr": "optimizer.lr"}, {"self", "optimizer", "last_epoch"})
     required = [key for key, p in _parameters(cls).items() if p.default is inspect.Parameter.empty]
     missing = [k for k in required if k not in ("self", "optimizer", "max_lr", *arguments)]
     if missing:
@@ -128,7 +128,7 @@ def _parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(cls.__init__).parameters  # type: ignore[misc]
 
 
-def _optimisers() -> dict[str, type[Optimizer]]:
+def _optimizers() -> dict[str, type[Optimizer]]:
     import torch
 
     return _subclasses(torch.optim, torch.optim.Optimizer)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hybrid.cuts.partition import Blocks
 from hybrid.links.base import Side
-from hybrid.training.setup import RunSetup
+from hybrid.method.setup import RunSetup
 from solvers.base import Shape
 from solvers.sync.base import Strategy
 

@@ -9,22 +9,21 @@ from typing import Any
 from hybrid.data import Data
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder import checkpoint
-from hybrid.folder.manifest import Progress as Kept
-from hybrid.folder.manifest import check
+from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
+from hybrid.method.setup import RunSetup
+from hybrid.optimizers import making
+from hybrid.optimizers import schedule as schedules
 from hybrid.ranks.stopping import StopRequest, leave
-from hybrid.rounds import optimisers
-from hybrid.rounds import schedule as schedules
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.samplers.chosen import Chosen
-from hybrid.training import keeping, recovery
+from hybrid.samplers.batch_sampler import BatchSampler
+from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
-from hybrid.training.callbacks.progress import Progress
+from hybrid.training.callbacks.progress import ProgressPrinter
 from hybrid.training.evaluation import measure
-from hybrid.training.setup import RunSetup
-from hybrid.training.shared import News, SharedFolder
+from hybrid.training.shared_folder import RankStatus, SharedFolder
 from hybrid.training.summary import has_ended, share, summary, title
 from solvers.state import Stateful
 from solvers.windows import Batch, Window
@@ -40,7 +39,7 @@ class Run:
         test_steps = len(test) / setup.train.batch_size / 3  # forward passes alone
         setup = self.setup = setup.on(links.place)
         quiet = setup.quiet or links.place.number > 0
-        self.progress = Progress(quiet, setup.train.evaluate_every, test_steps)
+        self.progress = ProgressPrinter(quiet, setup.train.evaluate_every, test_steps)
         self.callbacks = Callbacks(self.progress, setup, links)
         self.folder = SharedFolder(setup.out, links, setup.checkpoint, self.callbacks.checkpoint)
         self.stopped = ""
@@ -49,7 +48,7 @@ class Run:
         """Of each: the step it came from, the reason, the step it went to, the rates after it."""
         self.trace = Trace(links.place, links.now)
         links.watch = self.trace.add
-        self.totals = dict.fromkeys(keeping.TOTALS, 0.0)
+        self.totals = dict.fromkeys(checkpointing.TOTALS, 0.0)
         self.epoch = self.step = 0
         self.tested: dict[str, float] = {}
         """Loss and metrics of the newest evaluation."""
@@ -59,7 +58,7 @@ class Run:
         self.notices = self.setup.blocks.notices
         """What a user should know of the cuts, and of the checkpoint it goes on from."""
         last_unit, place = setup.blocks.of(links.rank)[-1].name, links.place
-        self.place = keeping.Place(
+        self.place = checkpointing.CheckpointPlace(
             links.rank, setup.blocks.cuts, last_unit, place.replica, place.replicas
         )
         with links.agreement():
@@ -144,11 +143,11 @@ class Run:
         if setup.out is not None:
             self.block.watch = self.trace.span
         self.rounds = setup.method.start(self.block, self.links, self.trace)
-        self.rounds.news = self._news
+        self.rounds.news = self._status
         self.rounds.tick = self.progress.tick
         where = self.train, train.seed, train.batch_size, self.links
-        self.chosen = Chosen(setup.sampler, *where)
-        self.peak = optimisers.peak(self.block.optimisers["exact"])
+        self.chosen = BatchSampler(setup.sampler, *where)
+        self.peak = making.peak(self.block.optimizers["exact"])
         every = setup.steps_per_epoch
         schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
         self.windows = setup.windows(
@@ -181,30 +180,30 @@ class Run:
         """Go on from a checkpoint; every rank calls it, on a run just built."""
         with self.links.agreement():
             manifest = checkpoint.read_manifest(folder)
-            check(Kept, manifest, folder / "manifest.json")
-            keeping.check_same_run(self.setup, folder, manifest)
+            check(RunPosition, manifest, folder / "manifest.json")
+            checkpointing.check_same_run(self.setup, folder, manifest)
             units = self.setup.blocks.of(self.links.rank)
-            checkpoint.restore(folder, manifest, units, self.block.optimisers)
+            checkpoint.restore(folder, manifest, units, self.block.optimizers)
             self.epoch, self.step = manifest["epoch"], manifest["step"]
             self.tested = dict(manifest["tested"])
             self.tested_step = manifest["tested_step"]
             self.rollbacks = list(manifest["rollbacks"])
-            same = keeping.same_grid(manifest, self.place)
+            same = checkpointing.same_grid(manifest, self.place)
             number = self.links.place.number
-            self.totals |= keeping.totals(manifest, number if same else None)
+            self.totals |= checkpointing.totals(manifest, number if same else None)
             if manifest["cuts"] == self.setup.blocks.cuts:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
             first = {"sampler": parts.pop("sampler")}  # it tells which batches went before
-            keeping.give_back(first, self.place, folder, manifest, self.setup.device, ())
+            checkpointing.give_back(first, self.place, folder, manifest, self.setup.device, ())
         if self.rounds.fill is not None:
             self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
         with self.links.agreement():
             # variables kept otherwise are of no use: a forward pass makes new ones
             cuts = parts if manifest["carried_as"] == self.setup.carried_as else ()
-            keeping.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
-            self.notices += keeping.dropped(self.place, folder, manifest, parts)
-        self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
+            checkpointing.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
+            self.notices += checkpointing.dropped(self.place, folder, manifest, parts)
+        self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
         self.callbacks.agree()
 
     def _roll_back(self, error: DivergedError) -> None:
@@ -217,20 +216,20 @@ class Run:
         self.rounds.drain()
         self.links.peers.drop()
         batches = self._next_batches()
-        recovery.check_inputs(error, batches, self.block, self.links, len(self.train))
+        rollback.check_inputs(error, batches, self.block, self.links, len(self.train))
         tried = len(before) >= self.setup.checkpoint.rollbacks
         if self.folder.path is None or tried:
             newest = self.folder.newest()
-            remedy = recovery.remedy(error, self.setup, self.rounds, self.peak, len(before), newest)
+            remedy = rollback.remedy(error, self.setup, self.rounds, self.peak, len(before), newest)
             raise DivergedError(remedy) from None
         self.folder.finish()
         kept_since = self.folder.kept_since_rollback
-        folder = recovery.target(self.folder.checkpoints(), before, kept_since)
+        folder = rollback.target(self.folder.checkpoints(), before, kept_since)
         self.block.release()
         self._build()
         self._go_on_from(folder)
         self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]
-        self.block.rates |= recovery.rates(len(self.rollbacks), self.rounds.local)
+        self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
         rates = {kind: self.block.rates[kind] for kind in ("local", "exact")}
         self.rollbacks[-1]["rates"] = rates
         self.folder.rewind(self.step)
@@ -286,22 +285,22 @@ class Run:
         self.tested_step = self.step
         self._metric({"phase": "test", **self.tested})
 
-    def _news(self) -> News:
-        return News(self.stop(), self.folder.share, self.folder.due(), self.callbacks.failure)
+    def _status(self) -> RankStatus:
+        return RankStatus(self.stop(), self.folder.share, self.folder.due(), self.callbacks.failure)
 
-    def _hear(self, everyone: list[News]) -> None:
+    def _hear(self, everyone: list[RankStatus]) -> None:
         self.stopped = next((news.stop for news in everyone if news.stop), "")
         self.folder.hear([news.share for news in everyone])
         self.callbacks.hear(everyone[0].failure)
 
     def _keep(self) -> None:
         """Begin a checkpoint, if there is a run folder; DivergedError for weights worth none."""
-        recovery.check_weights(self.block, self.links, self.step)
+        rollback.check_weights(self.block, self.links, self.step)
         if self.folder.path is None:
             return
         setup = self.setup
         with self.trace.span("checkpoint"):
-            files, shared = keeping.collect(self._parts(), self.place)
+            files, shared = checkpointing.collect(self._parts(), self.place)
             manifest = {
                 **setup.names,
                 "epoch": self.epoch,
@@ -323,7 +322,7 @@ class Run:
             with self.block.joined():
                 # of the first replica alone: the others have the same, or what is under way
                 units = {
-                    unit.name: checkpoint.tensors_of(unit, self.block.optimisers)
+                    unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
                     for unit in ([] if self.place.replica else setup.blocks.of(self.links.rank))
                 }
                 self.folder.keep(self.step, units, files, manifest)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hybrid.training.setup import RunSetup
+from hybrid.method.setup import RunSetup
 from solvers.blocks.block import Block
 from solvers.kernels.choice import memory_pools
 

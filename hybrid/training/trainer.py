@@ -16,29 +16,29 @@ from hybrid.data import Data, Dataset, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.base import Side
+from hybrid.method import gaps as filling
+from hybrid.method.checks import check_method, check_rounds, check_sampler
+from hybrid.method.given import Given, understood
+from hybrid.method.objectives import Objectives
+from hybrid.method.setup import Method, Options, RunSetup, check_size, factorized_cuts, placed
 from hybrid.ranks import caches, launch
 from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
-from hybrid.rounds import gaps as filling
 from hybrid.rounds.controller import longest, wanted
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
-from hybrid.training.aims import Aims
-from hybrid.training.checks.given import Given, understood
-from hybrid.training.checks.method import check_method, check_rounds, check_sampler
+from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.run import Run
-from hybrid.training.setup import Method, Options, RunSetup, check_size, factorised_cuts, placed
-from hybrid.training.written import OWN_DATA, described
 from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
+from solvers.exact.exact_pass import PassSettings
+from solvers.exact.pipeline import FillSamples, FillStep
 from solvers.kernels import choose
 from solvers.layers.depth import survival
-from solvers.passes.exact import PassSettings
-from solvers.passes.pipeline import FillSamples, FillStep
 
 T = TypeVar("T")
 
@@ -153,8 +153,10 @@ class Trainer(Options):
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
 
-        def measured(block: Block, links: RankLinks, known: Data, aims: Aims) -> dict[str, float]:
-            return measure(block, links, known, aims.test, self.train.batch_size)
+        def measured(
+            block: Block, links: RankLinks, known: Data, objectives: Objectives
+        ) -> dict[str, float]:
+            return measure(block, links, known, objectives.test, self.train.batch_size)
 
         return self._through(data, measured)
 
@@ -164,14 +166,14 @@ class Trainer(Options):
         `data` is as in `fit`, or a tensor of inputs alone.
         """
 
-        def predicted(block: Block, links: RankLinks, known: Data, aims: Aims) -> Any:
+        def predicted(block: Block, links: RankLinks, known: Data, objectives: Objectives) -> Any:
             return gathered(block, links, known, self.train.batch_size)
 
         inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
         return self._through(inputs, predicted, tried=data is inputs)
 
     def _through(
-        self, given: Any, use: Callable[[Block, RankLinks, Data, Aims], T], tried: bool = True
+        self, given: Any, use: Callable[[Block, RankLinks, Data, Objectives], T], tried: bool = True
     ) -> T:
         """Use every rank's block, as it is, on data."""
         comm = launch.communicator()
@@ -184,7 +186,11 @@ class Trainer(Options):
                 self._check_ranks(1 if comm is None else comm.size)
                 self.blocks = self.blocks.fitted(data.sample(2)[0])
                 options = replace(self, batch_transform=None)
-                aims = Aims.settle(options, self.blocks, data, data) if tried else Aims.none()
+                objectives = (
+                    Objectives.settle(options, self.blocks, data, data)
+                    if tried
+                    else Objectives.none()
+                )
         except ValueError as error:
             failed = error
 
@@ -194,7 +200,9 @@ class Trainer(Options):
                     raise failed
             module, rank = placed(self.blocks.module(links.rank), device), links.rank
             precision = getattr(torch, self.train.precision)
-            return use(Block(module, rank, links.size, {}, device, precision), links, data, aims)
+            return use(
+                Block(module, rank, links.size, {}, device, precision), links, data, objectives
+            )
 
         try:
             # under mpirun each replica has the weights; in one process one will do
@@ -216,7 +224,7 @@ class Trainer(Options):
         self._check(train, ranks)
         inputs, _ = train.sample(SAMPLES)
         self.blocks = self.blocks.fitted(inputs)
-        aims = Aims.settle(self, self.blocks, train, test or train)
+        objectives = Objectives.settle(self, self.blocks, train, test or train)
         sample = self.blocks.packed(inputs)
         shapes = self.blocks.cut_shapes(sample)
         steps = self.sampler.start(train, self.train.seed).batches(self.train.batch_size)
@@ -236,9 +244,9 @@ class Trainer(Options):
             own_fill=rounds.fill_step == "own",
             correct_every=every if rounds.window != "auto" else min(every, 1),
             serial_steps=rounds.serial_steps(steps),
-            factorised=factorised_cuts(self.blocks),
-            output=aims.output,
-            several_outputs=aims.output is None,
+            factorized=factorized_cuts(self.blocks),
+            output=objectives.output,
+            several_outputs=objectives.output is None,
             packed=self.blocks.packed_cuts,
             bundled=self.blocks.bundled,
             compiled=self.train.compile,
@@ -285,9 +293,9 @@ class Trainer(Options):
             memory_gb=rounds.memory_gb,
             device=device,
             kernels=choose(self.train.kernels, device.type == "cuda"),
-            objective=aims.training,
-            tested=aims.test,
-            mix=aims.mix,
+            objective=objectives.training,
+            tested=objectives.test,
+            mix=objectives.mix,
             test_batch_size=500 if isinstance(test, Dataset) else self.train.batch_size,
             drawing=drawing,
             **self.options()

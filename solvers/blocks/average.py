@@ -13,8 +13,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class Average(torch.optim.Optimizer):
     """a <- ema a + (1 - ema) w after every step of the weights w; a = w after the first.
 
-    In the form of an optimiser, `step` being that update, so that checkpoints keep a as they keep
-    an optimiser's state. The same as torch's AveragedModel, without a second model.
+    In the form of an optimizer, `step` being that update, so that checkpoints keep a as they keep
+    an optimizer's state. The same as torch's AveragedModel, without a second model.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], ema: float) -> None:

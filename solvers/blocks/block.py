@@ -18,8 +18,8 @@ from solvers.blocks.average import Average
 from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from solvers.blocks.draws import Draws, Key
 from solvers.blocks.graphs import StepGraphs
-from solvers.blocks.kept import like, over
 from solvers.blocks.objective import Objective
+from solvers.blocks.optimizer_state import clone_optimizer, restrict_to
 from solvers.layers.projection import Projection
 from solvers.state import State
 from solvers.sync.base import Sync
@@ -29,17 +29,17 @@ from solvers.windows import Classified
 
 @dataclass
 class Block:
-    """The contiguous run of units one rank owns, with its optimisers.
+    """The contiguous run of units one rank owns, with its optimizers.
 
-    `optimisers["exact"]` steps in exact passes; a solver steps with `optimisers["local"]`, which
-    is the same object unless the solver keeps a momentum of its own. `optimisers["ema"]`, if there
+    `optimizers["exact"]` steps in exact passes; a solver steps with `optimizers["local"]`, which
+    is the same object unless the solver keeps a momentum of its own. `optimizers["ema"]`, if there
     is one, averages the weights.
     """
 
     module: nn.Module
     index: int
     count: int
-    optimisers: dict[str, torch.optim.Optimizer]
+    optimizers: dict[str, torch.optim.Optimizer]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32
     objective: Objective = field(default_factory=Objective)
@@ -60,7 +60,7 @@ class Block:
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
     """Told of passes and steps, each around its time, with its key; None: nobody is."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
-    """By kind of step: the optimiser of what is trained with the weights (an auxiliary head)."""
+    """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
         names = self.module.named_parameters(remove_duplicate=False)
@@ -142,7 +142,7 @@ class Block:
         everyone: AllGather | None = None,
         only: Sequence[Tensor] | None = None,
     ) -> None:
-        """One optimiser step on the gradients at hand, which it then clears.
+        """One optimizer step on the gradients at hand, which it then clears.
 
         `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
         network's; 0: no clipping. Replicas agree before it and after. With `only`, the block's
@@ -162,27 +162,27 @@ class Block:
     ) -> None:
         if self.sync is None or self.sync.before_step(kind, rate):
             if clip_norm:
-                self._clip(self.optimisers[kind], clip_norm, everyone, only)
+                self._clip(self.optimizers[kind], clip_norm, everyone, only)
             self.move(kind, rate, only)
-        for optimiser in self._stepping(kind, only):
-            optimiser.zero_grad(set_to_none=True)
+        for optimizer in self._stepping(kind, only):
+            optimizer.zero_grad(set_to_none=True)
         if self.sync is not None:
             self.sync.after_step(kind)
         if self.average is not None and kind != "auxiliary":
-            (self.average if only is None else over(only, self.average)).step()
+            (self.average if only is None else restrict_to(only, self.average)).step()
 
     def move(self, kind: str, rate: float, only: Sequence[Tensor] | None = None) -> None:
-        """Let the optimisers of a kind of step go, with learning rate `rate`."""
-        optimisers = self._stepping(kind, only)
+        """Let the optimizers of a kind of step go, with learning rate `rate`."""
+        optimizers = self._stepping(kind, only)
         scaler = None if kind == "auxiliary" else self.scaler
-        for optimiser in optimisers:
-            for group in optimiser.param_groups:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
             if scaler is None:
-                optimiser.step()
-            elif _has_gradients(optimiser):
-                scaler.step(optimiser)
-        if scaler is not None and any(map(_has_gradients, optimisers)):
+                optimizer.step()
+            elif _has_gradients(optimizer):
+                scaler.step(optimizer)
+        if scaler is not None and any(map(_has_gradients, optimizers)):
             scaler.update()
 
     def stepping(self, kind: str) -> list[nn.Parameter]:
@@ -191,14 +191,14 @@ class Block:
 
     def everything(self) -> list[nn.Parameter]:
         """What steps of any kind move."""
-        kinds = [kind for kind in self.optimisers if kind != "ema"]
+        kinds = [kind for kind in self.optimizers if kind != "ema"]
         return list(dict.fromkeys(p for kind in kinds for p in self.stepping(kind)))
 
     def _stepping(
         self, kind: str, only: Sequence[Tensor] | None = None
     ) -> list[torch.optim.Optimizer]:
-        found = [o for o in (self.companions.get(kind), self.optimisers[kind]) if o]
-        return found if only is None else [over(only, o) for o in found]
+        found = [o for o in (self.companions.get(kind), self.optimizers[kind]) if o]
+        return found if only is None else [restrict_to(only, o) for o in found]
 
     def release(self) -> None:
         """Leave the module as it was: what was put into it for this run goes."""
@@ -209,7 +209,7 @@ class Block:
     @property
     def average(self) -> Average | None:
         """The moving average of the weights; None without one."""
-        found = self.optimisers.get("ema")
+        found = self.optimizers.get("ema")
         return found if isinstance(found, Average) else None
 
     def joined(self) -> AbstractContextManager[None]:
@@ -239,14 +239,14 @@ class Block:
 
     def _clip(
         self,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         clip_norm: float,
         everyone: AllGather | None,
         only: Sequence[Tensor] | None,
     ) -> None:
         gradients = self.gradients(only)
         if self.scaler is not None and gradients:
-            self.scaler.unscale_(optimiser)
+            self.scaler.unscale_(optimizer)
         norms = gradient_norms(gradients)
         blocks = [norms] if everyone is None else everyone(norms)
         if self.scaler is not None:  # a block that has overflowed leaves out its step
@@ -310,7 +310,7 @@ class Block:
         return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
 
     def state(self) -> State:
-        """What is its own beside weights and optimisers: float16's loss scale, and its age."""
+        """What is its own beside weights and optimizers: float16's loss scale, and its age."""
         if self.scaler is None:
             return State()
         state = self.scaler.state_dict()
@@ -323,12 +323,12 @@ class Block:
             kept = {"scale": scale, "_growth_tracker": int(steps)}
             self.scaler.load_state_dict(self.scaler.state_dict() | kept)
 
-    def own_optimiser(self, momentum: float) -> None:
-        """Give local steps an optimiser of their own: like the exact one, but for its momentum.
+    def own_optimizer(self, momentum: float) -> None:
+        """Give local steps an optimizer of their own: like the exact one, but for its momentum.
 
         That is beta_1 where it has betas; ValueError if it has neither.
         """
-        exact = self.optimisers["exact"]
+        exact = self.optimizers["exact"]
         groups = [dict(group) for group in exact.param_groups]
         for group in groups:
             if "momentum" in group:
@@ -339,10 +339,10 @@ class Block:
                 group["betas"] = (momentum, *group["betas"][1:])
             else:
                 raise ValueError(
-                    f"solver.momentum is {momentum:g}, but the optimiser {type(exact).__name__} "
-                    "has no momentum: leave it out, or take an optimiser.name that has one"
+                    f"solver.momentum is {momentum:g}, but the optimizer {type(exact).__name__} "
+                    "has no momentum: leave it out, or take an optimizer.name that has one"
                 )
-        self.optimisers["local"] = like(exact, groups)
+        self.optimizers["local"] = clone_optimizer(exact, groups)
 
     def gradients(self, only: Sequence[Tensor] | None = None) -> list[Tensor]:
         """The gradients at hand, of all parameters or of some, in their order."""
@@ -355,9 +355,9 @@ def wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
-def _parameters(optimisers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
-    return (p for o in optimisers for group in o.param_groups for p in group["params"])
+def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[nn.Parameter]:
+    return (p for o in optimizers for group in o.param_groups for p in group["params"])
 
 
-def _has_gradients(optimiser: torch.optim.Optimizer) -> bool:
-    return any(p.grad is not None for p in _parameters([optimiser]))
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for p in _parameters([optimizer]))

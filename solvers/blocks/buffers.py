@@ -22,7 +22,9 @@ def has_others(modules: Iterable[nn.Module]) -> bool:
 
 
 @contextmanager
-def met(module: nn.Module, norms: bool = False, first: Container[str] = ()) -> Iterator[Tensors]:
+def captured_buffers(
+    module: nn.Module, norms: bool = False, first: Container[str] = ()
+) -> Iterator[Tensors]:
     """Holds, once it is left, the buffers that have moved within it as they were before, by name.
 
     Those of BatchNorm only with `norms`; with `first` only those whose names begin so, up to a
@@ -75,7 +77,7 @@ def standing_in(module: nn.Module, values: Tensors) -> Iterator[None]:
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
     """Running statistics, and whatever buffers a module moves in forward, are left as they were.
 
-    They belong to the composed network, which only a serial pass sees. BatchNorm normalises by the
+    They belong to the composed network, which only a serial pass sees. BatchNorm normalizes by the
     batch.
     """
     modules = list(module.modules())
@@ -84,7 +86,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
         m.track_running_stats = False
     moved: Tensors = {}
     try:
-        with met(module) if has_others(modules) else nullcontext(moved) as moved:
+        with captured_buffers(module) if has_others(modules) else nullcontext(moved) as moved:
             yield
     finally:
         put(module, moved)  # other tensors: a graph may hold those that have moved

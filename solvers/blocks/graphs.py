@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from solvers.blocks.buffers import met
+from solvers.blocks.buffers import captured_buffers
 
 Values = tuple[Tensor | None, ...]
 Compute = Callable[..., Values]
@@ -105,7 +105,7 @@ class StepGraphs:
         if key not in self._graphs:
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] <= WARM_UP:
-                with met(self._module) as moved:
+                with captured_buffers(self._module) as moved:
                     found = self._capture.warm_up(lambda: compute(*tensors))
                 if moved:
                     self.reason = f"not captured: a replay would not move {', '.join(moved)}"

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
-from solvers.blocks.kept import from_tensors, kept, like, to_tensors
+from solvers.blocks.optimizer_state import (
+    clone_optimizer,
+    from_tensors,
+    optimizer_state,
+    to_tensors,
+)
 from solvers.state import entries
 
 Shape = tuple[int, ...]
@@ -44,7 +49,7 @@ def convolves(module: nn.Module) -> bool:
 
 
 class Head:
-    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimiser.
+    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimizer.
 
     By the rank of x_k: of images (N, C, H, W) and signals (N, C, T) it takes the mean over places,
     of vectors (N, C) themselves; of tokens (N, T, C) it is a layer of each, whose mean is taken
@@ -61,8 +66,8 @@ class Head:
         layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
         self.module = nn.Sequential(*layers, _linear(width, classes, random))
         self.module.to(block.device, block.dtype)
-        self.optimiser = _optimiser_like(block.optimisers["exact"], self.module)
-        block.companions["local"] = self.optimiser
+        self.optimizer = _optimizer_like(block.optimizers["exact"], self.module)
+        block.companions["local"] = self.optimizer
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
         """The network's output (N, ...), as far as x (N, ...) tells."""
@@ -81,8 +86,8 @@ class Head:
     def state(self) -> dict[str, Tensor]:
         found = {"shape": torch.tensor(self.shape), "output": torch.tensor(self.output)}
         found |= {f"head.{name}": tensor for name, tensor in self.module.state_dict().items()}
-        for i, slots in self.optimiser.state_dict()["state"].items():
-            found |= {f"optimiser {i} {k}": t for k, t in to_tensors(slots).items()}
+        for i, slots in self.optimizer.state_dict()["state"].items():
+            found |= {f"optimizer {i} {k}": t for k, t in to_tensors(slots).items()}
         return found
 
     @classmethod
@@ -90,23 +95,23 @@ class Head:
         """The head that gave `state`."""
         made = cls(kind, block, tuple(state["shape"].tolist()), tuple(state["output"].tolist()))
         made.module.load_state_dict(entries(state, "head."))
-        parameters = [p for group in made.optimiser.param_groups for p in group["params"]]
+        parameters = [p for group in made.optimizer.param_groups for p in group["params"]]
         for i, parameter in enumerate(parameters):
-            slots = entries(state, f"optimiser {i} ")
+            slots = entries(state, f"optimizer {i} ")
             if slots:
-                model = kept(made.optimiser, parameter)
-                made.optimiser.state[parameter] = from_tensors(model, slots)
+                model = optimizer_state(made.optimizer, parameter)
+                made.optimizer.state[parameter] = from_tensors(model, slots)
         return made
 
 
-def _optimiser_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
+def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
     """One of the same settings; biases decay if one-dimensional parameters do there."""
     decays = [group.get("weight_decay", 0.0) for group in exact.param_groups]
     groups = [
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
         {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": min(decays)},
     ]
-    return like(exact, [exact.param_groups[0] | group for group in groups])
+    return clone_optimizer(exact, [exact.param_groups[0] | group for group in groups])
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from solvers.blocks.block import Block
 from solvers.blocks.heads import Head
+from solvers.exact.micro_batches import MicroBatch
 from solvers.instances.nodes import Instance, Tally
-from solvers.passes.micro import MicroBatch
 from solvers.state import Tensors
 from solvers.windows import Classified, PhaseStats, Seen
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics, standing_in
+from solvers.delayed.base import Flight
+from solvers.delayed.units import Gradients, Recomputed, Stashed, Turn, UnitFlight, Units, runs
+from solvers.exact.micro_batches import MicroBatch
 from solvers.layers.depth import Skippable, decided, survival
-from solvers.passes.delayed import Flight
-from solvers.passes.micro import MicroBatch
-from solvers.passes.units import Again, Gradients, Stashed, Turn, UnitFlight, Units, runs
 from solvers.state import Tensors
 from solvers.windows import PhaseStats
 
@@ -180,12 +180,12 @@ class StashedNodes(Nodes, Stashed):
     """Keep every graph, over the versions of the weights that it met."""
 
     def _past(self, flight: Instance, unit: int) -> None:
-        flight.met.append(_NOTHING)
+        flight.versions.append(_NOTHING)
         flight.outs.append([])
         flight.ins.append(flight.ins[-1])
 
     def _back_past(self, flight: Instance, unit: int) -> None:
-        flight.met.pop()
+        flight.versions.pop()
         flight.outs.pop()
         del flight.ins[unit + 1 :]
 
@@ -197,7 +197,9 @@ class StashedNodes(Nodes, Stashed):
                 if unit not in made.active:
                     self._past(made, unit)
                     continue
-                made.met.append({n: weights[n].requires_grad_(own[n].requires_grad) for n in own})
+                made.versions.append(
+                    {n: weights[n].requires_grad_(own[n].requires_grad) for n in own}
+                )
                 with self._whole(unit):
                     self._run(made, unit)
                 self._opened(made, unit)
@@ -205,7 +207,7 @@ class StashedNodes(Nodes, Stashed):
         return made
 
 
-class AgainNodes(Nodes, Again):
+class RecomputedNodes(Nodes, Recomputed):
     """Keep what went into the units, and run them again with the weights they have by then."""
 
     def _past(self, flight: Instance, unit: int) -> None:

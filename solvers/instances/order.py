@@ -11,7 +11,7 @@ FORWARD, BACKWARD = 1, 2
 """Ticks that a unit takes."""
 
 
-class Op(NamedTuple):
+class InstancePass(NamedTuple):
     """An instance's pass over one block."""
 
     forward: bool
@@ -53,7 +53,7 @@ class Order:
         self._home: list[list[int]] = [[] for _ in range(count)]
         self._open = [0] * count
         self._idle = [True] * count
-        self._ends: list[tuple[int, int, Op]] = []
+        self._ends: list[tuple[int, int, InstancePass]] = []
         """(when, rank, op) of those that are at work."""
         self._now = 0
 
@@ -62,7 +62,7 @@ class Order:
         """Instances that have gone up and not come home."""
         return self._open[0]
 
-    def take(self, lengths: Sequence[tuple[int, ...]], first: int) -> list[list[Op]]:
+    def take(self, lengths: Sequence[tuple[int, ...]], first: int) -> list[list[InstancePass]]:
         """Every rank's ops until the first one would take the instance after these.
 
         `lengths`: of each, from number `first` on, the units in the blocks it goes through.
@@ -71,12 +71,12 @@ class Order:
         self._entering.extend(range(first, first + len(lengths)))
         return self._go_on(closing=False)
 
-    def drain(self) -> list[list[Op]]:
+    def drain(self) -> list[list[InstancePass]]:
         """Every rank's ops until all are home."""
         return self._go_on(closing=True)
 
-    def _go_on(self, closing: bool) -> list[list[Op]]:
-        done: list[list[Op]] = [[] for _ in self.limits]
+    def _go_on(self, closing: bool) -> list[list[InstancePass]]:
+        done: list[list[InstancePass]] = [[] for _ in self.limits]
         while True:
             for rank in range(len(self.limits)):
                 op = self._next(rank) if self._idle[rank] else None
@@ -91,22 +91,22 @@ class Order:
             while self._ends and self._ends[0][0] == self._now:
                 self._end(*heappop(self._ends)[1:])
 
-    def _next(self, rank: int) -> Op | None:
+    def _next(self, rank: int) -> InstancePass | None:
         """What an idle rank takes."""
         if self._home[rank]:
-            return Op(False, heappop(self._home[rank]))
+            return InstancePass(False, heappop(self._home[rank]))
         waiting = self._up[rank] if rank else self._entering
         if waiting and self._open[rank] < self.limits[rank]:
-            return Op(True, waiting.popleft())
+            return InstancePass(True, waiting.popleft())
         return None
 
-    def _begin(self, rank: int, op: Op) -> None:
+    def _begin(self, rank: int, op: InstancePass) -> None:
         self._idle[rank] = False
         self._open[rank] += op.forward
         ticks = FORWARD if op.forward else BACKWARD
         heappush(self._ends, (self._now + ticks * self._lengths[op.item][rank], rank, op))
 
-    def _end(self, rank: int, op: Op) -> None:
+    def _end(self, rank: int, op: InstancePass) -> None:
         self._idle[rank] = True
         last = len(self._lengths[op.item]) - 1
         if op.forward and rank < last:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from solvers.base import Links
+from solvers.exact.micro_batches import MicroBatch
 from solvers.instances.paths import Path, Paths
-from solvers.passes.micro import MicroBatch
 from solvers.state import Tensors, entries
 from solvers.windows import Batch
 
@@ -22,8 +22,8 @@ Parts = tuple[Tensor, ...]
 class Roll:
     """Instances by number, as one rank knows them."""
 
-    def __init__(self, index: int, labelled: bool) -> None:
-        self.index, self.labelled = index, labelled
+    def __init__(self, index: int, labeled: bool) -> None:
+        self.index, self.labeled = index, labeled
         self.drawn: list[tuple[int, int]] = []
         """Of each: its step, and its first sample."""
         self.paths: list[Path] = []
@@ -33,7 +33,7 @@ class Roll:
     def admit(self, batch: Batch, parts: int, paths: Paths) -> None:
         """Make a mini-batch's instances known."""
         ids, start = batch.ids.tensor_split(parts), 0
-        labels = batch.labels().tensor_split(parts) if self.labelled else [None] * len(ids)
+        labels = batch.labels().tensor_split(parts) if self.labeled else [None] * len(ids)
         for number, (own, y) in enumerate(zip(ids, labels, strict=True)):
             self.drawn.append((batch.step, int(own[0])))
             self.paths.append(paths.of(*self.drawn[-1]))

@@ -1,4 +1,4 @@
-"""The multiplicative updates of a non-negative factorisation (Lee and Seung, NIPS 2000)."""
+"""The multiplicative updates of a non-negative factorization (Lee and Seung, NIPS 2000)."""
 
 import torch
 from torch import Tensor

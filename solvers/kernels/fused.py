@@ -13,7 +13,7 @@ OPTIONS = ("--std=c++17",)
 THREADS = 256
 MAXIMUM_BLOCKS = 4096
 MAXIMUM_RANK = 32
-"""Of the factorisations that `multiply` can keep in one thread's registers."""
+"""Of the factorizations that `multiply` can keep in one thread's registers."""
 _WIDTH = 4
 NAMES = {
     torch.float32: "float",
@@ -21,7 +21,7 @@ NAMES = {
     torch.bfloat16: "bfloat16",
     torch.int8: "signed char",
 }
-SETS = ("free", "box", "quantised", "sign")
+SETS = ("free", "box", "quantized", "sign")
 
 Interval = tuple[str, float, float, float]
 """A set to project onto: its name in SETS, low end, high end and spacing."""

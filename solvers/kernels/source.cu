@@ -188,14 +188,14 @@ __global__ void couple_pooled(
 
 // ---- step: lam', kappa', (||S lam' - x||^2, ||2 beta (lam' - lam)||^2)
 
-enum Set { FREE, BOX, QUANTISED, SIGN };
+enum Set { FREE, BOX, QUANTIZED, SIGN };
 
 // P(z); `spacing` is that of the values that Z may take
 __device__ inline float project(float z, int set, float low, float high, float spacing) {
     if (set == FREE || z != z) return z;
     if (set == SIGN) return z >= 0 ? 1.0f : -1.0f;
     z = z < low ? low : z > high ? high : z;
-    return set == QUANTISED ? rintf((z - low) / spacing) * spacing + low : z;
+    return set == QUANTIZED ? rintf((z - low) / spacing) * spacing + low : z;
 }
 
 template <typename X, typename T, int V>

@@ -79,15 +79,15 @@ class Box(Projection):
         return (x >= self.low) & (x <= self.high)
 
 
-class Quantised(Box):
+class Quantized(Box):
     """C = 2^bits evenly spaced values from low to high."""
 
     def __init__(self, bits: float = 2, low: float = 0.0, high: float = 1.0) -> None:
         super().__init__(low, high)
         if bits not in range(1, 17):
-            raise ValueError(f"quantised to {bits:g} bits; choose a whole number from 1 to 16")
+            raise ValueError(f"quantized to {bits:g} bits; choose a whole number from 1 to 16")
         self.spacing = (high - low) / (2 ** int(bits) - 1)
-        self.interval = "quantised", low, high, self.spacing
+        self.interval = "quantized", low, high, self.spacing
 
     def project(self, z: Tensor) -> Tensor:
         whole = super().project(z).sub(self.low).div(self.spacing).round()
@@ -110,14 +110,14 @@ PROJECTIONS: dict[str, Callable[..., Projection]] = {
     "none": Free,
     "non-negative": NonNegative,
     "box": Box,
-    "quantised": Quantised,
+    "quantized": Quantized,
     "sign": Sign,
 }
 """By name, for settings; add your own."""
 
 
 def projection(text: str) -> Projection:
-    """The projection "name" or "name:number:number...": box:0:1, quantised:2, sign.
+    """The projection "name" or "name:number:number...": box:0:1, quantized:2, sign.
 
     Raises ValueError for an unknown name or numbers that do not fit.
     """
@@ -130,7 +130,7 @@ def projection(text: str) -> Projection:
         signature(made).bind(*values)
     except (TypeError, ValueError):
         raise ValueError(
-            f"constraint is {text!r}; write {name} with its numbers, as in box:0:1 or quantised:2"
+            f"constraint is {text!r}; write {name} with its numbers, as in box:0:1 or quantized:2"
         ) from None
     try:
         return made(*values)

@@ -1,4 +1,4 @@
-"""Nodes that compute: a module with its optimiser, and the loss where messages turn round."""
+"""Nodes that compute: a module with its optimizer, and the loss where messages turn round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Met(NamedTuple):
 
 
 class Layer(Node):
-    r"""A module f( . ; w) and its optimiser, which steps by itself.
+    r"""A module f( . ; w) and its optimizer, which steps by itself.
 
         forward(i, x):    cache[i] <- x;  send f(x; w)
         backward(i, dy):  (dx, dw) <- vjp of f at (cache.pop(i), w);  send dx;  acc += dw;  c += 1
@@ -41,20 +41,20 @@ class Layer(Node):
     def __init__(
         self,
         module: nn.Module,
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         min_update_frequency: int = 1,
     ) -> None:
         if min_update_frequency < 1:
             raise ValueError(
                 f"min_update_frequency is {min_update_frequency}; it must be at least 1"
             )
-        self.module, self.optimiser = module, optimiser
+        self.module, self.optimizer = module, optimizer
         self.min_update_frequency = min_update_frequency
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         _check_repeatable(module)
-        _check_optimised(self.parameters, optimiser)
+        _check_optimized(self.parameters, optimizer)
         self.updates = 0
-        """Steps of its optimiser."""
+        """Steps of its optimizer."""
         self.staleness: Counter[int] = Counter()
         """Messages by the updates between their forward and their backward pass."""
         self._cache: Shelf[_Met] = Shelf()
@@ -113,13 +113,13 @@ class Layer(Node):
 
     def _step(self) -> None:
         count, self._gradients = self._gradients, 0
-        if self.optimiser is None:
+        if self.optimizer is None:
             return
         for parameter in self.parameters:
             if parameter.grad is not None and count > 1:
                 parameter.grad /= count
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.updates += 1
 
 
@@ -179,12 +179,12 @@ def _check_repeatable(module: nn.Module) -> None:
             )
 
 
-def _check_optimised(parameters: Sequence[Tensor], optimiser: torch.optim.Optimizer | None) -> None:
-    groups = optimiser.param_groups if optimiser else []
+def _check_optimized(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    groups = optimizer.param_groups if optimizer else []
     held = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     if held != {id(p) for p in parameters}:
         raise ValueError(
-            f"the module has {len(parameters)} parameters to train and its optimiser holds"
-            f" {len(held)}, which must be the same: give every layer an optimiser of its own"
+            f"the module has {len(parameters)} parameters to train and its optimizer holds"
+            f" {len(held)}, which must be the same: give every layer an optimizer of its own"
             " module's parameters, or requires_grad_(False) to a module that is not trained"
         )

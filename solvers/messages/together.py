@@ -23,11 +23,11 @@ class Together(Layer):
     def __init__(
         self,
         module: torch.nn.Module,
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         min_update_frequency: int = 1,
         most: int = 64,
     ) -> None:
-        super().__init__(module, optimiser, min_update_frequency)
+        super().__init__(module, optimizer, min_update_frequency)
         if most < 1:
             raise ValueError(f"most is {most}; it must be at least 1")
         self.most: int = most

@@ -28,7 +28,7 @@ class AllReduce(Strategy):
 
     in replica order, so that one rank which accumulates R micro-batches in that order has the same
     bits. Running statistics become sum_r (n_r / N) of the replicas' at the same moment: after every
-    step all replicas are equal, weights, optimisers and statistics.
+    step all replicas are equal, weights, optimizers and statistics.
 
     Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
     bucket leaves as soon as it is complete. A parameter that a replica's samples did not use adds

@@ -23,7 +23,7 @@ class Peers(Protocol):
     replica: int
     replicas: int
 
-    def start(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def exchange(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
         ...
 
@@ -34,7 +34,7 @@ class Replica(Protocol):
     module: nn.Module
     index: int
     count: int
-    optimisers: dict[str, torch.optim.Optimizer]
+    optimizers: dict[str, torch.optim.Optimizer]
     companions: dict[str, torch.optim.Optimizer]
 
     def stepping(self, kind: str) -> list[nn.Parameter]:
@@ -68,11 +68,11 @@ class Sync(ABC):
     def before_step(self, kind: str, rate: float) -> bool:
         """The gradients of a step of `kind` are at hand: agree on them, or leave them alone.
 
-        Gives whether the optimiser shall step on what is then there.
+        Gives whether the optimizer shall step on what is then there.
         """
 
     def after_step(self, kind: str) -> None:  # noqa: B027
-        """The step is over, whether or not the optimiser had a part in it."""
+        """The step is over, whether or not the optimizer had a part in it."""
 
     def join(self) -> None:  # noqa: B027
         """Make weights and running statistics of all replicas equal: the training has ended.

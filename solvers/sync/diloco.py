@@ -11,7 +11,7 @@ from torch import Tensor
 from solvers.checks import check_choices, check_numbers
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
-from solvers.sync.local import AnchoredSync, OptimiserState
+from solvers.sync.local import AnchoredSync, OptimizerState
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import left_over, packed, unpack
 
@@ -20,7 +20,7 @@ from solvers.sync.reduction import left_over, packed, unpack
 class DiLoCo(Strategy):
     r"""DiLoCo (Douillard et al., arXiv 2311.08105). B: the weights that all replicas began with.
 
-        each step    w_r <- optimiser step of replica r on the mean gradient over its n_r samples
+        each step    w_r <- optimizer step of replica r on the mean gradient over its n_r samples
         every h-th   D = sum_r (n_r / N) (B - w_r),   V <- mu V + D,   B <- B - eta (D + mu V)
 
     and `lag` steps later, while which the sum travels, w_r <- B, to which a replica adds what it
@@ -45,8 +45,8 @@ class DiLoCo(Strategy):
     """Steps that a sum over replicas may take."""
     streamed: bool = False
     """Whether blocks end their rounds at different steps."""
-    optimiser_state: OptimiserState = "own"
-    """What inner optimisers keep: each replica's own for good, or at a round's end the mean."""
+    optimizer_state: OptimizerState = "own"
+    """What inner optimizers keep: each replica's own for good, or at a round's end the mean."""
     messages: MessageFormat = "float32"
     """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
 
@@ -136,8 +136,8 @@ class DiLoCoSync(AnchoredSync):
         self._sent = []
         if not late:
             self.join_statistics()
-        if strategy.optimiser_state == "mean":
-            self.join_optimisers()
+        if strategy.optimizer_state == "mean":
+            self.join_optimizers()
         self.apart = late
 
     def rounding(self) -> Tensors:

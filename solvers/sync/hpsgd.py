@@ -25,12 +25,12 @@ class HPSGD(Strategy):
         each step         g_r = mean gradient at w_r + wd w_r
                           S_r <- S_r + (n_r / N) g_r,   w_r <- w_r - lr g_r
         every h-th        P = sum over replicas of S_r, under way;   S_r <- 0
-        L steps later     B <- optimiser step from B on P, without decay;   w_r <- B
+        L steps later     B <- optimizer step from B on P, without decay;   w_r <- B
 
     The paper lets ranks ask whether P has landed; here it lands `lag` = L steps after it left, the
     same on all. Local steps are plain ones, without momentum. What a replica has done meanwhile is
     thrown away (drift "discard", the paper's; its gradients are in S_r) or kept ("keep"):
-    w_r <- B - lr (N / n_r) S_r. With L = 0 and h = 1 a round is one step of the optimiser, and its
+    w_r <- B - lr (N / n_r) S_r. With L = 0 and h = 1 a round is one step of the optimizer, and its
     weights are all-reduce's, bit for bit; with L = 0 and plain SGD they are local SGD's. A round
     may last longer than an epoch.
 
@@ -72,15 +72,15 @@ class HPSGDSync(AnchoredSync):
     """One replica's drift, and the round that is under way."""
 
     strategy: HPSGD
-    own_optimisers = False  # all make the same steps from B
+    own_optimizers = False  # all make the same steps from B
 
     def begin(self) -> None:
         super().begin()
         self._decays = [0.0] * len(self.weights())
-        """wd of every weight, where the gradient of a step has it in place of the optimiser's."""
+        """wd of every weight, where the gradient of a step has it in place of the optimizer's."""
         if self.strategy.steps > 1 or self.strategy.lag:
-            self._check_optimiser()
-            groups = self.block.optimisers["exact"].param_groups
+            self._check_optimizer()
+            groups = self.block.optimizers["exact"].param_groups
             self._decays = [g["weight_decay"] for g in groups for _ in g["params"]]
             for group in groups:
                 group["weight_decay"] = 0.0
@@ -93,19 +93,19 @@ class HPSGDSync(AnchoredSync):
         self._started, self._rate = 0, 0.0
         self._moved = False
 
-    def _check_optimiser(self) -> None:
-        optimiser, strategy = self.block.optimisers["exact"], self.strategy
-        if any(group.get("maximize") for group in optimiser.param_groups):
+    def _check_optimizer(self) -> None:
+        optimizer, strategy = self.block.optimizers["exact"], self.strategy
+        if any(group.get("maximize") for group in optimizer.param_groups):
             raise ValueError(
-                "the optimiser maximises, and the steps of sync.name 'hpsgd' between rounds go "
+                "the optimizer maximizes, and the steps of sync.name 'hpsgd' between rounds go "
                 "down: give the loss the other sign, or choose sync.name=local-sgd"
             )
-        if not isinstance(optimiser, torch.optim.SGD):
+        if not isinstance(optimizer, torch.optim.SGD):
             raise ValueError(
-                f"the optimiser is {type(optimiser).__name__}, and sync.name 'hpsgd' with "
+                f"the optimizer is {type(optimizer).__name__}, and sync.name 'hpsgd' with "
                 f"sync.steps {strategy.steps} and sync.lag {strategy.lag} takes one step of it on "
                 "the summed gradients of a round, which is worth as many steps with SGD alone: "
-                "choose optimiser.name=sgd, or sync.name=local-sgd"
+                "choose optimizer.name=sgd, or sync.name=local-sgd"
             )
 
     def before_step(self, kind: str, rate: float) -> bool:
@@ -134,7 +134,7 @@ class HPSGDSync(AnchoredSync):
         return self._moved
 
     def _gradient(self, p: nn.Parameter, decay: float) -> Tensor:
-        if p.grad is None:  # which its optimiser would not let decay either
+        if p.grad is None:  # which its optimizer would not let decay either
             return torch.zeros_like(p)
         return p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
 
@@ -164,7 +164,7 @@ class HPSGDSync(AnchoredSync):
             p.grad = gradient if times else None
 
     def _landed(self) -> None:
-        """B = w, after the optimiser's step; add what is kept."""
+        """B = w, after the optimizer's step; add what is kept."""
         self._moved = False
         self.anchor()
         self.apart = bool(self._sums)  # and statistics differ where drift is discarded, too

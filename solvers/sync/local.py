@@ -16,14 +16,14 @@ from solvers.sync.base import Sync, statistics
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import Reduction, packed, unpack
 
-OptimiserState = Literal["own", "mean"]
+OptimizerState = Literal["own", "mean"]
 """Of the replicas, between rounds: each keeps its own, or all take the mean of a round's end."""
 
 
 class Outer(torch.optim.Optimizer):
-    """What is kept of each weight beside the optimisers of its steps, alike on all replicas.
+    """What is kept of each weight beside the optimizers of its steps, alike on all replicas.
 
-    In the form of an optimiser, so that checkpoints keep it with the weight.
+    In the form of an optimizer, so that checkpoints keep it with the weight.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
@@ -53,8 +53,8 @@ class LocalSync(Sync):
         mean of x = sum_r (n_r / N) x_r
     """
 
-    own_optimisers: ClassVar[bool] = True
-    """Whether what the optimisers of steps keep may differ between replicas."""
+    own_optimizers: ClassVar[bool] = True
+    """Whether what the optimizers of steps keep may differ between replicas."""
 
     def begin(self) -> None:
         self.count = 0
@@ -100,12 +100,12 @@ class LocalSync(Sync):
     @contextmanager
     def joined(self) -> Iterator[None]:
         apart, weights, moved = self.apart, self.weights(), statistics(self.block.module)
-        if self.own_optimisers:
+        if self.own_optimizers:
             moved += self._slots().values()
         own, values = [p.data for p in weights], [t.clone() for t in moved]
         self.agree()
-        if self.own_optimisers:
-            self.join_optimisers()
+        if self.own_optimizers:
+            self.join_optimizers()
         try:
             yield
         finally:
@@ -128,18 +128,18 @@ class LocalSync(Sync):
         for b, new in zip(moved, self.mean(moved), strict=True):
             b.data.copy_(new)
 
-    def join_optimisers(self) -> None:
-        """Let what the optimisers of steps keep be its mean over replicas.
+    def join_optimizers(self) -> None:
+        """Let what the optimizers of steps keep be its mean over replicas.
 
         Of a weight that some replica has not stepped yet each keeps its own.
         """
-        weights = self._optimised()
+        weights = self._optimized()
         stepped = torch.tensor([float(p in o.state) for o, p in weights.values()])
         everywhere = (self._plain.start(stepped)() == self.peers.replicas).tolist()
         found = [
             value
-            for (optimiser, p), all_ in zip(weights.values(), everywhere, strict=True)
-            for slot, value in (optimiser.state[p].items() if all_ else ())
+            for (optimizer, p), all_ in zip(weights.values(), everywhere, strict=True)
+            for slot, value in (optimizer.state[p].items() if all_ else ())
             if isinstance(value, Tensor) and value.shape == p.shape and slot != "step"
         ]
         for value, new in zip(found, self.mean(found), strict=True):
@@ -158,25 +158,25 @@ class LocalSync(Sync):
             same = new.stride() == p.stride()
             p.data = new if same else torch.empty_like(p.data).copy_(new)
 
-    def _optimised(self) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
-        """The weights that optimisers of steps have, by a name that is the same on all replicas."""
+    def _optimized(self) -> dict[str, tuple[torch.optim.Optimizer, Tensor]]:
+        """The weights that optimizers of steps have, by a name that is the same on all replicas."""
         found: dict[str, tuple[torch.optim.Optimizer, Tensor]] = {}
         seen: set[int] = set()
         companions = {f"{kind} companion": o for kind, o in self.block.companions.items()}
-        for kind, optimiser in (self.block.optimisers | companions).items():
-            if id(optimiser) in seen or isinstance(optimiser, Outer):
+        for kind, optimizer in (self.block.optimizers | companions).items():
+            if id(optimizer) in seen or isinstance(optimizer, Outer):
                 continue
-            seen.add(id(optimiser))
-            weights = (p for group in optimiser.param_groups for p in group["params"])
-            found |= {f"{kind} {i:05}": (optimiser, p) for i, p in enumerate(weights)}
+            seen.add(id(optimizer))
+            weights = (p for group in optimizer.param_groups for p in group["params"])
+            found |= {f"{kind} {i:05}": (optimizer, p) for i, p in enumerate(weights)}
         return found
 
     def _slots(self) -> Tensors:
-        """What those optimisers keep, as tensors."""
+        """What those optimizers keep, as tensors."""
         return {
             f"{name}.{slot}": value
-            for name, (optimiser, p) in self._optimised().items()
-            for slot, value in optimiser.state.get(p, {}).items()
+            for name, (optimizer, p) in self._optimized().items()
+            for slot, value in optimizer.state.get(p, {}).items()
             if isinstance(value, Tensor)
         }
 
@@ -189,9 +189,9 @@ class LocalSync(Sync):
             own |= {f"weight {i:05}": p.detach() for i, p in enumerate(self.weights())}
             moved = statistics(self.block.module)
             own |= {f"statistic {i:05}": b.clone() for i, b in enumerate(moved)}
-        if self.own_optimisers:
+        if self.own_optimizers:
             slots = self._slots().items()
-            own |= {f"optimiser {name}": value.clone() for name, value in slots}
+            own |= {f"optimizer {name}": value.clone() for name, value in slots}
         counts = {"count": torch.tensor(self.count), "apart": torch.tensor(self.apart)}
         return State(flight=own | rounding | counts | self.under_way())
 
@@ -206,24 +206,24 @@ class LocalSync(Sync):
             own = (entries(kept, f"{what} ").values() for what in ("weight", "statistic"))
             for values, new in zip(moved, chain(*own), strict=True):
                 values.copy_(new)
-        if self.own_optimisers:
-            self._load_slots(entries(kept, "optimiser "))
+        if self.own_optimizers:
+            self._load_slots(entries(kept, "optimizer "))
         self.go_on(kept)
 
     def _load_slots(self, kept: Tensors) -> None:
         """In place of the mean that the weights' own files have."""
-        mine, weights = self._slots(), self._optimised()
+        mine, weights = self._slots(), self._optimized()
         for name, value in kept.items():
             weight, _, slot = name.partition(".")
-            optimiser, p = weights[weight]
+            optimizer, p = weights[weight]
             if name in mine:
                 mine[name].copy_(value)
             else:  # the first replica had none
-                optimiser.state[p][slot] = value.clone()
+                optimizer.state[p][slot] = value.clone()
         stepped = {name.partition(".")[0] for name in kept}
-        for weight, (optimiser, p) in weights.items():
+        for weight, (optimizer, p) in weights.items():
             if weight not in stepped:
-                optimiser.state.pop(p, None)
+                optimizer.state.pop(p, None)
 
     def rounding(self) -> Tensors:
         """What messages have left out, but for one that a resumed run sends again."""
@@ -242,9 +242,9 @@ class AnchoredSync(LocalSync):
 
     def begin(self) -> None:
         super().begin()
-        exact = self.block.optimisers["exact"]
+        exact = self.block.optimizers["exact"]
         self.outer = Outer([p for group in exact.param_groups for p in group["params"]])
-        self.block.optimisers["outer"] = self.outer
+        self.block.optimizers["outer"] = self.outer
         self._landing: Callable[[], Tensor] | None = None
         """Waits for the sum under way; None: there is none."""
 

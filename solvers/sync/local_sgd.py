@@ -7,17 +7,17 @@ from typing import ClassVar
 
 from solvers.checks import check_choices, check_numbers
 from solvers.sync.base import Strategy
-from solvers.sync.local import LocalSync, OptimiserState
+from solvers.sync.local import LocalSync, OptimizerState
 
 
 @dataclass(frozen=True)
 class LocalSGD(Strategy):
     r"""Local SGD (Stich, arXiv 1805.09767), h = `steps`:
 
-        each step    w_r <- optimiser step of replica r on the mean gradient over its n_r samples
+        each step    w_r <- optimizer step of replica r on the mean gradient over its n_r samples
         every h-th   w_r <- sum_s (n_s / N) w_s,   running statistics likewise
 
-    Every replica has an optimiser, whose momentum stays its own, or becomes the mean with the
+    Every replica has an optimizer, whose momentum stays its own, or becomes the mean with the
     weights. A round may last longer than an epoch. With h = 1 and plain SGD it is all-reduce, up
     to rounding.
     """
@@ -26,8 +26,8 @@ class LocalSGD(Strategy):
 
     steps: int = 8
     """h, steps from one average of the weights to the next."""
-    optimiser_state: OptimiserState = "own"
-    """What optimisers keep: each replica's own for good, or at a round's end the mean."""
+    optimizer_state: OptimizerState = "own"
+    """What optimizers keep: each replica's own for good, or at a round's end the mean."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -42,8 +42,8 @@ class LocalSGDSync(LocalSync):
     def stepped(self) -> None:
         if self.count % self.strategy.steps == 0:
             self.agree()
-            if self.strategy.optimiser_state == "mean":
-                self.join_optimisers()
+            if self.strategy.optimizer_state == "mean":
+                self.join_optimizers()
 
 
 LocalSGD.program = LocalSGDSync

@@ -12,7 +12,7 @@ from solvers.sync.base import Peers
 
 
 class SharedNorms:
-    r"""Lets a module's BatchNorms normalise by the statistics of all replicas' samples.
+    r"""Lets a module's BatchNorms normalize by the statistics of all replicas' samples.
 
     Of a channel, over the n_r numbers that replica r has of it, in replica order:
 
@@ -61,7 +61,7 @@ def _track(norm: Any, mean: Tensor, variance: Tensor) -> None:
 
 
 class _Shared(torch.autograd.Function):
-    """Normalise by the statistics of all replicas; also gives these."""
+    """Normalize by the statistics of all replicas; also gives these."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class _Shared(torch.autograd.Function):
 
 def _gathered(peers: Peers, vector: Tensor) -> list[Tensor]:
     """Everyone's, in replica order."""
-    return peers.start([vector] * peers.replicas)()
+    return peers.exchange([vector] * peers.replicas)()
 
 
 def _wide(per_channel: Tensor, x: Tensor) -> Tensor:

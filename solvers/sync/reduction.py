@@ -48,13 +48,13 @@ class Reduction:
         peers, dtype = self.peers, x.dtype
         pieces = x.tensor_split(peers.replicas)
         messages = [self._sent(bucket, r, piece) for r, piece in enumerate(pieces)]
-        arrived = peers.start(messages)
+        arrived = peers.exchange(messages)
 
         def add() -> Callable[[], list[Tensor]]:
             theirs = [decode(message, self.kind, dtype) for message in arrived()]
             total: Tensor = reduce(torch.add, theirs)
             message = self._down.setdefault(bucket, Feedback(self.kind)).send(total)
-            sums = peers.start([message] * peers.replicas)
+            sums = peers.exchange([message] * peers.replicas)
             return lambda: [decode(each, self.kind, dtype) for each in sums()]
 
         return add

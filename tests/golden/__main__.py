@@ -23,7 +23,7 @@ RECIPES = {
     "backprop, m=4": "solver.micro_batches=4 solver.clip_norm=1.0",
     "backprop, recompute": "solver.recompute=true",
     "backprop, int8": "solver.messages=int8",
-    "backprop, adamw": "optimiser.name=adamw optimiser.lr=0.002",
+    "backprop, adamw": "optimizer.name=adamw optimizer.lr=0.002",
     "backprop, bfloat16": "train.precision=bfloat16",
     "backprop, float16": "train.precision=float16",
     "penalty, gaps": "",
@@ -43,20 +43,20 @@ RECIPES = {
     "block-admm, kept": "rounds.window=all rounds.sweeps=1 rounds.correct_every=0",
     "block-admm, gauss-seidel": "rounds.window=4 rounds.sweeps=2 solver.order=gauss-seidel"
     " solver.z_steps=2 solver.theta_steps=2 solver.balance_ratio=2.0",
-    "block-admm, adam": "rounds.window=4 rounds.sweeps=2 solver.optimiser=adam"
+    "block-admm, adam": "rounds.window=4 rounds.sweeps=2 solver.optimizer=adam"
     " solver.local_lr=0.01",
     "block-admm, constraint": "rounds.window=4 rounds.sweeps=2 solver.constraint=box:-2:2",
     "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",
-    "ddg, m=1": "optimiser.lr=0.02 solver.micro_batches=1",
-    "ddg, corrected": "optimiser.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"
+    "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
+    "ddg, corrected": "optimizer.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"
     " solver.micro_batches=1",
     "features-replay": "",
-    "features-replay, m=1": "optimiser.lr=0.02 solver.micro_batches=1",
+    "features-replay, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "fdg": "solver.messages=int8",
-    "fdg, m=1": "optimiser.lr=0.02 solver.gradient_shrinking=0.9 solver.micro_batches=1",
+    "fdg, m=1": "optimizer.lr=0.02 solver.gradient_shrinking=0.9 solver.micro_batches=1",
     "petra": "model.name=revnet20",
-    "petra, m=1": "optimiser.lr=0.02 model.name=revnet20 solver.micro_batches=1",
+    "petra, m=1": "optimizer.lr=0.02 model.name=revnet20 solver.micro_batches=1",
     "local-updates": "",
     "local-updates, overlapping": "solver.style=overlapping solver.head=mlp:16",
     "local-updates, chunked": "solver.style=chunked solver.chunks=1",

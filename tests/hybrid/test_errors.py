@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid.errors import one_line, reason, told
+from hybrid.errors import format_error, one_line, reason
 
 
 class SpeechlessError(Exception):
@@ -22,5 +22,5 @@ def test_an_error_whose_text_fails_is_told_all_the_same(kind, by, tmp_path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     said = f"{kind.__name__}, whose text fails with {by}"
     assert one_line(kind()) == said
-    assert told(kind()) == f"{kind.__name__}: {said}"
+    assert format_error(kind()) == f"{kind.__name__}: {said}"
     assert reason(kind()).startswith(f"{kind.__name__}: {said} (details in {tmp_path}")

@@ -97,7 +97,7 @@ def test_every_seed_of_an_array_is_requeued_by_itself(
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_rank_sees_the_gpus_of_its_node_and_a_cancelled_job_stays_cancelled(
+def test_every_rank_sees_the_gpus_of_its_node_and_a_canceled_job_stays_canceled(
     slurm: Slurm, begin, tmp_path, launcher
 ) -> None:
     job = begin(2, launcher=launcher, ranks_per_node=2, gpus_per_rank=1)

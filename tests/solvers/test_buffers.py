@@ -27,7 +27,7 @@ from solvers.blocks.buffers import frozen_statistics, met, standing_in
 STEPS = 10
 
 
-class Centre(nn.Module):
+class Center(nn.Module):
     """Less a running mean of its own, which moves in every second pass."""
 
     def __init__(self):
@@ -48,8 +48,8 @@ class Centre(nn.Module):
 
 def trained(solver, out=None, resume=False, **settings):
     torch.manual_seed(0)
-    centred = nn.Linear(64, 16), Centre(), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()
-    network = nn.Sequential(nn.Flatten(), *centred, nn.Linear(16, 10))
+    centerd = nn.Linear(64, 16), Center(), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()
+    network = nn.Sequential(nn.Flatten(), *centerd, nn.Linear(16, 10))
     train = TrainSettings(epochs=1, batch_size=8, threads=1, report_every=1)
     made = Trainer(
         split(network, cuts=["4", "6"]),

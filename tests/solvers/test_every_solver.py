@@ -13,8 +13,8 @@ from problems import assert_same, exact_pass, handed_over, make_problem
 from hybrid.links import run_threads, run_virtual
 from solvers import Penalty, Petra, Solver, registry
 from solvers.base import Recording
-from solvers.passes.bubble import BubbleFill
-from solvers.passes.pipeline import Gaps
+from solvers.exact.filling import BubbleFill
+from solvers.exact.pipeline import Gaps
 
 EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
 """Of each solver, as its own test file gives them."""
@@ -56,11 +56,11 @@ def trained(problem, solver, at=4, goes_on="", run=run_threads, prepare=lambda b
         mine.train(windows[0])
         state = handed_over(links, mine) if goes_on else None
         if state is not None and goes_on == "moved":
-            steps = {k: deepcopy(o.state_dict()) for k, o in block.optimisers.items()}
+            steps = {k: deepcopy(o.state_dict()) for k, o in block.optimizers.items()}
             block.module.zero_grad()
             mine = solver.start(block, links, setup)
             for kind in ("exact", "local"):
-                block.optimisers[kind].load_state_dict(steps[kind])
+                block.optimizers[kind].load_state_dict(steps[kind])
             mine.load_state(state)
         mine.train(windows[1])
         mine.drain()
@@ -148,7 +148,7 @@ def test_replicas_are_asked_before_and_after_every_step(name):
         block.sync.join()
         kinds = block.sync.kinds
         assert len(kinds) >= 3
-        assert set(kinds) == {own, *(["auxiliary"] if "auxiliary" in block.optimisers else [])}
+        assert set(kinds) == {own, *(["auxiliary"] if "auxiliary" in block.optimizers else [])}
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("added", {"exact"}), ("own", {"exact", "local"})])

@@ -11,7 +11,7 @@ from problems import buffers, make_problem, problems, recorded
 
 from solvers import AugmentedLagrangian, Penalty, PhaseStats
 from solvers.kernels import pool
-from solvers.variables.coefficients import Coefficients
+from solvers.splitting.coefficients import Coefficients
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-3, 10)

@@ -61,7 +61,7 @@ def test_another_package_adds_a_method(monkeypatch):
         ([("x", "x:Y"), ("x", "z:Y")], "adds a solver 'x', a name that is taken: "),
         ([("x", "no.such.module:Y")], "solver 'x' of another package cannot be imported: "),
         ([("x", "solvers.registry:Y")], "solver 'x' of another package cannot be imported: "),
-        ([("x", "solvers.penalty:Penalty")], "that is no Solver whose name is 'x'"),
+        ([("x", "solvers.splitting.penalty:Penalty")], "that is no Solver whose name is 'x'"),
         ([("x", "solvers.registry:names")], "that is no Solver whose name is 'x'"),
     ],
     ids=str,

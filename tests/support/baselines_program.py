@@ -17,11 +17,11 @@ from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import BASE, OwnContender
 from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks
-from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import resolve
 from solvers import Batch
 
-SETTINGS = OptimiserSettings()
+SETTINGS = OptimizerSettings()
 KINDS = ("gpipe", "1f1b", "interleaved-zero-bubble")
 
 
@@ -58,7 +58,7 @@ def batches(count=2, size=32, source=None):
 
 
 class SampleNorm(nn.Module):
-    """Each sample normalised alone.
+    """Each sample normalized alone.
 
     Not nn.GroupNorm: in torch 2.13 its channels_last backward pass on a CPU ends the process where
     it is asked for the weights' gradients alone, as by the zero-bubble schedule.
@@ -76,7 +76,7 @@ class SampleNorm(nn.Module):
 
 
 def network(norms=True):
-    """A ResNet-8; without `norms` each sample is normalised alone, so parts of a batch add up."""
+    """A ResNet-8; without `norms` each sample is normalized alone, so parts of a batch add up."""
     torch.manual_seed(0)
     model = models.build("resnet8", 10, 1, 8)
     for module in [] if norms else list(model.modules()):

@@ -8,12 +8,12 @@ from trainings import digits, trainer
 from hybrid import Callback
 from hybrid.links import AgreedError
 from hybrid.ranks import launch
-from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.config import OptimizerSettings
 from solvers import Backprop
 
 STEPS = 5
 """Of an epoch; a run reports after 4 of them, which are a window, and at its end."""
-STILL = OptimiserSettings(lr=1e-12)
+STILL = OptimizerSettings(lr=1e-12)
 """Steps after which the accuracy is what it was."""
 
 

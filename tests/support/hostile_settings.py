@@ -15,7 +15,7 @@ FLAGS = {
     "--model": ["resnet8", "resnet20", "preact-resnet20", "wrn-10-1", "resnet18", "wrn-1996-999"],
     "--data": ["digits", "cifar10", "mnist", "cifar-10"],
     "--solver": sorted(registry.OWN),
-    "--factorise": ["layer2.0:4", "layer2.0", "head:1", ":", "layer2.0:-1", "stem:4"],
+    "--factorize": ["layer2.0:4", "layer2.0", "head:1", ":", "layer2.0:-1", "stem:4"],
     "--epochs": ["1", "0", "-1", "1e3", "99999999999999999999"],
     "--batch-size": ["64", "1", "0", "1437", "1438", "99999999999999999999999"],
     "--lr": ["0.1", "0", "nan", "inf", "-inf", "1e-320", "1e400", "0x1p3"],
@@ -66,10 +66,10 @@ def _choices() -> dict[str, list[Any]]:
             annotated |= {f"{section}.{f.name}": hints[f.name] for f in fields(cls) if f.init}
     named = {
         "model.name": FLAGS["--model"],
-        "model.factorise": ["", *FLAGS["--factorise"]],
+        "model.factorize": ["", *FLAGS["--factorize"]],
         "data.name": FLAGS["--data"],
-        "optimiser.name": ["sgd", "AdamW", "RMSprop", "Rprop", "Muon", "LBFGS"],
-        "optimiser.arguments": [{}, {"eps": 1e-6}, {"maximize": True}, {"betas": [0.5, 2]}],
+        "optimizer.name": ["sgd", "AdamW", "RMSprop", "Rprop", "Muon", "LBFGS"],
+        "optimizer.arguments": [{}, {"eps": 1e-6}, {"maximize": True}, {"betas": [0.5, 2]}],
         "schedule.name": ["cosine", "step", "one-cycle", "ExponentialLR", "CyclicLR", "LambdaLR"],
         "schedule.arguments": [{}, {"gamma": 0.9}, {"base_lr": 0.1}, {"total_steps": 2}],
         "schedule.interval": ["epoch", "step"],

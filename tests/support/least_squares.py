@@ -29,7 +29,7 @@ def shares(x, y, replicas):
     return list(zip(x.tensor_split(replicas), y.tensor_split(replicas), strict=True))
 
 
-def trained(strategy, replicas, steps, optimiser=SGD, seen_at=(), seed=0):
+def trained(strategy, replicas, steps, optimizer=SGD, seen_at=(), seed=0):
     """Weights of every replica after every step, and at the end of the training.
 
     After the steps in `seen_at` there is an evaluation; the weights it sees come last.
@@ -40,7 +40,7 @@ def trained(strategy, replicas, steps, optimiser=SGD, seen_at=(), seed=0):
         module = nn.Linear(3, 1, bias=False, dtype=torch.float64)
         with torch.no_grad():
             module.weight.copy_(first)
-        made = optimiser(module.parameters(), LR)
+        made = optimizer(module.parameters(), LR)
         block = Block(module, 0, 1, {"exact": made, "local": made})
         mine = [shares(x, y, replicas)[links.place.replica] for x, y in batches]
         share = len(mine[0][1]) / SAMPLES

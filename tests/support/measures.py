@@ -5,7 +5,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from hybrid import Callback, OptimiserSettings, Trainer, split
+from hybrid import Callback, OptimizerSettings, Trainer, split
 from hybrid.ranks import launch
 from hybrid.settings.config import TrainSettings
 from solvers import Backprop
@@ -84,7 +84,7 @@ def trainer(blocks=1, replicas=1, solver=None, metrics=None, settings=None, **ot
         replicas=replicas,
         train=TrainSettings(**wanted),
         metrics=metrics or {"kappa": Kappa(), "F1": macro_f1, "AUROC": auroc},
-        optimiser=OptimiserSettings(lr=others.pop("lr", 0.1)),
+        optimizer=OptimizerSettings(lr=others.pop("lr", 0.1)),
         quiet=True,
         **others,
     )

@@ -65,7 +65,7 @@ def arrivals(links):
 
 
 def exchange(links, turns, make, late=False):
-    """Send `turns` tensors to both neighbours, then receive theirs; whether all is right."""
+    """Send `turns` tensors to both neighbors, then receive theirs; whether all is right."""
     first, last = links.rank == 0, links.rank == links.size - 1
     for i in range(turns):
         if not last:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from zoo_packages import package
 
 from hybrid import Trainer, split
-from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
 
 BATCH, EPOCHS = 16, 2
 
@@ -45,7 +45,7 @@ class Network:
         return Trainer(
             made,
             train=TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1),
-            optimiser=OptimiserSettings(lr=self.rate),
+            optimizer=OptimizerSettings(lr=self.rate),
             checkpoint=CheckpointSettings(keep_last=0),
             **settings,
         )

@@ -14,9 +14,9 @@ from hybrid.cuts.partition import Blocks, split
 from hybrid.links import RankLinks, run_threads
 from solvers import Batch, Block, Solver, Window
 from solvers.base import Program, Setup
+from solvers.exact.exact_pass import ExactPass, PassSettings
 from solvers.layers.projection import leading
 from solvers.layers.reversible import Reversible
-from solvers.passes.exact import ExactPass, PassSettings
 from solvers.state import State, Tensors
 
 
@@ -63,8 +63,8 @@ class Problem:
         sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
         last = index == len(self.blocks) - 1
         after = None if last else leading(self.blocks.module(index + 1))
-        optimisers = {"exact": sgd, "local": sgd}
-        return Block(module, index, len(self.blocks), optimisers, cut_after=after)
+        optimizers = {"exact": sgd, "local": sgd}
+        return Block(module, index, len(self.blocks), optimizers, cut_after=after)
 
     def setup(self, sweeps: int = 1, carried: bool = False, window: int | None = None) -> Setup:
         """Of windows of all mini-batches, unless said otherwise."""

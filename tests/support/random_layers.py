@@ -21,8 +21,8 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
+from solvers.exact.pipeline import Gaps
 from solvers.layers.reversible import Reversible
-from solvers.passes.pipeline import Gaps
 
 GAPS = [Gaps(4, 0), Gaps(0, 4)]
 METHODS: dict[str, dict[str, Any]] = {

@@ -48,7 +48,7 @@ class Rows:
 
 
 def images(side: int = 32, channels: int = 3) -> Rows:
-    """Coloured noise, brighter where its class says."""
+    """Colored noise, brighter where its class says."""
     x, y = _noise(channels, side, side), torch.arange(TRAIN + TEST) % 4
     corner = side // 2
     for i, k in enumerate(y.tolist()):
@@ -87,7 +87,7 @@ def sentences() -> Rows:
 
 @cache
 def diabetes() -> Rows:
-    """scikit-learn's, progress in a year standardised."""
+    """scikit-learn's, progress in a year standardized."""
     x, y = (torch.tensor(x, dtype=torch.float32) for x in load_diabetes(return_X_y=True))
     return Rows(20 * x, (y - y.mean()) / y.std())
 

@@ -96,7 +96,7 @@ class Cluster:
         _, err = job.communicate(timeout=60)
         return job.returncode, err
 
-    def signalled(
+    def signaled(
         self, job: Request | Path, *words: str, cwd: Path | None = None, **given: str
     ) -> int:
         """Exit status of a job that is told its end when its ranks are at work."""

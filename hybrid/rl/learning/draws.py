@@ -22,7 +22,7 @@ def generator(*seeds: int) -> torch.Generator:
 
 
 @torch.no_grad()
-def initialise(network: nn.Module, draws: torch.Generator) -> None:
+def initialize(network: nn.Module, draws: torch.Generator) -> None:
     """Weights and biases of linear layers, uniform in +-1/sqrt(inputs), as torch begins them.
 
     From a generator: torch's own draws are shared by all threads of a process.

@@ -19,14 +19,14 @@ class Dense(nn.Module):
     arXiv 2102.07920. (N, inputs) -> (N, inputs + the sum of units).
     """
 
-    def __init__(self, inputs: int, units: Sequence[int], normalised: bool = False) -> None:
+    def __init__(self, inputs: int, units: Sequence[int], normalized: bool = False) -> None:
         super().__init__()
         sizes = [inputs + sum(units[:i]) for i in range(len(units) + 1)]
         self.outputs = sizes[-1]
         pairs = zip(sizes, units, strict=False)
         self.layers = nn.ModuleList(nn.Linear(size, own) for size, own in pairs)
         # eps as the paper's TensorFlow has it
-        norms = (nn.BatchNorm1d(own, eps=1e-3) for own in (units if normalised else ()))
+        norms = (nn.BatchNorm1d(own, eps=1e-3) for own in (units if normalized else ()))
         self.norms = nn.ModuleList(norms)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hybrid.rl.learning.draws import initialise
+from hybrid.rl.learning.draws import initialize
 from hybrid.rl.learning.networks import Dense
 from hybrid.rl.learning.replay import Batch
 
@@ -27,10 +27,10 @@ class Representation(nn.Module):
     ) -> None:
         super().__init__()
         own = [units // layers] * layers
-        self.phi = Dense(states, own, normalised=True)
-        self.psi = Dense(self.phi.outputs + actions, own, normalised=True)
+        self.phi = Dense(states, own, normalized=True)
+        self.psi = Dense(self.phi.outputs + actions, own, normalized=True)
         self.predictor = nn.Linear(self.psi.outputs, states)
-        initialise(self, draws)
+        initialize(self, draws)
         self.eval()
 
     def loss(self, batch: Batch) -> Tensor:

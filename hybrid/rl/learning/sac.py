@@ -53,7 +53,7 @@ class Learner(nn.Module):
         self.learns_alpha = temperature is None
         self.wanted_entropy = -policy.actions
 
-    def optimisers(self, lr: float) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self, lr: float) -> dict[str, torch.optim.Optimizer]:
         """One for each of the losses."""
         parts = {
             "critic": list(self.critics.parameters()),
@@ -105,7 +105,7 @@ class Learner(nn.Module):
 
 def update(
     learner: Learner,
-    optimisers: dict[str, torch.optim.Optimizer],
+    optimizers: dict[str, torch.optim.Optimizer],
     batch: tuple[Tensor, Tensor, Tensor, Tensor],
     psi: Features,
     draws: torch.Generator,
@@ -115,18 +115,18 @@ def update(
     shape = (2, len(z_s), learner.policy.actions)
     noises = torch.randn(shape, generator=draws, dtype=z_s.dtype)
     critic = learner.critic_loss(z_sa, learner.target(outcome, next_z_s, noises[0], psi))
-    _step(optimisers["critic"], critic)
+    _step(optimizers["critic"], critic)
     learner.critics.requires_grad_(False)  # the policy's loss needs none of theirs
     policy, log_pi = learner.policy_loss(z_s, noises[1], psi)
-    _step(optimisers["policy"], policy)
+    _step(optimizers["policy"], policy)
     learner.critics.requires_grad_(True)
     if learner.learns_alpha:
-        _step(optimisers["alpha"], learner.alpha_loss(log_pi))
+        _step(optimizers["alpha"], learner.alpha_loss(log_pi))
     learner.follow()
     return Losses(critic.detach(), policy.detach(), -log_pi.mean())
 
 
-def _step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimiser.zero_grad(set_to_none=True)
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    optimiser.step()
+    optimizer.step()

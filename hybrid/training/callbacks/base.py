@@ -27,7 +27,7 @@ class RunInfo:
     results: Mapping[str, float | None]
     """Newest test metrics; None: not measured yet."""
     settings: Mapping[str, Any]
-    """section.key -> value of [train], [optimiser] and [schedule]."""
+    """section.key -> value of [train], [optimizer] and [schedule]."""
     out: Path | None
     """Run folder; None keeps nothing."""
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
+from hybrid.method.setup import RunSetup
 from hybrid.rounds.report import PhaseReport
 from hybrid.settings.config import Section
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.callbacks.early_stopping import EarlyStopping
-from hybrid.training.setup import RunSetup
 from solvers.state import State
 
 
@@ -25,7 +25,7 @@ class CallbackError(AgreedError):
 
 def info(setup: RunSetup, step: int, results: Mapping[str, float | None]) -> RunInfo:
     """What callbacks are told of a run that goes on after `step`."""
-    sections = {"train": setup.train, "optimiser": setup.optimiser, "schedule": setup.schedule}
+    sections = {"train": setup.train, "optimizer": setup.optimizer, "schedule": setup.schedule}
     return RunInfo(
         names=dict(setup.names),
         cuts=list(setup.blocks.cuts),

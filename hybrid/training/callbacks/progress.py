@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-class Progress(Callback):
+class ProgressPrinter(Callback):
     """Tells how a run goes. Ranks other than 0, and library runs with `quiet`, say nothing."""
 
     def __init__(self, quiet: bool, evaluate_every: int = 1, test_steps: float = 0.0) -> None:

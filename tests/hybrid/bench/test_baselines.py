@@ -8,7 +8,7 @@ import torch
 from hybrid import models
 from hybrid.bench.loops import PlainLoop
 from hybrid.cuts.partition import split
-from hybrid.settings.config import OptimiserSettings
+from hybrid.settings.config import OptimizerSettings
 
 PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")
 
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused_with_its_numbers(facts):
 
 def test_the_plain_loop_needs_no_process_group_and_leaves_the_callers_model_alone():
     model = models.build("resnet8", 10, 1, 8)
-    row = PlainLoop(model, OptimiserSettings())
+    row = PlainLoop(model, OptimizerSettings())
     state = row.state_dict()
     assert state is not None
     assert list(state) == list(model.state_dict())

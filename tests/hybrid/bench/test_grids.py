@@ -6,8 +6,8 @@ import pytest
 import torch
 from baselines_program import batches, network
 
+from hybrid.bench.comparison import Bench
 from hybrid.bench.recipes import OwnContender, Recipe
-from hybrid.bench.run import Bench
 from hybrid.cuts.partition import split
 from hybrid.links import run_threads
 from hybrid.settings.resolve import load, resolve

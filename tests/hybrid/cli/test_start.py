@@ -44,7 +44,7 @@ def seconds_and_said(words):
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_needs_no_torch_comes_without_it_and_at_once(words, said):
-    # the least of a few: a core that is shared with a busy neighbour counts slower, never faster
+    # the least of a few: a core that is shared with a busy neighbor counts slower, never faster
     for _ in range(4):
         seconds, output = seconds_and_said(words)
         assert said in output

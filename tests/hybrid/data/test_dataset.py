@@ -1,4 +1,4 @@
-"""A data set checks its parts and makes normalised batches."""
+"""A data set checks its parts and makes normalized batches."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_parts_that_do_not_fit_are_refused(changes, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_is_normalised_by_channel():
+def test_a_batch_is_normalized_by_channel():
     data, ids = make(), torch.tensor([3, 0, 19])
     mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in (MEAN, STD))
     expected = (data.images[ids] / 255 - mean) / std

@@ -51,7 +51,7 @@ def test_generated_sets_repeat_in_seconds(halves, name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_the_constants_normalise_the_training_images(halves, name):
+def test_the_constants_normalize_the_training_images(halves, name):
     train = halves[name][0]
     batch = train.batch(torch.arange(min(len(train), 5000)), 0, 0)
     assert float(batch.mean((0, 2, 3)).abs().max()) < 0.02

@@ -57,7 +57,7 @@ def network():
     ).to(memory_format=torch.channels_last)
 
 
-def optimiser(parameters):
+def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=RATE, momentum=0.9)
 
 
@@ -70,7 +70,7 @@ def run(train, blocks, solver=None, epochs=2, **more):
         model=network(),
         sample=X[:4],
         settings={"epochs": epochs, "report_every": 2, **more.pop("settings", {})},
-        optimiser=optimiser,
+        optimizer=optimizer,
         schedule=lambda step: RATE,
         **more,
     )
@@ -85,7 +85,7 @@ def batches(epochs):
 def by_hand(mix, loss):
     """The weights of a plain loop over two epochs."""
     model = network()
-    sgd = optimiser(model.parameters())
+    sgd = optimizer(model.parameters())
     for ids, step in batches(2):
         x, y = mix(X[ids].to(memory_format=torch.channels_last), Y[ids], generator(0, step))
         loss(model(x), y).backward()

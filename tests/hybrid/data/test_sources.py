@@ -1,4 +1,4 @@
-"""The catalogue finds, fetches and reads every data set it names."""
+"""The catalog finds, fetches and reads every data set it names."""
 
 import dataclasses
 import gzip

@@ -10,11 +10,13 @@ import torch
 
 from hybrid import doctor
 from hybrid.doctor import cores, mpi, versions
-from hybrid.doctor.cores import Place
+from hybrid.doctor.cores import RankHardware
 
 
 def place(host="n1", cpus="0", threads=1, gpus=0, visible=None):
-    return Place(host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible)
+    return RankHardware(
+        host, [int(cpu) for cpu in cpus.split(",")], threads, ["H100"] * gpus, visible
+    )
 
 
 def launched(version):

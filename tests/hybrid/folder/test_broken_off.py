@@ -55,9 +55,9 @@ def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(renamed, tmp_
 
     In the lower layer of an overlay it is copied, for there folders cannot be renamed.
     """
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
     first = tmp_path / "first"
-    run_threads(1, lambda links: save(first, 7, links, cut, optimisers))
+    run_threads(1, lambda links: save(first, 7, links, cut, optimizers))
     for operation in range(100):
         root = Path(shutil.copytree(first, tmp_path / str(operation)))
 
@@ -65,7 +65,7 @@ def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(renamed, tmp_
             writer = Writer(root, links, 1, "token")
             # in this thread: the commit is what is looked at
             writer._start = lambda work: work()  # type: ignore[method-assign, assignment]
-            writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
+            writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
 
         layer = nullcontext() if renamed else layered.pretended(root)
         with layer, killed_at(operation) as seen, suppress(KilledError):
@@ -101,8 +101,8 @@ def test_a_run_whose_only_checkpoint_has_another_name_goes_on(tmp_path, hybrid, 
 
 @pytest.mark.parametrize("fault", ["cut off", "no manifest", "a file less"])
 def test_what_is_not_whole_is_not_recovered(fault: str, tmp_path) -> None:
-    cut, optimisers = trained(1, 0)
-    run_threads(1, lambda links: save(tmp_path, 7, links, cut, optimisers))
+    cut, optimizers = trained(1, 0)
+    run_threads(1, lambda links: save(tmp_path, 7, links, cut, optimizers))
     left = (tmp_path / "00000007").rename(tmp_path / ".00000007.beef.partial")
     unit = next(left.glob("*.safetensors"))
     if fault == "cut off":
@@ -114,9 +114,9 @@ def test_what_is_not_whole_is_not_recovered(fault: str, tmp_path) -> None:
 
 
 def test_a_number_of_nine_digits_is_newer_than_one_of_eight(tmp_path) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
     for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
-        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers, keep_last=2))
+        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimizers, keep_last=2))
     found = [int(folder.name) for folder in checkpoint.complete(tmp_path)]
     assert found == [100_000_000, 100_000_001]
     unit = next((tmp_path / "100000001").glob("*.safetensors"))
@@ -124,14 +124,14 @@ def test_a_number_of_nine_digits_is_newer_than_one_of_eight(tmp_path) -> None:
 
 
 def test_a_run_that_lost_its_folder_writes_no_checkpoint(tmp_path) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
 
     def lost() -> None:
         raise ValueError("the folder was taken over")
 
     def write(links) -> None:
         writer = Writer(tmp_path, links, 0, "token", lost)
-        writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
+        writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
         writer.finish()
 
     with pytest.raises(AgreedError, match="taken over"):

@@ -18,12 +18,12 @@ from hybrid.cuts.partition import Blocks
 from hybrid.folder import checkpoint
 
 
-def optimiser_state(cut: Blocks, optimisers: Any) -> dict[str, Tensor]:
+def optimizer_state(cut: Blocks, optimizers: Any) -> dict[str, Tensor]:
     found = {}
     for rank in range(len(cut)):
-        for kind, optimiser in optimisers[rank].items():
+        for kind, optimizer in optimizers[rank].items():
             for name, parameter in cut.module(rank).named_parameters():
-                for slot, value in optimiser.state[parameter].items():
+                for slot, value in optimizer.state[parameter].items():
                     found[f"{cut.module(rank).global_name(name)}:{kind}.{slot}"] = value
     return found
 
@@ -31,10 +31,10 @@ def optimiser_state(cut: Blocks, optimisers: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 3), (2, 4), (4, 1)])
-def test_weights_and_optimiser_state_come_back_bit_for_bit_on_any_number_of_blocks(
+def test_weights_and_optimizer_state_come_back_bit_for_bit_on_any_number_of_blocks(
     tmp_path, before, after, own, name
 ) -> None:
-    cut, optimisers, folder = saved(tmp_path, before, name=name, own=own)
+    cut, optimizers, folder = saved(tmp_path, before, name=name, own=own)
     other, others = trained(after, 1, name, own)
     manifest = checkpoint.read_manifest(folder)
     for rank in range(after):
@@ -43,8 +43,8 @@ def test_weights_and_optimiser_state_come_back_bit_for_bit_on_any_number_of_bloc
     for key, value in other.model.state_dict().items():
         assert torch.equal(value, expected[key])
         assert value.stride() == expected[key].stride()
-    state = optimiser_state(cut, optimisers)
-    again = optimiser_state(other, others)
+    state = optimizer_state(cut, optimizers)
+    again = optimizer_state(other, others)
     assert again.keys() == state.keys()
     assert all(torch.equal(again[key], state[key]) for key in state)
 

@@ -120,7 +120,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
     monkeypatch.setattr(Run, "_epoch", skip)
-    monkeypatch.setattr("hybrid.report.run.curves", lambda _: {})
+    monkeypatch.setattr("hybrid.report.single.curves", lambda _: {})
 
 
 @pytest.mark.usefixtures("quick")

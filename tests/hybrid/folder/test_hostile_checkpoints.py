@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 
 from hybrid import Trainer, data, models, split
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
 from solvers import Backprop
 
 GUARDED = Path(__file__).parents[2] / "support" / "guarded_load.py"
@@ -38,14 +38,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def go_on(out: Path, epochs: int, resume: bool = True, optimiser: str = "sgd") -> None:
+def go_on(out: Path, epochs: int, resume: bool = True, optimizer: str = "sgd") -> None:
     train, test = data.load("digits")
     network = models.build("resnet8", 10, 1, 8)
     Trainer(
         split(network, cuts=["layer2.0"]),
         Backprop(),
         train=TrainSettings(batch_size=64, epochs=epochs, threads=1),
-        optimiser=OptimiserSettings(name=optimiser),
+        optimizer=OptimizerSettings(name=optimizer),
         checkpoint=CheckpointSettings(keep_last=1),
         out=out,
         resume=resume,
@@ -250,10 +250,10 @@ def test_weights_that_are_not_finite_are_one_line(run) -> None:
     assert "not finite" in fault(go_on, run, 2)
 
 
-def test_a_run_goes_on_with_its_own_optimiser_only(run) -> None:
-    message = fault(lambda: go_on(run, 2, optimiser="adamw"))
+def test_a_run_goes_on_with_its_own_optimizer_only(run) -> None:
+    message = fault(lambda: go_on(run, 2, optimizer="adamw"))
     assert "momentum_buffer" in message
-    assert "AdamW keeps exp_avg, exp_avg_sq, step: resume with the optimiser" in message
+    assert "AdamW keeps exp_avg, exp_avg_sq, step: resume with the optimizer" in message
 
 
 def test_what_was_not_tampered_with_goes_on(run) -> None:

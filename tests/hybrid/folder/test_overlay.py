@@ -42,8 +42,8 @@ def below(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
 
 
 def written(root: Path, step: int, keep_last: int = 0, seed: int = 0) -> None:
-    cut, optimisers = trained(1, seed)
-    run_threads(1, lambda links: save(root, step, links, cut, optimisers, keep_last))
+    cut, optimizers = trained(1, seed)
+    run_threads(1, lambda links: save(root, step, links, cut, optimizers, keep_last))
 
 
 def read(folder: Path) -> tuple[Path, dict[str, Any]]:

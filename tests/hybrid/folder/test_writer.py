@@ -27,9 +27,9 @@ def test_a_half_written_checkpoint_does_not_count(tmp_path) -> None:
 
 @pytest.mark.parametrize(("keep_last", "kept"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3])])
 def test_the_newest_checkpoints_are_kept(tmp_path, keep_last: int, kept: list[int]) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
     for step in (1, 2, 3):
-        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers, keep_last))
+        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimizers, keep_last))
     assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == kept
 
 
@@ -42,8 +42,8 @@ def test_the_first_rank_may_be_done_before_another_ends_its_part(tmp_path, monke
             sleep(0.3)  # the folder gets its own name meanwhile
 
     monkeypatch.setattr(os, "replace", slowly)
-    cut, optimisers = trained(2, 0)
-    run_threads(2, lambda links: save(tmp_path, 7, links, cut, optimisers, 0))
+    cut, optimizers = trained(2, 0)
+    run_threads(2, lambda links: save(tmp_path, 7, links, cut, optimizers, 0))
     assert [folder.name for folder in checkpoint.complete(tmp_path)] == ["00000007"]
     assert not list(tmp_path.glob("*/*partial")) + list(tmp_path.glob(".*"))
 
@@ -62,12 +62,12 @@ def slow(monkeypatch) -> threading.Event:
 
 
 def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, slow) -> None:
-    cut, optimisers = trained(2, 0)
+    cut, optimizers = trained(2, 0)
     expected = {name: value.clone() for name, value in cut.model.state_dict().items()}
 
     def program(links: RankLinks) -> bool:
         writer = Writer(tmp_path, links, 0)
-        writer.begin(7, units_of(links.rank, cut, optimisers), {}, MANIFEST)
+        writer.begin(7, units_of(links.rank, cut, optimizers), {}, MANIFEST)
         with torch.no_grad():
             for tensor in cut.module(links.rank).state_dict().values():
                 tensor.add_(1)
@@ -86,13 +86,13 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
 
 
 def test_a_manifest_is_of_the_moment_it_was_begun(tmp_path, slow) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
     totals, residual = {"images": 1.0}, [0.5]
 
     def program(links: RankLinks) -> None:
         writer = Writer(tmp_path, links, 0)
         writer.begin(
-            7, units_of(0, cut, optimisers), {}, {"totals": [totals], "residual": residual}
+            7, units_of(0, cut, optimizers), {}, {"totals": [totals], "residual": residual}
         )
         totals["images"], residual[0] = 2.0, 0.75
         slow.set()
@@ -104,11 +104,11 @@ def test_a_manifest_is_of_the_moment_it_was_begun(tmp_path, slow) -> None:
 
 
 def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
 
     def program(links: RankLinks) -> tuple[float, float]:
         writer = Writer(tmp_path, links, 0)
-        writer.begin(7, units_of(0, cut, optimisers), {}, MANIFEST)
+        writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
         copying = writer.blocked_seconds
         sleep(0.5)
         writer.hear(links.all_gather(writer.share))
@@ -123,11 +123,11 @@ def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
 
 
 def test_the_ranks_reports_alone_make_a_checkpoint_whole(tmp_path) -> None:
-    cut, optimisers = trained(3, 0)
+    cut, optimizers = trained(3, 0)
 
     def program(links: RankLinks) -> None:
         writer = Writer(tmp_path, links, 0)
-        writer.begin(7, units_of(links.rank, cut, optimisers), {}, MANIFEST)
+        writer.begin(7, units_of(links.rank, cut, optimizers), {}, MANIFEST)
         limit = perf_counter() + 20
         while not all(links.all_gather(bool(checkpoint.complete(tmp_path)))):
             assert perf_counter() < limit
@@ -153,11 +153,11 @@ def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
 
     for module in (checkpoint, hybrid.folder.writer):
         monkeypatch.setattr(module, "write_durably", full)
-    cut, optimisers = trained(2, 0)
+    cut, optimizers = trained(2, 0)
 
     def program(links: RankLinks) -> str:
         writer = Writer(tmp_path, links, 0)
-        writer.begin(7, units_of(links.rank, cut, optimisers), {}, MANIFEST)
+        writer.begin(7, units_of(links.rank, cut, optimizers), {}, MANIFEST)
         try:
             for _ in range(2000 if told == "hear" else 0):
                 sleep(0.01)
@@ -175,12 +175,12 @@ def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
 
 
 def test_a_later_checkpoint_waits_for_the_one_before(tmp_path) -> None:
-    cut, optimisers = trained(2, 0)
+    cut, optimizers = trained(2, 0)
 
     def program(links: RankLinks) -> None:
         writer = Writer(tmp_path, links, 0)
         for step in (1, 2, 3):
-            writer.begin(step, units_of(links.rank, cut, optimisers), {}, MANIFEST)
+            writer.begin(step, units_of(links.rank, cut, optimizers), {}, MANIFEST)
         writer.finish()
 
     run_threads(2, program)
@@ -196,12 +196,12 @@ def test_what_a_broken_off_write_left_is_cleared(tmp_path) -> None:
 
 
 def test_what_is_kept_beside_the_units_stands_in_the_manifest(tmp_path) -> None:
-    cut, optimisers = trained(2, 0)
+    cut, optimizers = trained(2, 0)
     kept: list[dict[str, Any]] = [{"nothing": {}}, {"cut before x/y": {"lam": torch.ones(3)}}]
 
     def program(links: RankLinks) -> None:
         writer = Writer(tmp_path, links, 0)
-        units = units_of(links.rank, cut, optimisers)
+        units = units_of(links.rank, cut, optimizers)
         writer.begin(7, units, kept[links.rank], MANIFEST)
         writer.finish()
 
@@ -214,9 +214,9 @@ def test_what_is_kept_beside_the_units_stands_in_the_manifest(tmp_path) -> None:
 
 
 def test_checkpoints_of_a_course_that_was_left_are_set_aside(tmp_path) -> None:
-    cut, optimisers = trained(1, 0)
+    cut, optimizers = trained(1, 0)
     for step in (1, 5, 9, 3, 5, 2):
-        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimisers))
+        run_threads(1, lambda links, n=step: save(tmp_path, n, links, cut, optimizers))
     assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == [1, 2]
     aside = sorted(path.name for path in tmp_path.iterdir() if "left" in path.name)
     assert aside == ["00000003.left-1", "00000005.left-1", "00000005.left-2", "00000009.left-1"]

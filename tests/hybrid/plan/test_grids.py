@@ -14,7 +14,7 @@ from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.training.replicas import Grid, grids
 from solvers import DDG, Backprop
-from solvers.passes.pipeline import Cost
+from solvers.exact.pipeline import Cost
 from solvers.sync.all_reduce import AllReduce
 from solvers.sync.diloco import DiLoCo
 from solvers.sync.hpsgd import HPSGD

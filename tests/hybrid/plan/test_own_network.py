@@ -17,7 +17,7 @@ from hybrid.plan.standin import StandIn
 from hybrid.settings.resolve import load
 from hybrid.training.replicas import Grid
 from solvers import DDG, AugmentedLagrangian, Backprop
-from solvers.passes.pipeline import Cost
+from solvers.exact.pipeline import Cost
 
 CODE = """
 import torch
@@ -227,7 +227,7 @@ def test_what_is_frozen_is_neither_summed_nor_stepped():
     assert needed[0] - needed[1] >= (made._memory._copies - 1) * bytes_
 
 
-def test_data_parallelism_steps_on_every_rank():
+def test_data_parallelizm_steps_on_every_rank():
     made = planner("units")
     whole = made.blocks(1)
     known = made.subject.times[tuple(unit.name for unit in whole.units)]

@@ -29,7 +29,7 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.ddg import LOST_A_STEP
+from solvers.delayed.ddg import LOST_A_STEP
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -65,8 +65,8 @@ def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hy
         "rounds.memory_gb": "9",
         "model.shortcut": "projection",
         "data.limit": "64",
-        "optimiser.name": "adamw",
-        "optimiser.arguments.betas": "[0.8, 0.9]",
+        "optimizer.name": "adamw",
+        "optimizer.arguments.betas": "[0.8, 0.9]",
         "train.ema": "0.9",
         "schedule.name": "constant",
         "solver.messages": "int8",
@@ -119,7 +119,7 @@ def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
 
 
 def fastest(predict, kinds):
-    """Images a second of each kind, the best of three in turn: a neighbour only slows."""
+    """Images a second of each kind, the best of three in turn: a neighbor only slows."""
     turns = [[predict(kind).images_per_second for kind in kinds] for _ in range(3)]
     return [max(rates) for rates in zip(*turns, strict=True)]
 
@@ -161,7 +161,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
         lam = module(lam).detach().requires_grad_()
 
 
-@pytest.mark.slow  # a fifth of a time of milliseconds, which a busy neighbour hides
+@pytest.mark.slow  # a fifth of a time of milliseconds, which a busy neighbor hides
 def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
     recipe = Recipe("fdg", FDG(), sweeps=1)
     asked = {"solver.name": "fdg"}
@@ -202,7 +202,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
     words = "plan --data digits --blocks 2 --micro-batches 2 --batch-size 32 --set data.limit=256"
     said = output(hybrid(*words.split(), "--set", f"solver.name={solver}"))
     found = [line.split("|")[2].strip() for line in said.splitlines() if "|" in line]
-    # messages of fewer bits have rows where they gain, which a busy neighbour may feign
+    # messages of fewer bits have rows where they gain, which a busy neighbor may feign
     own = [name for name in found if solver in name and not name.endswith("messages")]
     assert own == [f"{solver}, m=2, {row}" for row in rows]
     assert "| 1 | plain loop |" in said

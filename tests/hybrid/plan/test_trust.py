@@ -13,7 +13,7 @@ from hybrid.plan.planner import Prediction
 from hybrid.settings.resolve import load
 from hybrid.training.replicas import Grid
 from solvers import DDG, Backprop
-from solvers.passes.pipeline import Cost
+from solvers.exact.pipeline import Cost
 
 
 @pytest.fixture

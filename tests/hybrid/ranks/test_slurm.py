@@ -25,7 +25,7 @@ REQUESTS = {
         PLAIN,
         config=Path("/home/ada l/it's.toml"),
         out=Path('/scratch/#1 100%/the "first" [0]*'),
-        settings=("data.dir=/a b/$HOME", "optimiser.lr=1e-3", 'split.cuts=["it\'s"]'),
+        settings=("data.dir=/a b/$HOME", "optimizer.lr=1e-3", 'split.cuts=["it\'s"]'),
     ),
 }
 needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash")
@@ -59,7 +59,7 @@ def test_bash_can_read_the_script(file) -> None:
 def test_the_signal_reaches_the_launcher_and_the_job_is_requeued(
     cluster, request_here, launcher
 ) -> None:
-    assert cluster.signalled(replace(request_here, launcher=launcher)) == 0
+    assert cluster.signaled(replace(request_here, launcher=launcher)) == 0
     (started, *_), *rest = cluster.calls()
     assert started == launcher
     assert rest == [["USR1"], ["scontrol", "requeue", "17"]]
@@ -72,7 +72,7 @@ def test_a_signal_during_the_setup_requeues_without_starting(cluster, request_he
     assert cluster.calls() == [["scontrol", "requeue", "17"]]
 
 
-AWAY = "the job is cancelled, or requeued by Slurm itself\n"
+AWAY = "the job is canceled, or requeued by Slurm itself\n"
 ENDS: dict[str, tuple[str, dict[str, str], int, str]] = {
     "stopped with a checkpoint": ("75", {}, 0, ""),
     "ended by TERM before they could take it": ("143", {}, 0, ""),
@@ -83,7 +83,7 @@ ENDS: dict[str, tuple[str, dict[str, str], int, str]] = {
     "stopped as Slurm requeues it": ("75", {"SQUEUE": "REQUEUE_HOLD"}, 75, AWAY),
     "stopped with a node that is slow to answer": ("75", {"SQUEUE": "SIGNALING"}, 0, ""),
     "stopped with a flag nobody knows": ("75", {"SQUEUE": "UPDATE_DB"}, 0, ""),
-    "stopped in a cancelled job": ("75", {"SQUEUE": "CANCELLED"}, 75, AWAY),
+    "stopped in a canceled job": ("75", {"SQUEUE": "CANCELLED"}, 75, AWAY),
     "stopped in a job that is gone": ("75", {"SQUEUE": ""}, 75, AWAY),
     "ended": ("0", {}, 0, ""),
     "ended, then met USR1": ("0", {"LATE": "138"}, 0, ""),
@@ -117,7 +117,7 @@ def test_a_job_whose_state_cannot_be_told_is_requeued(cluster, request_here) -> 
 def test_ranks_killed_by_a_signal_they_cannot_take_yet_are_requeued(cluster, request_here) -> None:
     for name in ("mpirun", "srun"):
         cluster.program(name, RANKS.replace("sys.exit(75)", "sys.exit(138)"))
-    assert cluster.signalled(request_here) == 0
+    assert cluster.signaled(request_here) == 0
     assert cluster.calls()[-1] == ["scontrol", "requeue", "17"]
 
 
@@ -161,7 +161,7 @@ def test_a_controller_that_is_away_is_asked_again(cluster, request_here) -> None
 
 
 @needs_bash
-def test_a_job_that_is_cancelled_while_the_controller_is_away_stays_cancelled(
+def test_a_job_that_is_canceled_while_the_controller_is_away_stays_canceled(
     cluster, request_here
 ) -> None:
     cluster.program("scontrol", "sys.exit(1)")
@@ -225,7 +225,7 @@ def test_the_scripts_to_edit_forward_the_signal_and_requeue(cluster, tmp_path, n
     array = {"SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"} if name == "sweep" else {}
     given = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "8", "RUN": "a run"}
     file = JOBS / f"{name}.sbatch"
-    assert cluster.signalled(file, "--epochs", "3", cwd=tmp_path, **given, **array) == 0
+    assert cluster.signaled(file, "--epochs", "3", cwd=tmp_path, **given, **array) == 0
     words, *rest = cluster.calls()
     run = "a run-seed3" if array else "a run"
     assert words[0] == ("srun" if name == "train-srun" else "mpirun")

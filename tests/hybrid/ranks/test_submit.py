@@ -38,10 +38,10 @@ def submit(capfd, tmp_path, monkeypatch) -> Callable[..., tuple[int, str, str]]:
 
 
 def test_a_dry_run_prints_the_script_and_leaves_nothing(submit, tmp_path) -> None:
-    status, out, err = submit("--dry-run", "--set", "optimiser.lr=0.2")
+    status, out, err = submit("--dry-run", "--set", "optimizer.lr=0.2")
     request = Request(tmp_path / "run.toml", tmp_path / "runs" / "first", 2, 2, 1)
     assert (status, err) == (0, "")
-    assert out == script(replace(request, settings=("optimiser.lr=0.2",)))
+    assert out == script(replace(request, settings=("optimizer.lr=0.2",)))
     assert not (tmp_path / "runs").exists()
 
 
@@ -148,7 +148,7 @@ def test_a_machine_without_sbatch_is_told_so(submit, tmp_path, monkeypatch) -> N
         (("--set", "data.dir=a\nb"), ("line break",)),
         (("--setup", "module load 'mpi"), ("--setup", "bash cannot read")),
         (("--setup", "module load \\"), ("--setup", "in the middle")),
-        (("--set", "optimiser.rl=1"), ("optimiser.rl", "optimiser.lr")),
+        (("--set", "optimizer.rl=1"), ("optimizer.rl", "optimizer.lr")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -18,10 +18,10 @@ from hybrid.report.curves import curves
 from hybrid.report.factors import responses
 from hybrid.report.pictures import section
 from hybrid.report.records import Line, read
-from hybrid.report.run import factor_sections
+from hybrid.report.single import factor_sections
 from hybrid.report.tables import amount
 from hybrid.runs import restore
-from solvers.layers.factorisation import Factorisation
+from solvers.layers.factorization import Factorization
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
@@ -256,9 +256,9 @@ def _images(labels):
     return Dataset(images, torch.tensor(labels), classes=3, mean=(0.0,), std=(1 / 255,))
 
 
-def _factorised(flat=False):
+def _factorized(flat=False):
     """Factor 0 answers to channel 1, factor 1 to nothing, factor 2 to channels 0 and 2."""
-    layer = Factorisation(3, 3)
+    layer = Factorization(3, 3)
     layer.dictionary.copy_(torch.tensor([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))
     pooled = [nn.AdaptiveMaxPool2d(1), nn.Flatten()] if flat else []
     return nn.Sequential(Quadrants(), *pooled, layer, nn.Flatten(), nn.LazyLinear(3)), layer
@@ -266,7 +266,7 @@ def _factorised(flat=False):
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_factors_find_the_classes_and_images_they_respond_to(flat):
-    model, layer = _factorised(flat)
+    model, layer = _factorized(flat)
     found = responses(model, "1", layer, _images([0, 1, 2, 1]))
     assert [factor.number for factor in found.factors] == [2, 0]
     assert found.unused == [1]
@@ -283,7 +283,7 @@ def test_factors_find_the_classes_and_images_they_respond_to(flat):
 
 
 def test_the_page_shows_factors_and_lists_the_unused(tmp_path):
-    model, layer = _factorised()
+    model, layer = _factorized()
     (tmp_path / "page").write_text("".join(factor_sections(model, _images([0, 1, 2, 1]))))
     page = Page(tmp_path / "page")
     assert "factor 0: class 1 (100%), class" in page.text
@@ -297,7 +297,7 @@ def test_the_page_shows_factors_and_lists_the_unused(tmp_path):
 
 
 def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown(monkeypatch):
-    model, layer = _factorised()
+    model, layer = _factorized()
     few = responses(model, "1", layer, _images([1] * 10 + [0] * 10), limit=4)
     assert few.images == 4
     assert {factor.number for factor in few.factors} == {0, 2}

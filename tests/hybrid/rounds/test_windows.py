@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid import data
-from hybrid.rounds.schedule import Schedule
+from hybrid.optimizers.schedule import Schedule
 from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.samplers import Uniform
-from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.settings.config import ScheduleSettings
 
 
@@ -19,7 +19,7 @@ def windows(n, batch, length, whole=False, pad=0):
     train = data.Dataset(images, labels, 2, (0.5,), (0.5,), augmentation)
     schedule = Schedule(ScheduleSettings(), 0.1, max(1, n // batch), 3)
     length = n // batch if whole else length
-    chosen, cpu = Chosen(Uniform(), train, 0, batch), torch.device("cpu")
+    chosen, cpu = BatchSampler(Uniform(), train, 0, batch), torch.device("cpu")
     return Windows(train, chosen, length, whole, 2, 0, schedule, cpu)
 
 

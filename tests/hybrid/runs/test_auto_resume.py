@@ -60,7 +60,7 @@ def test_a_folder_with_an_owner_is_left_alone(how, run_folder, hybrid):
 
 
 EXTREME = (
-    *("optimiser.lr=1e308", "optimiser.weight_decay=1e300", "schedule.warmup_epochs=1e308"),
+    *("optimizer.lr=1e308", "optimizer.weight_decay=1e300", "schedule.warmup_epochs=1e308"),
     *("solver.beta=1e308", "solver.local_lr=1e-308", "train.epochs=1000000000000"),
     *("rounds.sweeps=1000000000", "links.timeout=1e300", "checkpoint.keep_last=1e300"),
 )

@@ -6,7 +6,7 @@ from answers import refusal
 from trainings import digits
 
 from hybrid.samplers import AutoAssist, SelectiveBackprop
-from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.batch_sampler import BatchSampler
 from solvers.state import State
 
 
@@ -15,18 +15,18 @@ from solvers.state import State
 )
 def test_what_a_checkpoint_keeps_of_a_sampler_is_looked_at(sampler):
     data, _ = digits(1)
-    made = Chosen(sampler, data, 0, 8)
+    made = BatchSampler(sampler, data, 0, 8)
     for number in range(3):
         made.ids(0, [number])
         made.hear([[torch.ones(8)]])
     kept = made.state().block
-    Chosen(sampler, data, 0, 8).load_state(State(block=kept))
+    BatchSampler(sampler, data, 0, 8).load_state(State(block=kept))
     for name, tensor in kept.items():
         other = tensor.double() if tensor.dtype != torch.float64 else tensor.float()
         wrong = [tensor.unsqueeze(0)] + ([] if name.endswith(" losses") else [other])
         for value in wrong:
             said = refusal(
-                Chosen(sampler, data, 0, 8).load_state, State(block=kept | {name: value})
+                BatchSampler(sampler, data, 0, 8).load_state, State(block=kept | {name: value})
             )
             assert said.startswith("the sampler's "), name
             assert "it must be (" in said

@@ -13,16 +13,16 @@ from hybrid.data.dataset import Dataset
 from hybrid.data.mapped import Mapped
 from hybrid.samplers.auto_assist import AutoAssist
 from hybrid.samplers.base import Choice, Sampler
-from hybrid.samplers.chosen import Chosen
+from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.selective_backprop import SelectiveBackprop
 from solvers import Backprop
 
 
 @dataclass(frozen=True)
-class Favourites(Sampler):
+class Favorites(Sampler):
     """The first samples alone, again and again."""
 
-    name: ClassVar[str] = "favourites"
+    name: ClassVar[str] = "favorites"
     few: int = 5
 
     def start(self, data, seed):
@@ -53,9 +53,9 @@ def images(count, augmentation):
     return Dataset(made, labels, 10, (0.5,) * 3, (0.2,) * 3, augmentation)
 
 
-@pytest.mark.parametrize("sampler", [AutoAssist(), SelectiveBackprop(lag=1), Favourites()])
+@pytest.mark.parametrize("sampler", [AutoAssist(), SelectiveBackprop(lag=1), Favorites()])
 def test_no_augmented_sample_is_trained_on_twice_in_an_epoch(sampler):
-    chosen = Chosen(sampler, Mapped(Noise(200), augmented=True), 0, 20)
+    chosen = BatchSampler(sampler, Mapped(Noise(200), augmented=True), 0, 20)
     for epoch in range(3):
         seen = []
         for n in range(chosen.steps):
@@ -78,7 +78,7 @@ def test_an_image_is_augmented_by_its_number():
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 0, 2, 1], [2, 3, 0]])
 def test_numbers_do_not_depend_on_which_mini_batch_is_asked_for_first(order):
-    chosen = Chosen(Favourites(few=7), images(40, Augmentation()), 0, 10)
+    chosen = BatchSampler(Favorites(few=7), images(40, Augmentation()), 0, 10)
     for n in order:
         (ids,) = chosen.ids(0, [n])
         places = torch.arange(10 * n, 10 * n + 10)
@@ -86,7 +86,7 @@ def test_numbers_do_not_depend_on_which_mini_batch_is_asked_for_first(order):
 
 
 def test_losses_come_back_for_samples_and_not_for_numbers():
-    chosen = Chosen(SelectiveBackprop(lag=1), images(20, Augmentation()), 0, 20)
+    chosen = BatchSampler(SelectiveBackprop(lag=1), images(20, Augmentation()), 0, 20)
     told = []
     chosen.choice.learn = lambda ids, losses: told.extend(ids.tolist())
     chosen.choice._chosen = torch.zeros(20, dtype=torch.int64)
@@ -98,7 +98,7 @@ def test_losses_come_back_for_samples_and_not_for_numbers():
 
 
 def test_a_sampler_that_chooses_no_sample_there_is_is_refused():
-    chosen = Chosen(Favourites(few=9), images(4, Augmentation()), 0, 2)
+    chosen = BatchSampler(Favorites(few=9), images(4, Augmentation()), 0, 2)
     with pytest.raises(ValueError, match="the sampler chose sample 4 of a data set of 4: let it"):
         chosen.ids(0, [2])
     chosen.choice.choose = lambda epoch, first, count: torch.zeros(count, dtype=torch.uint8)
@@ -115,8 +115,8 @@ def test_a_sampler_that_fails_on_one_rank_ends_the_run(monkeypatch):
             raise OSError("one rank's file cannot be read")
         return torch.arange(first, first + count)
 
-    monkeypatch.setattr(Favourites, "choose", choose)
-    made = trainer(Backprop(), sampler=Favourites(), model="plain", blocks=1, replicas=2)
+    monkeypatch.setattr(Favorites, "choose", choose)
+    made = trainer(Backprop(), sampler=Favorites(), model="plain", blocks=1, replicas=2)
     with pytest.raises((ValueError, OSError), match="one rank's file cannot be read"):
         made.fit(*digits(4))
 
@@ -124,7 +124,7 @@ def test_a_sampler_that_fails_on_one_rank_ends_the_run(monkeypatch):
 def test_a_sampler_of_ones_own_trains_alike_on_any_grid():
     few = digits(4)
     made = [
-        trainer(solver, sampler=Favourites(few=50), model="plain", blocks=1, replicas=replicas)
+        trainer(solver, sampler=Favorites(few=50), model="plain", blocks=1, replicas=replicas)
         for solver, replicas in ((Backprop(micro_batches=2), 1), (Backprop(), 2))
     ]
     assert_same(*(fitted(one, few) for one in made))

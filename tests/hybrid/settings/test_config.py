@@ -50,7 +50,7 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
             "this run's solver is penalty; "
             "did you mean 'correction.micro_batches'?",
         ),
-        ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimiser.lr'?"),
+        ({"train": {"lr": 1}}, "unknown setting 'train.lr'; did you mean 'optimizer.lr'?"),
         ({"beta": 1}, "unknown setting 'beta'; did you mean 'solver.beta'?"),
         ({"seed": {}}, "unknown setting 'seed'; did you mean 'train.seed'?"),
     ],
@@ -67,9 +67,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("train.seed", 2**31, "less than 2147483648"),
         ("train.threads", 10**20, "less than or equal to 1024"),
         ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
-        ("optimiser.lr", 0.0, "greater than 0"),
-        ("optimiser.lr", float("nan"), "a finite number"),
-        ("optimiser.momentum", 1.0, "less than 1"),
+        ("optimizer.lr", 0.0, "greater than 0"),
+        ("optimizer.lr", float("nan"), "a finite number"),
+        ("optimizer.momentum", 1.0, "less than 1"),
         ("schedule.warmup_epochs", float("inf"), "a finite number"),
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
         ("rounds.window", 0, "an integer of at least 1, all or auto"),
@@ -155,7 +155,7 @@ trees = st.fixed_dictionaries(
         "model": st.fixed_dictionaries({"name": st.text()}),
         "data": st.fixed_dictionaries({"dir": st.text(), "limit": st.integers(0)}),
         "train": st.fixed_dictionaries({"epochs": st.integers(1), "threads": st.integers(0, 9)}),
-        "optimiser": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
+        "optimizer": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
         "rounds": st.fixed_dictionaries({"memory_gb": positive})
         | st.fixed_dictionaries(
@@ -190,3 +190,15 @@ def test_the_written_file_explains_every_setting():
     for line, after in pairwise(lines):
         if " = " in after and not after.startswith(("#", " ")):
             assert line.startswith("# "), after
+
+
+def test_a_former_spelling_is_read_and_named(tmp_path):
+    path = write(tmp_path / "x.toml", "[optimiser]\nlr = 0.5\n[model]\nname = 'resnet20'\n")
+    config = load(path, {"optimiser.momentum": 0.5, "solver.name": "block-admm"})
+    assert (config.optimizer.lr, config.optimizer.momentum) == (0.5, 0.5)
+    assert config.notices == ["optimiser is read as optimizer, its present spelling"]
+    config = load(None, {"solver.name": "block-admm", "solver.optimiser": "adam"})
+    assert config.solver["optimizer"] == "adam"
+    assert config.notices == ["solver.optimiser is read as solver.optimizer, its present spelling"]
+    with pytest.raises(ValueError, match="optimizer is given twice"):
+        load(path, {"optimizer.lr": 0.25})

@@ -16,7 +16,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
 from hybrid.settings.resolve import load
 from solvers import registry
-from solvers.passes.exact import PassSettings
+from solvers.exact.exact_pass import PassSettings
 
 ROOT = Path(__file__).parents[3]
 ROUNDS: list[dict[str, Any]] = [
@@ -41,7 +41,7 @@ def test_the_library_has_the_defaults_of_the_declarations():
     for name, declared in RoundSettings.model_fields.items():
         default = trainer[name].default
         assert (list(default) if name == "gaps" else default) == declared.default, name
-    for section in ("train", "optimiser", "schedule", "links", "checkpoint"):
+    for section in ("train", "optimizer", "schedule", "links", "checkpoint"):
         factory = trainer[section].default_factory
         assert factory is not MISSING
         assert factory() == getattr(Config(), section)

@@ -13,29 +13,29 @@ from hybrid.settings.text import to_toml
     [("SGD", "sgd"), ("ADAMW", "adamw"), ("rmsprop", "RMSprop"), ("NADAM", "NAdam")],
 )
 def test_a_name_of_any_case_is_known(given, found):
-    assert resolve({"optimiser": {"name": given}}).optimiser.name == found
+    assert resolve({"optimizer": {"name": given}}).optimizer.name == found
 
 
 @pytest.mark.parametrize(
     ("section", "table", "said"),
     [
-        ("optimiser", {"name": "rmsprob"}, "did you mean 'RMSprop'?"),
-        ("optimiser", {"name": "LBFGS"}, "torch's LBFGS evaluates the loss several times"),
-        ("optimiser", {"name": "sparseadam"}, "SparseAdam takes sparse gradients"),
-        ("optimiser", {"arguments": {"damping": 0.1}}, "did you mean 'dampening'?"),
-        ("optimiser", {"arguments": {"lr": 0.1}}, "set optimiser.lr"),
-        ("optimiser", {"arguments": {"momentum": 0.1}}, "set optimiser.momentum"),
-        ("optimiser", {"name": "Adam", "arguments": {"weight_decay": 1}}, "optimiser.weight_decay"),
-        ("optimiser", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
-        ("optimiser", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
-        ("optimiser", {"arguments": 3}, "optimiser.arguments is 3"),
+        ("optimizer", {"name": "rmsprob"}, "did you mean 'RMSprop'?"),
+        ("optimizer", {"name": "LBFGS"}, "torch's LBFGS evaluates the loss several times"),
+        ("optimizer", {"name": "sparseadam"}, "SparseAdam takes sparse gradients"),
+        ("optimizer", {"arguments": {"damping": 0.1}}, "did you mean 'dampening'?"),
+        ("optimizer", {"arguments": {"lr": 0.1}}, "set optimizer.lr"),
+        ("optimizer", {"arguments": {"momentum": 0.1}}, "set optimizer.momentum"),
+        ("optimizer", {"name": "Adam", "arguments": {"weight_decay": 1}}, "optimizer.weight_decay"),
+        ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
+        ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
+        ("optimizer", {"arguments": 3}, "optimizer.arguments is 3"),
         ("schedule", {"name": "cosineannealing"}, "did you mean 'CosineAnnealingLR'?"),
         ("schedule", {"name": "ReduceLROnPlateau"}, "waits for a metric"),
         ("schedule", {"name": "LambdaLR"}, "give Trainer(schedule=...) one"),
         ("schedule", {"name": "SequentialLR"}, "takes schedulers, not numbers"),
         ("schedule", {"name": "StepLR"}, "needs step_size: set schedule.arguments.step_size"),
         ("schedule", {"name": "StepLR", "arguments": {"stepsize": 1}}, "did you mean 'step_size'?"),
-        ("schedule", {"name": "one-cycle", "arguments": {"max_lr": 1}}, "set optimiser.lr"),
+        ("schedule", {"name": "one-cycle", "arguments": {"max_lr": 1}}, "set optimizer.lr"),
         (
             "schedule",
             {"name": "one-cycle", "arguments": {"cycle_momentum": True}},
@@ -53,19 +53,19 @@ def test_what_is_not_there_or_cannot_be_is_one_line(section, table, said):
 def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
     stored = tmp_path / "stored.toml"
     overrides = {
-        "optimiser.name": "rmsprop",
-        "optimiser.arguments.eps": 1e-6,
-        "optimiser.arguments.alpha": 0.9,
+        "optimizer.name": "rmsprop",
+        "optimizer.arguments.eps": 1e-6,
+        "optimizer.arguments.alpha": 0.9,
         "schedule.name": "cosineannealingwarmrestarts",
         "schedule.arguments.T_0": 2,
         "schedule.interval": "step",
     }
     first = load(None, overrides)
-    assert first.optimiser.arguments == {"eps": 1e-6, "alpha": 0.9}
+    assert first.optimizer.arguments == {"eps": 1e-6, "alpha": 0.9}
     stored.write_text(to_toml(first))
     assert load(stored, {}) == first
-    more = load(None, {"optimiser.arguments.eps": 1e-7}, base=stored)
-    assert more.optimiser.arguments == {"eps": 1e-7, "alpha": 0.9}
-    other = load(None, {"optimiser.name": "adam", "schedule.name": "cosine"}, base=stored)
-    assert other.optimiser.arguments == {}
+    more = load(None, {"optimizer.arguments.eps": 1e-7}, base=stored)
+    assert more.optimizer.arguments == {"eps": 1e-7, "alpha": 0.9}
+    other = load(None, {"optimizer.name": "adam", "schedule.name": "cosine"}, base=stored)
+    assert other.optimizer.arguments == {}
     assert other.schedule == Config().schedule.model_copy(update={"name": "cosine"})

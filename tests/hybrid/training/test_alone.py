@@ -109,7 +109,7 @@ def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path):
 @pytest.mark.parametrize(
     ("solver", "settings"),
     [
-        (admm(storage="bfloat16", filter=2, momentum=0.5, optimiser="sgd"), KEPT),
+        (admm(storage="bfloat16", filter=2, momentum=0.5, optimizer="sgd"), KEPT),
         (admm(order="gauss-seidel"), KEPT | {"correct_every": 2, "sweeps": 2}),
         (AugmentedLagrangian(), KEPT),
         (admm(), ALONE | {"sweeps": 2}),

@@ -15,7 +15,7 @@ from zoo_packages import installed
 from zoo_program import CASES, trained
 
 from hybrid.data.sampling import epoch_order
-from hybrid.rounds import schedule
+from hybrid.optimizers import schedule
 from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
 from solvers.layers.bundle import call
@@ -45,7 +45,7 @@ def by_hand(name):
     weights = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     decay = {"params": weights, "weight_decay": 5e-4}, {"params": others, "weight_decay": 0.0}
-    optimiser = torch.optim.SGD(decay, lr=network.rate, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(decay, lr=network.rate, momentum=0.9, nesterov=True)
     steps = rows.TRAIN // BATCH
     rate = schedule.make(ScheduleSettings(), network.rate, steps, EPOCHS)
     loss = network.loss or nn.functional.cross_entropy
@@ -53,11 +53,11 @@ def by_hand(name):
     for epoch in range(EPOCHS):
         for ids in epoch_order(0, epoch, rows.TRAIN).split(BATCH):
             inputs, targets = batch(train, ids)
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = rate(step)
             loss(call(model, inputs), targets).backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
             step += 1
     return SimpleNamespace(weights=model.state_dict(), **measured(model, network, test))
 

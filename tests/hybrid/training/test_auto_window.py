@@ -21,7 +21,7 @@ from trainings import (
 
 from hybrid.settings.config import CheckpointSettings, LinkSettings
 from solvers import AugmentedLagrangian
-from solvers.variables.store import Store
+from solvers.splitting.store import Store
 
 AUTO: dict[str, Any] = {
     "window": "auto",

@@ -9,7 +9,7 @@ from trainings import BATCH, digests, digits, interrupted, lines, trainer
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings
 from solvers import AugmentedLagrangian, Penalty
-from solvers.passes.exact import PassSettings
+from solvers.exact.exact_pass import PassSettings
 
 ENERGY: dict[str, Any] = {"beta": 0.1, "beta_unit": "energy"}
 BALANCED: dict[str, Any] = {"beta": 0.1, "lam_step": 0.3, "balance_ratio": 1.2}

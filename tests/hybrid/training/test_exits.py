@@ -64,7 +64,7 @@ WHILE = {
     "a forward pass": ({"model": network(4)}, f"block 1: {HERE}", ENDS),
     "a forward pass that is tried": ({"model": network(-1)}, HERE, ENDS),
     "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),
-    "an optimiser's factory": ({"optimiser": leaving}, HERE, ENDS),
+    "an optimizer's factory": ({"optimizer": leaving}, HERE, ENDS),
     "a schedule": ({"schedule": leaving}, HERE, ENDS),
     "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
     "an exception of its own": (

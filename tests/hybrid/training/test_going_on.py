@@ -12,7 +12,7 @@ from hybrid import Trainer, data, split
 from hybrid.errors import AgreedError
 from hybrid.folder import runfolder
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import CheckpointSettings, OptimiserSettings, TrainSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
 from solvers import Backprop, Penalty
 
 
@@ -86,7 +86,7 @@ def test_a_diverging_sub_problem_is_answered_with_its_own_clipping(tmp_path, dig
         tmp_path / "run",
         solver=Penalty(local_lr=1e15),
         window=3,
-        optimiser=OptimiserSettings(lr=1.0),
+        optimizer=OptimizerSettings(lr=1.0),
         checkpoint=CheckpointSettings(rollbacks=0),
     )
     with pytest.raises(DivergedError, match=r"sub-problem.*set solver\.clip_norm") as raised:

@@ -14,7 +14,7 @@ from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.links.threads import run_threads
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import CheckpointSettings, OptimiserSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from solvers import DDG, Backprop, BlockADMM
 from solvers.sync.all_reduce import AllReduce
 from solvers.sync.diloco import DiLoCo
@@ -111,9 +111,9 @@ def test_exchanges_are_dropped_also_where_replicas_have_begun_other_numbers(begu
     def program(links):
         peers, mine = links.peers, torch.tensor([float(links.place.number)])
         for _ in range(begun[peers.replica]):
-            peers.start([mine, mine])
+            peers.exchange([mine, mine])
         peers.drop()
-        return [float(t) for t in peers.start([mine, mine])()]
+        return [float(t) for t in peers.exchange([mine, mine])()]
 
     assert run_threads(2, program, replicas=2) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
@@ -136,8 +136,8 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     solver = DDG() if SYNCS[sync].exact else Backprop()
     expected = fitted(trainer(solver, **settings), few)
-    monkeypatch.setattr("hybrid.training.recovery.rates", lambda *_: {})
-    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr("hybrid.training.rollback.rates", lambda *_: {})
+    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     plain, spoilt = Rounds.run, set()
 
     def run(self, windows, first_step, epoch, closing=None):
@@ -173,7 +173,7 @@ def test_a_rate_that_is_hopeless_is_said_once_by_a_grid(sync, world, hybrid, tmp
 
 def test_weights_of_which_the_test_loss_is_no_number_can_be_gone_back_to(few, tmp_path):
     """Of finite weights; the next steps diverge, and then the checkpoint before holds."""
-    made = {"replicas": 2, "optimiser": OptimiserSettings(lr=1e4)}
+    made = {"replicas": 2, "optimizer": OptimizerSettings(lr=1e4)}
     with pytest.raises(DivergedError, match="3 roll-backs did not help"):
         trainer(Backprop(), tmp_path / "run", **made).fit(*few)
     manifest = read_manifest(complete(tmp_path / "run" / "checkpoints")[-1])

@@ -9,10 +9,10 @@ from torch import nn
 
 from hybrid import Trainer, data, split
 from hybrid.samplers import Choice, Sampler
-from hybrid.settings.config import OptimiserSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import Backprop, PhaseStats, Program, Solver
 from solvers.base import program_of
-from solvers.passes.exact import ExactPass
+from solvers.exact.exact_pass import ExactPass
 from solvers.sync.base import Strategy, Sync
 
 
@@ -33,7 +33,7 @@ class SignsProgram(ExactPass):
 
 @dataclass(frozen=True)
 class Halves(Solver):
-    """Halves every weight a mini-batch; needs neither corrections nor neighbours."""
+    """Halves every weight a mini-batch; needs neither corrections nor neighbors."""
 
     name: ClassVar[str] = "halves"
 
@@ -84,8 +84,8 @@ def trained(solver, digits, **given):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     start = {name: t.clone() for name, t in model.state_dict().items()}
     train = TrainSettings(batch_size=32, epochs=1, threads=1)
-    optimiser = OptimiserSettings(lr=0.25, momentum=0, weight_decay=0)
-    settings = {"train": train, "optimiser": optimiser, "quiet": True, **given}
+    optimizer = OptimizerSettings(lr=0.25, momentum=0, weight_decay=0)
+    settings = {"train": train, "optimizer": optimizer, "quiet": True, **given}
     summary = Trainer(split(model, cuts=["3"]), solver, **settings).fit(*digits)
     moved = {name: t - start[name] for name, t in model.state_dict().items()}
     return summary, start, moved

@@ -87,7 +87,7 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     model = "revnet8" if name == "petra" else "resnet8"
     expected = fitted(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
-    monkeypatch.setattr("hybrid.training.setup.share_size", lambda size, replica, replicas: size)
+    monkeypatch.setattr("hybrid.method.setup.share_size", lambda size, replica, replicas: size)
     start = AllReduce.start
     monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
     made = trainer(solver, model=model, replicas=replicas, **_window(name))
@@ -182,7 +182,7 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
     expected = fitted(trainer(solver, **settings), few)
     whole = tmp_path / "whole"
-    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     fitted(trainer(solver, whole, checkpoint=every, **settings), few)
     for after in (4, 6, 7):  # in the second epoch

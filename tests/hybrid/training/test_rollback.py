@@ -11,9 +11,9 @@ from trainings import assert_same, digits, fitted, lines, summary, trainer
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import CheckpointSettings, OptimiserSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from solvers import AugmentedLagrangian, Backprop, BlockADMM
-from solvers.passes.exact import PassSettings
+from solvers.exact.exact_pass import PassSettings
 
 EVERY = 5
 """Steps an epoch."""
@@ -92,8 +92,8 @@ def test_a_checkpoint_that_leads_to_divergence_again_gives_way_to_the_one_before
 def test_a_run_that_is_resumed_with_a_hopeless_rate_loses_no_checkpoint(few, tmp_path):
     make(tmp_path / "run", epochs=2).fit(*few)
     before = [path.name for path in complete(tmp_path / "run" / "checkpoints")]
-    wild = OptimiserSettings(lr=1e12)
-    hopeless = make(tmp_path / "run", epochs=4, resume=True, optimiser=wild)
+    wild = OptimizerSettings(lr=1e12)
+    hopeless = make(tmp_path / "run", epochs=4, resume=True, optimizer=wild)
     with pytest.raises(DivergedError, match="3 roll-backs did not help"):
         hopeless.fit(*few)
     assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == before
@@ -123,7 +123,7 @@ def test_without_a_run_folder_there_is_nothing_to_go_back_to(few, monkeypatch):
 def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monkeypatch):
     """A roll-back with the old step sizes gives the bits of an undisturbed run."""
     whole = fitted(make(tmp_path / "whole", way), few)
-    monkeypatch.setattr("hybrid.training.recovery.rates", lambda *_, **__: {})
+    monkeypatch.setattr("hybrid.training.rollback.rates", lambda *_, **__: {})
     failed: set[int] = set()
 
     def diverging(everyone, first_step, epoch):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from trainings import assert_same, digits, fitted, interrupted, trainer
 
-from hybrid import OptimiserSettings, Trainer, TrainSettings, split
+from hybrid import OptimizerSettings, Trainer, TrainSettings, split
 from hybrid.settings.config import CheckpointSettings
 from solvers import Backprop
 from solvers.sync.diloco import DiLoCo, DiLoCoSync
@@ -47,21 +47,21 @@ def test_an_evaluation_and_a_checkpoint_within_a_round_change_nothing(sync, few,
     assert_same(fitted(often, few), seldom)
 
 
-def test_a_run_refuses_an_optimiser_that_its_rounds_cannot_step(few, tmp_path):
+def test_a_run_refuses_an_optimizer_that_its_rounds_cannot_step(few, tmp_path):
     out = tmp_path / "run"
-    adaptive = OptimiserSettings(name="adamw", lr=1e-3)
-    made = trainer(Backprop(), out, replicas=2, sync=HPSGD(), optimiser=adaptive)
-    with pytest.raises(ValueError, match=r"the optimiser is AdamW, and sync\.name 'hpsgd'"):
+    adaptive = OptimizerSettings(name="adamw", lr=1e-3)
+    made = trainer(Backprop(), out, replicas=2, sync=HPSGD(), optimizer=adaptive)
+    with pytest.raises(ValueError, match=r"the optimizer is AdamW, and sync\.name 'hpsgd'"):
         made.fit(*few)
     assert not out.exists()
 
 
-def test_a_mean_of_what_no_optimiser_keeps_is_refused(few):
-    plain = OptimiserSettings(momentum=0.0)
-    sync = LocalSGD(optimiser_state="mean")
-    made = trainer(Backprop(), replicas=2, sync=sync, optimiser=plain)
+def test_a_mean_of_what_no_optimizer_keeps_is_refused(few):
+    plain = OptimizerSettings(momentum=0.0)
+    sync = LocalSGD(optimizer_state="mean")
+    made = trainer(Backprop(), replicas=2, sync=sync, optimizer=plain)
     with pytest.raises(
-        ValueError, match=r"sync\.optimiser_state is 'mean', but the optimiser 'sgd'"
+        ValueError, match=r"sync\.optimizer_state is 'mean', but the optimizer 'sgd'"
     ):
         made.fit(*few)
 

@@ -18,7 +18,7 @@ from trainings import (
     weights,
 )
 
-from hybrid.settings.config import LinkSettings, OptimiserSettings, RoundSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, RoundSettings
 from solvers import (
     DDG,
     FDG,
@@ -154,8 +154,8 @@ def test_a_share_is_as_many_steps_as_it_looks():
 
 
 def test_a_loss_that_diverges_in_a_serial_epoch_has_the_remedy_of_serial_steps(few):
-    fast = OptimiserSettings(lr=1e12)
-    said = refused(trainer(DDG(), serial_epochs=1, optimiser=fast), few)
+    fast = OptimizerSettings(lr=1e12)
+    said = refused(trainer(DDG(), serial_epochs=1, optimizer=fast), few)
     assert "at serial step" in said
     assert "set correction.clip_norm" in said
 

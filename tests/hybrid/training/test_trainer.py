@@ -8,10 +8,10 @@ import torch
 from trainings import BATCH, digits, lines, network, refused, summary, trainer
 
 from hybrid import split
-from hybrid.settings.config import LinkSettings, OptimiserSettings, ScheduleSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings, ScheduleSettings
 from solvers import FDG, AugmentedLagrangian, Backprop
-from solvers.passes.exact import PassSettings
-from solvers.passes.pipeline import Gaps, fit
+from solvers.exact.exact_pass import PassSettings
+from solvers.exact.pipeline import Gaps, fit
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -83,11 +83,11 @@ def test_where_no_gaps_are_filled_there_are_no_local_steps_in_them(few):
 @pytest.mark.parametrize(
     ("solver", "settings"),
     [
-        (AugmentedLagrangian(), {"optimiser": OptimiserSettings(decay_all=True)}),
+        (AugmentedLagrangian(), {"optimizer": OptimizerSettings(decay_all=True)}),
         (
             AugmentedLagrangian(),
             {
-                "optimiser": OptimiserSettings(name="adamw", lr=3e-3),
+                "optimizer": OptimizerSettings(name="adamw", lr=3e-3),
                 "schedule": ScheduleSettings(name="cosine"),
             },
         ),

@@ -94,7 +94,7 @@ def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
 ):
     monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)
     run, late = tmp_path / "run", {"replicas": 2, "train": {"report_every": 1}}
-    monkeypatch.setattr("hybrid.training.shared.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     late["checkpoint"] = CheckpointSettings(keep_last=0, minutes=1)
     fitted(trainer(Backprop(), run, sync=DiLoCo(steps=3, lag=2), **late), few)
     for folder in checkpoint.complete(run / "checkpoints"):

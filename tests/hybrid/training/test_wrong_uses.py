@@ -166,14 +166,14 @@ BEFORE = {
         {"model": layers().requires_grad_(False)},
         *("0 parameters to train", "require gradients"),
     ),
-    "an optimiser of one's own": (
-        {"optimiser": lambda groups: 3},
+    "an optimizer of one's own": (
+        {"optimizer": lambda groups: 3},
         *("factory gave a int", "let it return a torch.optim.Optimizer"),
     ),
-    "an optimiser's factory that fails": ({"optimiser": failing}, "factory fails", "misused.py"),
-    "an optimiser, not its factory": (
-        {"optimiser": torch.optim.SGD(layers().parameters())},
-        *("optimiser is a SGD", "give OptimiserSettings, or a function"),
+    "an optimizer's factory that fails": ({"optimizer": failing}, "factory fails", "misused.py"),
+    "an optimizer, not its factory": (
+        {"optimizer": torch.optim.SGD(layers().parameters())},
+        *("optimizer is a SGD", "give OptimizerSettings, or a function"),
     ),
     "a learning rate that is no number": (
         {"schedule": lambda step: float("nan") if step == 3 else 0.1},
@@ -365,9 +365,9 @@ def test_the_error_of_a_users_code_is_kept_as_the_cause():
 
 
 def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
-    home = {"__name__": "solvers.passes.exact"}
+    home = {"__name__": "solvers.exact.exact_pass"}
     exec("def step(self, batch): raise RuntimeError('a defect')", home)
-    monkeypatch.setattr("solvers.passes.exact.ExactPass.step", home["step"])
+    monkeypatch.setattr("solvers.exact.exact_pass.ExactPass.step", home["step"])
     with pytest.raises(RuntimeError, match=r"^a defect$"):
         fit()
 

@@ -12,8 +12,8 @@ def test_the_average_is_that_of_torchs_averaged_model_bit_for_bit():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    optimisers = {"exact": sgd, "local": sgd, "ema": Average(list(module.parameters()), 0.9)}
-    block = Block(module, 0, 1, optimisers)
+    optimizers = {"exact": sgd, "local": sgd, "ema": Average(list(module.parameters()), 0.9)}
+    block = Block(module, 0, 1, optimizers)
     reference = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for kind in ("exact", "local", "exact"):
         module(torch.randn(8, 4)).square().sum().backward()

@@ -1,4 +1,4 @@
-"""A block's step: replicas, clipping, optimisers; float16's loss scale, which no gradient shows."""
+"""A block's step: replicas, clipping, optimizers; float16's loss scale, which no gradient shows."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from torch import nn
 from solvers import Block
 
 
-def block(precision=torch.float16, optimiser=torch.optim.SGD, **settings):
+def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):
     torch.manual_seed(0)
     module = nn.Linear(4, 4)
-    exact = optimiser(module.parameters(), lr=0.1, **settings)
+    exact = optimizer(module.parameters(), lr=0.1, **settings)
     return Block(module, 0, 2, {"exact": exact, "local": exact}, precision=precision)
 
 
@@ -61,7 +61,7 @@ SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "given", "momentum", "changed"),
+    ("optimizer", "given", "momentum", "changed"),
     [
         (SGD, {"momentum": 0.9, "nesterov": True}, 0.5, {"momentum": 0.5}),
         (SGD, {"momentum": 0.9, "nesterov": True}, 0.0, {"momentum": 0.0, "nesterov": False}),
@@ -69,13 +69,13 @@ SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
         (ADAMW, {"betas": (0.9, 0.999)}, 0.5, {"betas": (0.5, 0.999)}),
     ],
 )
-def test_an_own_optimiser_is_like_the_exact_one_but_for_its_momentum(
-    optimiser, given, momentum, changed
+def test_an_own_optimizer_is_like_the_exact_one_but_for_its_momentum(
+    optimizer, given, momentum, changed
 ):
-    made = block(torch.float32, optimiser, weight_decay=0.01, **given)
-    made.own_optimiser(momentum)
-    own, exact = made.optimisers["local"], made.optimisers["exact"]
-    assert type(own) is optimiser
+    made = block(torch.float32, optimizer, weight_decay=0.01, **given)
+    made.own_optimizer(momentum)
+    own, exact = made.optimizers["local"], made.optimizers["exact"]
+    assert type(own) is optimizer
     assert own.param_groups == [exact.param_groups[0] | changed]
     made.module(torch.ones(1, 4)).sum().backward()
     made.step("local", 0.1)

@@ -1,4 +1,4 @@
-"""What optimisers keep of a parameter, and optimisers made like another."""
+"""What optimizers keep of a parameter, and optimizers made like another."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 
 from solvers import Block
 from solvers.blocks.heads import Head
-from solvers.blocks.kept import from_tensors, kept, like, to_tensors
+from solvers.blocks.optimizer_state import from_tensors, kept, like, to_tensors
 
 
 class Counting(torch.optim.Optimizer):
@@ -31,11 +31,11 @@ class Counting(torch.optim.Optimizer):
 
 def stepped(make):
     parameter = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
-    optimiser = make([parameter])
+    optimizer = make([parameter])
     for _ in range(3):
         parameter.grad = torch.randn_like(parameter)
-        optimiser.step()
-    return optimiser, parameter
+        optimizer.step()
+    return optimizer, parameter
 
 
 CLASSES = ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adadelta", "Adamax")
@@ -44,9 +44,9 @@ CLASSES = ("SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Rprop", "Adagrad", "Adad
 @pytest.mark.parametrize("name", [*CLASSES, "ASGD", "Adafactor", "Counting"])
 def test_what_is_kept_comes_back_with_its_types_and_layout(name):
     cls = Counting if name == "Counting" else getattr(torch.optim, name)
-    optimiser, parameter = stepped(lambda params: cls(params, lr=0.01))
-    before, weights = dict(optimiser.state[parameter]), parameter.detach().clone()
-    again = from_tensors(kept(optimiser, parameter), to_tensors(before))
+    optimizer, parameter = stepped(lambda params: cls(params, lr=0.01))
+    before, weights = dict(optimizer.state[parameter]), parameter.detach().clone()
+    again = from_tensors(kept(optimizer, parameter), to_tensors(before))
     assert again.keys() == before.keys()
     for slot, value in before.items():
         assert type(again[slot]) is type(value)
@@ -62,8 +62,8 @@ def test_what_is_kept_comes_back_with_its_types_and_layout(name):
     ("kind", "said"), [("list", "keeps list of a parameter, a list"), ("group", "changes 'steps'")]
 )
 def test_what_a_checkpoint_has_no_form_for_is_one_line(kind, said):
-    optimiser = Counting([nn.Parameter(torch.ones(2))], 0.1, kind)
-    assert said in refusal(kept, optimiser, optimiser.param_groups[0]["params"][0])
+    optimizer = Counting([nn.Parameter(torch.ones(2))], 0.1, kind)
+    assert said in refusal(kept, optimizer, optimizer.param_groups[0]["params"][0])
 
 
 def test_another_one_that_cannot_be_made_is_one_line():
@@ -90,21 +90,21 @@ def block(make):
         (lambda p: torch.optim.Adam(p, amsgrad=True), {"betas": (0.5, 0.999)}),
     ],
 )
-def test_local_steps_of_any_optimiser_differ_in_the_momentum_alone(make, changed):
+def test_local_steps_of_any_optimizer_differ_in_the_momentum_alone(make, changed):
     made = block(make)
-    made.own_optimiser(0.5)
-    own, exact = made.optimisers["local"], made.optimisers["exact"]
+    made.own_optimizer(0.5)
+    own, exact = made.optimizers["local"], made.optimizers["exact"]
     assert type(own) is type(exact)
     assert own.param_groups == [exact.param_groups[0] | changed]
 
 
-def test_a_momentum_where_there_is_none_is_refused_with_the_optimisers_name():
-    said = refusal(block(torch.optim.Adagrad).own_optimiser, 0.5)
-    assert said.startswith("solver.momentum is 0.5, but the optimiser Adagrad has no momentum")
+def test_a_momentum_where_there_is_none_is_refused_with_the_optimizers_name():
+    said = refusal(block(torch.optim.Adagrad).own_optimizer, 0.5)
+    assert said.startswith("solver.momentum is 0.5, but the optimizer Adagrad has no momentum")
 
 
 @pytest.mark.parametrize("name", ["Rprop", "Adafactor", "Counting"])
-def test_a_head_is_trained_with_any_optimiser_and_comes_back(name):
+def test_a_head_is_trained_with_any_optimizer_and_comes_back(name):
     cls = Counting if name == "Counting" else getattr(torch.optim, name)
     made = block(lambda p: cls(p, lr=0.1))
     head = Head("linear", made, (4, 2, 2), (3,))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.instances.order import Op, Order, limit
+from solvers.instances.order import InstancePass, Order, limit
 from solvers.instances.paths import Paths
 
 SURVIVALS = st.lists(
@@ -105,7 +105,7 @@ def test_equal_paths_and_a_key_a_block_give_one_forward_one_backward(K):
     for rank, ops in enumerate(done):
         warm = K - 1 - rank
         steady = ops[warm : 40 - warm]
-        assert ops[:warm] == [Op(True, i) for i in range(warm)]
+        assert ops[:warm] == [InstancePass(True, i) for i in range(warm)]
         assert [op.forward for op in steady] == [True, False] * (20 - warm)
 
 

@@ -15,17 +15,17 @@ from problems import make_problem, recorded
 from torch import Tensor
 
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
+from solvers.exact.wire import Wire
 from solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from solvers.kernels.choice import set_launcher
 from solvers.kernels.fused import OPTIONS, SOURCE
-from solvers.layers.factorisation import Factorisation
-from solvers.layers.projection import Box, Free, NonNegative, Quantised, Sign
-from solvers.passes.wire import Wire
+from solvers.layers.factorization import Factorization
+from solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 EPSILON = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-HELD = [None, Free(), NonNegative(), Box(-0.5, 0.75), Quantised(3, -1.0, 1.0), Sign()]
+HELD = [None, Free(), NonNegative(), Box(-0.5, 0.75), Quantized(3, -1.0, 1.0), Sign()]
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +125,7 @@ def test_step_of_lam_and_kappa(on, case, multipliers, flat, held):
     arguments = lam, x, kappa, tensors(torch.float32, big=True), 0.3, 0.2, 0.45
     further = {"factor": case["factor"], "flat": flat, "held": held}
     found, wanted = fused(on, step, *arguments, **further), step(*arguments, **further)
-    jump = {Quantised: 2 / 7, Sign: 2.0}.get(type(held), 0.0)
+    jump = {Quantized: 2 / 7, Sign: 2.0}.get(type(held), 0.0)
     if jump:
         # a value on the edge between two may go to either
         away = (found.lam.float() - wanted.lam.float()).abs()
@@ -233,7 +233,7 @@ def test_what_is_packed_factored_or_coupled_asks_these_kernels_and_float64_asks_
         wire = Wire(number_format, filter=2)
         fused(on, wire.send, sent.append, x)
         fused(on, wire.receive, iter(sent).__next__, torch.float32)
-    fused(on, Factorisation(6, 3).codes, x)
+    fused(on, Factorization(6, 3).codes, x)
     names = [kernel.partition("<")[0] for kernel in on.started]
     assert names == ["couple", "finish", "pack_int8", "unpack", "pack", "unpack", "multiply"]
 

@@ -1,4 +1,4 @@
-"""Projections onto the sets of the constraints, and the non-negative factorisation."""
+"""Projections onto the sets of the constraints, and the non-negative factorization."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import NMF
 
-from solvers.layers.factorisation import Factorisation
-from solvers.layers.projection import Box, Free, Quantised, Sign, passing_by, projection
+from solvers.layers.factorization import Factorization
+from solvers.layers.projection import Box, Free, Quantized, Sign, passing_by, projection
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 
@@ -18,19 +18,19 @@ def double(values):
 
 
 @given(st.integers(1, 16), st.floats(-100, 100), st.floats(0.01, 100), VALUES)
-def test_the_grid_of_a_quantisation_is_its_own_nearest_grid(bits, low, width, values):
-    P = Quantised(bits, low, low + width)
+def test_the_grid_of_a_quantization_is_its_own_nearest_grid(bits, low, width, values):
+    P = Quantized(bits, low, low + width)
     for z in (double(values), double(values).float()):
         once = P.project(z * width)
         assert torch.equal(P.project(once), once)
 
 
 @given(st.integers(1, 4), st.floats(-3, 3), st.floats(0.1, 4), VALUES)
-def test_quantised_values_are_the_nearest_of_the_grid(bits, low, width, values):
+def test_quantized_values_are_the_nearest_of_the_grid(bits, low, width, values):
     z = double(values)
     grid = torch.linspace(low, low + width, 2**bits, dtype=torch.float64)
     distance = (z.unsqueeze(1) - grid).abs()
-    found = Quantised(bits, low, low + width).project(z)
+    found = Quantized(bits, low, low + width).project(z)
     assert (found.unsqueeze(1) - grid).abs().amin(1).max() < 1e-12
     torch.testing.assert_close((found - z).abs(), distance.amin(1), rtol=0, atol=1e-12)
 
@@ -57,7 +57,7 @@ def test_no_member_of_the_set_is_nearer(text, members, data):
     [
         (Sign(), lambda x: x.abs() <= 1),
         (Box(-0.5, 2), lambda x: (x >= -0.5) & (x <= 2)),
-        (Quantised(2, 0, 1), lambda x: (x >= 0) & (x <= 1)),
+        (Quantized(2, 0, 1), lambda x: (x >= 0) & (x <= 1)),
         (Free(), lambda x: torch.ones_like(x, dtype=torch.bool)),
     ],
     ids=lambda value: type(value).__name__,
@@ -86,8 +86,8 @@ def test_a_layer_that_is_passed_by_is_the_identity_and_only_then():
 WRONG = [
     *("", "Sign", "boxes", "sign:1", "none:0", "non-negative:1", "box:a:b", "box:1:2:3"),
     *("box:1:0", "box:1:1", "box:nan:1", "box:0:inf", "box:0:1e400", "box:", "box:0;1"),
-    *("quantised:0", "quantised:17", "quantised:2.5", "quantised:inf", "quantised:nan"),
-    *("quantised:2:1:0", "quantised:2:0:1:3", "sign\n"),
+    *("quantized:0", "quantized:17", "quantized:2.5", "quantized:inf", "quantized:nan"),
+    *("quantized:2:1:0", "quantized:2:0:1:3", "sign\n"),
 ]
 
 
@@ -96,9 +96,9 @@ def test_a_constraint_that_cannot_be_is_refused_in_one_line_that_names_it(text):
     assert f"constraint is {text!r}" in refusal(projection, text)
 
 
-def factorisation(seed, channels, rank, iterations=30):
+def factorization(seed, channels, rank, iterations=30):
     torch.manual_seed(seed)
-    return Factorisation(channels, rank, iterations).double()
+    return Factorization(channels, rank, iterations).double()
 
 
 def objective(layer, z, codes):
@@ -126,7 +126,7 @@ def alternated(layer, z, codes, iterations):
 @pytest.mark.parametrize("iterations", [1, 10, 200])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_alternating_updates_are_those_of_scikit_learn(iterations):
-    z, layer = low_rank(), factorisation(1, 12, 4)
+    z, layer = low_rank(), factorization(1, 12, 4)
     codes = torch.rand(60, 4, dtype=torch.float64) + 0.1
     theirs = NMF(4, solver="mu", init="custom", max_iter=iterations, tol=0)
     W = theirs.fit_transform(z.numpy(), W=codes.numpy().copy(), H=layer.dictionary.numpy().copy())
@@ -138,5 +138,5 @@ def test_alternating_updates_are_those_of_scikit_learn(iterations):
 
 
 def test_a_rank_below_one_is_refused():
-    with pytest.raises(ValueError, match="rank of a factorisation is 0"):
-        Factorisation(3, 0)
+    with pytest.raises(ValueError, match="rank of a factorization is 0"):
+        Factorization(3, 0)

@@ -150,7 +150,7 @@ def test_nodes_that_cannot_be():
     node = Phi(1)
     with pytest.raises(ValueError, match="one node stands under two names"):
         graph({"a": node, "b": node}, [("in", "a"), ("a", "b"), ("b", "loss")])
-    with pytest.raises(ValueError, match="2 parameters to train and its optimiser holds 0"):
+    with pytest.raises(ValueError, match="2 parameters to train and its optimizer holds 0"):
         Layer(module)
     with pytest.raises(ValueError, match="Dropout '1' cannot be in a layer"):
         Layer(nn.Sequential(nn.Tanh(), nn.Dropout(0.5)))

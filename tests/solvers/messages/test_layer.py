@@ -12,13 +12,13 @@ from message_graphs import Key, assert_stepped, entries, graph, layers, modules,
 
 from solvers.messages import AnyOrder, Layer, Message, Static, Together
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "sgd": lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "adam": lambda w: torch.optim.Adam(w, lr=0.01),
 }
 
 
-def chain(modules, every, kind=Layer, make=OPTIMISERS["sgd"], **options):
+def chain(modules, every, kind=Layer, make=OPTIMIZERS["sgd"], **options):
     nodes = {n: kind(m, make(list(m.parameters())), every, **options) for n, m in modules.items()}
     return graph(nodes, list(pairwise(["in", *nodes, "loss"])))
 
@@ -26,22 +26,22 @@ def chain(modules, every, kind=Layer, make=OPTIMISERS["sgd"], **options):
 def accumulated(modules, x, every, make):
     """By hand: a step with the mean gradient of every so many samples, and of those left over."""
     network = torch.nn.Sequential(*modules.values())
-    optimiser = make(list(network.parameters()))
+    optimizer = make(list(network.parameters()))
     for batch in x.split(every):
         for each in batch:
             (network(each) - 1).square().sum().backward()
         for w in network.parameters():
             w.grad /= len(batch)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     return {name: [w.detach() for w in module.parameters()] for name, module in modules.items()}
 
 
 @pytest.mark.parametrize("run", [Static, AnyOrder])
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @given(every=st.integers(1, 4), count=st.integers(1, 9))
-def test_one_instance_at_a_time_is_accumulation_bit_for_bit(run, optimiser, every, count):
-    copies, x, make = modules("a", "b", "c"), samples(count), OPTIMISERS[optimiser]
+def test_one_instance_at_a_time_is_accumulation_bit_for_bit(run, optimizer, every, count):
+    copies, x, make = modules("a", "b", "c"), samples(count), OPTIMIZERS[optimizer]
     mods = deepcopy(copies)
     run(chain(mods, every, make=make), max_active_keys=1).run(entries(x))
     assert_stepped(mods, accumulated(copies, x, every, make), tolerance=0)
@@ -54,12 +54,12 @@ def test_a_remainder_is_divided_by_its_own_count_and_leaks_into_no_other_run():
     for part in x.split(6):  # 4 + 2, twice
         Static(built).run(entries(part))
     network = torch.nn.Sequential(*copies.values())
-    optimiser = OPTIMISERS["sgd"](list(network.parameters()))
+    optimizer = OPTIMIZERS["sgd"](list(network.parameters()))
     for part in x.split([4, 2, 4, 2]):
         for each in part:
             (network(each) - 1).square().sum().div(len(part)).backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     assert_stepped(mods, {name: list(m.parameters()) for name, m in copies.items()})
     assert [layer.updates for layer in built.layers.values()] == [4, 4]
 

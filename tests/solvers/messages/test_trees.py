@@ -51,7 +51,7 @@ def test_every_way_takes_the_same_step(trees, kind, other):
         # Adam's first moment after one step: 0.1 of the gradient
         count = sum(layer.staleness.values())
         for w, v in zip(layer.parameters, wanted[name].parameters(), strict=True):
-            found = layer.optimiser.state[w]["exp_avg"] / 0.1 * count / 20
+            found = layer.optimizer.state[w]["exp_avg"] / 0.1 * count / 20
             assert (found - v.grad).abs().max() < 1e-12
 
 

@@ -76,8 +76,8 @@ def test_hpsgd_decays_weights_in_every_step(h, lag):
     def program(links):
         module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
         nn.init.ones_(module.weight)
-        optimiser = torch.optim.SGD(module.parameters(), 0.1, weight_decay=0.05)
-        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        optimizer = torch.optim.SGD(module.parameters(), 0.1, weight_decay=0.05)
+        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = HPSGD(steps=h, lag=lag).start(block, links.peers, 1 / links.place.replicas)
         for _ in range(16):
             module.weight.grad = torch.zeros_like(module.weight)
@@ -88,17 +88,17 @@ def test_hpsgd_decays_weights_in_every_step(h, lag):
     assert run_threads(1, program, replicas=2) == pytest.approx([(1 - 0.1 * 0.05) ** 16] * 2)
 
 
-@pytest.mark.parametrize("optimiser", [SGD, HEAVY, DECAYING, torch.optim.AdamW])
-def test_hpsgd_without_rounds_is_all_reduce_bit_for_bit(optimiser):
-    found = trained(HPSGD(steps=1, lag=0), 2, 6, optimiser)
-    expected = trained(AllReduce(), 2, 6, optimiser)
+@pytest.mark.parametrize("optimizer", [SGD, HEAVY, DECAYING, torch.optim.AdamW])
+def test_hpsgd_without_rounds_is_all_reduce_bit_for_bit(optimizer):
+    found = trained(HPSGD(steps=1, lag=0), 2, 6, optimizer)
+    expected = trained(AllReduce(), 2, 6, optimizer)
     for mine, theirs in zip(found, expected, strict=True):
         assert all(map(torch.equal, mine, theirs))
 
 
 @pytest.mark.parametrize(("h", "lag"), [(2, 0), (1, 1)])
-def test_hpsgd_refuses_an_optimiser_of_which_one_step_is_not_worth_several(h, lag):
-    reason = "the optimiser is AdamW, and sync.name 'hpsgd' .* choose optimiser.name=sgd"
+def test_hpsgd_refuses_an_optimizer_of_which_one_step_is_not_worth_several(h, lag):
+    reason = "the optimizer is AdamW, and sync.name 'hpsgd' .* choose optimizer.name=sgd"
     with pytest.raises(ValueError, match=reason):
         trained(HPSGD(steps=h, lag=lag), 2, 1, torch.optim.AdamW)
 
@@ -139,8 +139,8 @@ def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
     def made(links, lag):
         module = nn.Linear(1, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(module.weight)
-        optimiser = torch.optim.SGD(module.parameters(), 1.0)
-        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        optimizer = torch.optim.SGD(module.parameters(), 1.0)
+        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = HPSGD(steps=4, lag=lag).start(block, links.peers, 1.0)
         return block
 
@@ -154,7 +154,7 @@ def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
         stepped(before, 6)
         after = made(links, lag)
         after.module.load_state_dict(before.module.state_dict())
-        after.optimisers["outer"].load_state_dict(before.optimisers["outer"].state_dict())
+        after.optimizers["outer"].load_state_dict(before.optimizers["outer"].state_dict())
         assert before.sync is not None
         assert after.sync is not None
         after.sync.load_state(before.sync.state())
@@ -169,8 +169,8 @@ def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
 def test_a_weight_without_a_gradient_stays_as_it_is(h, lag):
     def program(links):
         module = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in "ab"})
-        optimiser = torch.optim.SGD(module.parameters(), LR, weight_decay=0.5, momentum=0.9)
-        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        optimizer = torch.optim.SGD(module.parameters(), LR, weight_decay=0.5, momentum=0.9)
+        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = HPSGD(steps=h, lag=lag).start(block, links.peers, 0.5)
         for _ in range(5):
             module["a"].grad = torch.ones(2)

@@ -113,7 +113,7 @@ def test_momentum_stays_a_replicas_own_unless_its_mean_is_asked_for(strategy):
     for kept in ("own", "mean"):
         batches, w = problem(7)
         w, m = [w] * 4, [torch.zeros(3, dtype=torch.float64)] * 4
-        found = trained(strategy(steps=3, optimiser_state=kept, **plain), 4, 7, HEAVY, seen_at=(3,))
+        found = trained(strategy(steps=3, optimizer_state=kept, **plain), 4, 7, HEAVY, seen_at=(3,))
         for step, (x, y) in enumerate(batches):
             slopes = [gradient(v, *part) for v, part in zip(w, shares(x, y, 4), strict=True)]
             m = [0.9 * old + g for old, g in zip(m, slopes, strict=True)]
@@ -148,13 +148,13 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
 
     def program(links):
         module = copy.deepcopy(made)
-        # as optimisers have them: weights, then biases
+        # as optimizers have them: weights, then biases
         groups = [[p for p in module.parameters() if (p.dim() > 1) == many] for many in (1, 0)]
-        optimiser = torch.optim.SGD([{"params": group} for group in groups], LR)
-        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        optimizer = torch.optim.SGD([{"params": group} for group in groups], LR)
+        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = AllReduce().start(block, links.peers, 0.5)
-        left, start, sent = [], links.peers.start, []
-        links.peers.start = lambda pieces: (sent.append(sum(map(len, pieces))), start(pieces))[1]
+        left, start, sent = [], links.peers.exchange, []
+        links.peers.exchange = lambda pieces: (sent.append(sum(map(len, pieces))), start(pieces))[1]
         hooks = [m.register_full_backward_hook(lambda *_: left.append(len(sent))) for m in module]
         loss = (
             module(torch.full((2, 300), links.place.replica + 1.0, requires_grad=True))
@@ -187,15 +187,15 @@ class Two(nn.Module):
 
 
 def momenta(strategy, seen):
-    """What the optimiser of each of two replicas keeps after a step that replica 1 makes of both.
+    """What the optimizer of each of two replicas keeps after a step that replica 1 makes of both.
 
     `seen`: whether there is an evaluation after it.
     """
 
     def program(links):
         module = Two()
-        optimiser = torch.optim.SGD(module.parameters(), LR, momentum=0.9)
-        block = Block(module, 0, 1, {"exact": optimiser, "local": optimiser})
+        optimizer = torch.optim.SGD(module.parameters(), LR, momentum=0.9)
+        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = strategy.start(block, links.peers, 0.5)
         replica = links.place.replica
         module.shared.grad = torch.full((2,), 0.5 * (replica + 1))
@@ -204,14 +204,14 @@ def momenta(strategy, seen):
         if seen:
             with block.as_tested():
                 pass
-        return [optimiser.state[p].get("momentum_buffer") for p in module.parameters()]
+        return [optimizer.state[p].get("momentum_buffer") for p in module.parameters()]
 
     return run_threads(1, program, replicas=2)
 
 
 @pytest.mark.parametrize("kept", ["own", "mean"])
 def test_replicas_that_have_stepped_other_weights_average_what_all_keep(kept):
-    (first, none), (second, rare) = momenta(LocalSGD(steps=1, optimiser_state=kept), seen=True)
+    (first, none), (second, rare) = momenta(LocalSGD(steps=1, optimizer_state=kept), seen=True)
     assert none is None
     assert rare.tolist() == [2.0, 2.0]
     wanted = ([1.0, 1.0], [2.0, 2.0]) if kept == "own" else ([1.5, 1.5],) * 2

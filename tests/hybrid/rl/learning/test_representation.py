@@ -34,7 +34,7 @@ def test_the_features_are_the_units_and_what_goes_in(layers, each):
 
 
 def test_a_dense_block_is_swish_of_batchnorm_beside_its_input():
-    network = Dense(STATES, [4], normalised=True).double()
+    network = Dense(STATES, [4], normalized=True).double()
     x = torch.randn(9, STATES, dtype=torch.float64)
     y = network.layers[0](x)
     y = (y - y.mean(0)) / (y.var(0, correction=0) + 1e-3).sqrt()
@@ -73,7 +73,7 @@ def test_the_loss_of_the_learner_gives_it_exactly_no_gradient():
     rest = z_s, z_sa, next_z_s, given_batch.outcome
     for step in range(3):
         draws = torch.Generator().manual_seed(step)
-        sac.update(learner, learner.optimisers(1e-2), rest, psi, draws)
+        sac.update(learner, learner.optimizers(1e-2), rest, psi, draws)
     assert all(p.grad is None for p in network.parameters())
     assert torch.equal(flat(network), before)
     assert not torch.equal(flat(learner.policy), acted)

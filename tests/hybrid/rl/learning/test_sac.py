@@ -8,7 +8,7 @@ from torch.distributions import Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from hybrid.rl.learning import sac
-from hybrid.rl.learning.draws import generator, initialise
+from hybrid.rl.learning.draws import generator, initialize
 from hybrid.rl.learning.networks import Head, Policy
 from hybrid.rl.learning.representation import Frozen
 
@@ -21,7 +21,7 @@ def learner():
     policy = Policy(STATES, 8, ACTIONS)
     critics = tuple(Head(STATES + ACTIONS, 8, 1) for _ in range(2))
     for seed, part in enumerate((policy, *critics)):
-        initialise(part, generator(seed))
+        initialize(part, generator(seed))
     return sac.Learner(policy, critics, 0.9, 0.1, None).double()
 
 
@@ -100,7 +100,7 @@ def test_an_update_is_these_losses_and_adam_one_after_the_other(learner):
     ).double()  # a like one, whose critics are copied below
     other.critics = torch.nn.ModuleList(Head(STATES + ACTIONS, 8, 1).double() for _ in range(2))
     other.load_state_dict(learner.state_dict())
-    sac.update(learner, learner.optimisers(1e-2), (z, z_sa, next_z, outcome), PSI, generator(5))
+    sac.update(learner, learner.optimizers(1e-2), (z, z_sa, next_z, outcome), PSI, generator(5))
     noises = torch.randn(2, N, ACTIONS, generator=generator(5), dtype=torch.float64)
     y = other.target(outcome, next_z, noises[0], PSI)
     adam = torch.optim.Adam(other.critics.parameters(), 1e-2)
@@ -122,5 +122,5 @@ def test_an_update_is_these_losses_and_adam_one_after_the_other(learner):
 def test_a_given_temperature_stays():
     learner = sac.Learner(Policy(3, 4, 1), (Head(4, 4, 1), Head(4, 4, 1)), 0.9, 0.1, 0.2)
     batch = torch.randn(5, 3), torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 2)
-    sac.update(learner, learner.optimisers(1e-2), batch, PSI, generator(0))
+    sac.update(learner, learner.optimizers(1e-2), batch, PSI, generator(0))
     assert learner.alpha.item() == pytest.approx(0.2)

@@ -44,7 +44,7 @@ def test_the_start_tells_what_is_known_of_the_run():
     ((run,),) = told.of("on_start")
     assert (run.blocks, run.epochs, run.steps_per_epoch, run.step) == (2, 1, STEPS, 0)
     assert run.names["solver"] == "backprop"
-    assert run.settings["optimiser.lr"] == 0.1
+    assert run.settings["optimizer.lr"] == 0.1
     assert run.results == {}
     assert run.out is None
 
@@ -123,7 +123,7 @@ def test_what_is_no_callback_is_refused(wrong):
 
 def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
     def fit(run, **settings):
-        made = short([EarlyStopping(patience=3)], run, epochs=9, optimiser=STILL, **settings)
+        made = short([EarlyStopping(patience=3)], run, epochs=9, optimizer=STILL, **settings)
         return made.fit(*few())
 
     whole = fit(tmp_path / "run")
@@ -139,7 +139,7 @@ def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
 def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path, capsys):
     def fit(patience):
         made = short([EarlyStopping(patience=patience)], tmp_path / "run", epochs=9, resume=True)
-        made.optimiser, made.quiet = STILL, False
+        made.optimizer, made.quiet = STILL, False
         made.resume = (tmp_path / "run").exists()
         return made.fit(*few())["epochs"]
 
@@ -153,7 +153,7 @@ def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path
 def test_callbacks_keep_their_states_apart(tmp_path):
     def fit(run, *patience):
         made = [EarlyStopping(patience=epochs) for epochs in patience]
-        short(made, run, optimiser=STILL, resume=run.exists()).fit(*few())
+        short(made, run, optimizer=STILL, resume=run.exists()).fit(*few())
         return made
 
     fit(tmp_path / "run", 7, 8)
@@ -206,6 +206,6 @@ def test_after_a_roll_back_the_callbacks_go_on_from_the_checkpoint(tmp_path, mon
 def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch):
     diverging_once(monkeypatch, epoch=1)
     stopping = EarlyStopping(patience=2)
-    settings = {"epochs": 9, "blocks": 1, "optimiser": STILL}
+    settings = {"epochs": 9, "blocks": 1, "optimizer": STILL}
     assert short([stopping], tmp_path / "run", **settings).fit(*few())["epochs"] == 3
     assert stopping.best_epoch == 1

@@ -62,10 +62,10 @@ def test_what_cannot_be_is_refused(wrong):
 
 
 def test_the_setting_stops_a_run_and_a_second_fit_begins_anew():
-    made = short([], epochs=9, train={"early_stop": 2}, optimiser=STILL)
+    made = short([], epochs=9, train={"early_stop": 2}, optimizer=STILL)
     assert made.fit(*few())["epochs"] == 3
     stopping = EarlyStopping(patience=2)
-    made = short([stopping], epochs=9, optimiser=STILL)
+    made = short([stopping], epochs=9, optimizer=STILL)
     assert [made.fit(*few())["epochs"] for _ in range(2)] == [3, 3]
 
 

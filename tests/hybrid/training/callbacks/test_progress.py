@@ -4,7 +4,7 @@ import pytest
 
 from hybrid.rounds.report import PhaseReport
 from hybrid.training.callbacks.base import RunInfo
-from hybrid.training.callbacks.progress import Progress
+from hybrid.training.callbacks.progress import ProgressPrinter
 
 REPORTS = [
     PhaseReport("serial", samples=1000, loss=1.5, accuracy=0.5, seconds=2.0),
@@ -14,7 +14,7 @@ REPORTS = [
 
 def started(epochs, quiet=False):
     """Of epochs of 10 steps of 100 images."""
-    progress = Progress(quiet)
+    progress = ProgressPrinter(quiet)
     progress.on_start(RunInfo({}, [], epochs, 10, 100, 0, {"test_accuracy": None}, {}, None))
     return progress
 

@@ -42,7 +42,7 @@ def test_wandb_gets_settings_curves_and_the_summary(wandb):
     found = short([WandbLogger("mine", name="first", config={"note": "x"})]).fit(*few())
     (given,) = (call.kwargs for call in wandb.init.call_args_list)
     assert (given["project"], given["name"]) == ("mine", "first")
-    assert given["config"]["optimiser.lr"] == 0.1
+    assert given["config"]["optimizer.lr"] == 0.1
     assert given["config"]["note"] == "x"
     logged = [call.args[0] for call in wandb.run.log.call_args_list]
     assert [line["step"] for line in logged if "serial/loss" in line] == [4, 5, 9, 10]

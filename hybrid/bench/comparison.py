@@ -1,0 +1,332 @@
+"""The bench: every way to train the same network on these ranks, interleaved in one run."""
+
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hybrid.bench import report
+from hybrid.bench.loops import DataParallel, PlainLoop
+from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
+from hybrid.bench.pipelines import SCHEDULES, Pipeline
+from hybrid.bench.processes import host_cores, process_group
+from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recipes
+from hybrid.cuts.partition import Blocks, default_sample, split
+from hybrid.links import AgreedError, run_threads
+from hybrid.links.mpi import MpiLinks, arranged
+from hybrid.method.setup import check_size, share_size
+from hybrid.models import Chain, units
+from hybrid.optimizers import schedule as schedules
+from hybrid.ranks import launch
+from hybrid.rounds.report import DivergedError
+from hybrid.rounds.windows import Windows
+from hybrid.runs import build
+from hybrid.samplers.batch_sampler import BatchSampler
+from hybrid.samplers.registry import SAMPLERS
+from hybrid.settings import methods
+from hybrid.settings.config import Config
+from hybrid.settings.resolve import refuse_rounds
+from hybrid.training.evaluation import measure
+from hybrid.training.replicas import Grid, closest
+from solvers import Batch, registry
+from solvers.blocks.block import Block
+from solvers.exact.pipeline import Gaps, fit
+from solvers.kernels import choose
+
+
+class Bench:
+    """One bench on all ranks of a communicator."""
+
+    def __init__(
+        self,
+        comm: Any,
+        settings: Config,
+        micro_batches: Sequence[int],
+        only: Sequence[str],
+        out: Path,
+    ) -> None:
+        _refuse(settings)
+        if comm.rank == 0:
+            out.mkdir(parents=True, exist_ok=True)
+            # hours of measuring must not end at a folder nobody may write to
+            tempfile.TemporaryFile(dir=out).close()
+        self.out = out
+        self.comm, self.settings = comm, settings
+        self.micro_batches, self.only = list(micro_batches), list(only)
+        mine = methods.solver(settings)
+        classes = map(registry.solver_class, registry.names())
+        solvers = [mine if kind is type(mine) else kind() for kind in classes]
+        made = recipes(micro_batches, methods.correction(settings), solvers)
+        size = settings.train.batch_size
+        parts = [1, *(m for m in micro_batches if 1 < m <= size)]
+        self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in parts}
+        """The ways to train on one rank, of which the fastest is the base case."""
+        self.left_out = {r.name: f"a mini-batch has {size} samples" for r in made if r.parts > size}
+        """Rows that cannot be, and why."""
+        made = [recipe for recipe in made if recipe.parts <= size]
+        self.own = {recipe.name: (recipe, Grid(comm.size)) for recipe in made}
+        self.own |= self._replicated(made)
+        self.threads = settings.train.threads or 1
+        launch.keep_memory()
+        torch.set_num_threads(self.threads)
+        self.device = launch.device(settings.train.device)
+        choose(settings.train.kernels, self.device.type == "cuda")
+        self.train, self.test = build.images(settings.data)
+        check_size(settings.train.batch_size, self.train)
+
+    def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
+        """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
+        wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
+        sync, first = methods.sync(self.settings), self.micro_batches[0]
+        every = [Grid(K, ranks // K) for K in range(ranks - 1, 0, -1) if ranks % K == 0]
+        if wanted.replicas > 1:
+            every = [Grid(wanted.blocks, wanted.replicas)]
+        found: dict[str, tuple[Recipe, Grid]] = {}
+        for grid in every:
+            (K, R), share = grid, share_size(size, 0, grid.replicas)
+            m = 1 if K == 1 else first
+            rows = [r for r in made if r.solver.exact and r.serial.micro_batches == m][:1]
+            worth = {
+                r: (-r.solver.parts(share), r.solver.progress(K, share) or 0.0)
+                for r in made
+                if r.alone and K > 1 and r.solver.progress(K, share)
+            }
+            rows += sorted(worth, key=lambda r: worth[r])[-1:]
+            for r in rows:
+                if size < R * max(r.serial.micro_batches, r.solver.parts(share)):
+                    continue
+                found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
+        return found
+
+    def connect(self) -> None:
+        """Settle the rows, and let the ranks reach each other through torch, too.
+
+        All must call it; AgreedError if `only` names no row.
+        """
+        self.cores = self.comm.bcast(len(host_cores()))
+        there = [*self._theirs(self.model(0)), *self.own]
+        words = [word.casefold() for word in self.only]
+        chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
+        if not chosen:
+            raise AgreedError(
+                f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
+            )
+        self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
+        process_group(self.comm, self.device)
+
+    def model(self, seed: int) -> Chain:
+        """The network with the weights of a seed."""
+        chosen = self.settings.train.model_copy(update={"seed": seed})
+        return build.model(self.settings.model_copy(update={"train": chosen}), self.train)
+
+    def blocks(self, model: Chain, count: int) -> Blocks:
+        """The cuts of our own rows of so many blocks."""
+        asked = self.settings.split
+        cuts = asked.cuts if len(asked.cuts) == count - 1 else None
+        blocks = split(model, count, cuts=cuts, balance=asked.balance, inside=asked.inside)
+        blocks = blocks.fitted(default_sample(model, None))
+        blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
+        return blocks
+
+    def contenders(self, seed: int, out: Container[str] = ()) -> dict[str, Contender]:
+        """The base case, torch's own ways, ours, as far as they are chosen, can be and not out."""
+        model = self.model(seed)
+        # measured cuts differ from one time to the next
+        blocks = cache(partial(self.blocks, model))
+        makers = self._theirs(model)
+        makers |= {
+            name: partial(self._ours, blocks, recipe, grid)
+            for name, (recipe, grid) in self.own.items()
+        }
+        made: dict[str, Contender] = {}
+        for name in self.chosen:
+            if name in out:
+                continue
+            try:
+                made[name] = makers[name]()
+            except ValueError as error:
+                # the same on every rank: what cannot be follows from K, R and m
+                self.left_out[name] = str(error)
+        return made
+
+    def _ours(self, cut: Callable[[int], Blocks], recipe: Recipe, grid: Grid) -> Contender:
+        """One of our own rows; ValueError for a grid that cannot be."""
+        settings, size, (K, R) = self.settings, self.settings.train.batch_size, grid
+        blocks = cut(K)
+        gaps: list[Gaps] = []
+        if recipe.fill:
+            costs = replace(blocks, costs=[]).block_costs()
+            gaps = fit(costs, size, recipe.serial.micro_batches)
+        side = settings.split.side_by_side
+        if side == "auto":
+            shapes = blocks.cut_shapes(default_sample(blocks.model, None))
+            side = closest(blocks, shapes, size, R, recipe.sync)
+        links = MpiLinks(arranged(self.comm.Dup(), R, side), self.device, replicas=R)
+        return OwnContender(recipe, blocks, links, gaps, settings, self.device)
+
+    def _theirs(self, model: Chain) -> dict[str, Callable[[], Contender]]:
+        """What makes the base case and torch's own ways."""
+        sgd, device, cores = self.settings.optimizer, self.device, self.cores
+        makers: dict[str, Callable[[], Contender]] = {
+            name: partial(PlainLoop, model, sgd, self.threads, device, m)
+            for name, m in self.bases.items()
+        }
+        makers |= {
+            f"plain loop, {cores} threads": partial(PlainLoop, model, sgd, cores, device),
+            "torch DistributedDataParallel": partial(DataParallel, model, sgd, device),
+        }
+        for kind, m in product(SCHEDULES, self.micro_batches):
+            makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
+        return makers
+
+    def say(self, text: str) -> None:
+        """Print on rank 0."""
+        if self.comm.rank == 0:
+            print(text, flush=True)
+
+    def to_accuracy(self, target: float, lengths: Sequence[int], seeds: int) -> list[Runs]:
+        """Train every row for each number of epochs until its mean final accuracy reaches `target`.
+
+        The learning rate falls to zero at the end of each run, so a run's accuracy before its end
+        is no measure; a row's time to accuracy is that of its shortest run that gets there. All
+        rows begin with the weights of a seed. A row that diverges is left out from then on.
+        """
+        done: list[Runs] = []
+        reached: set[str] = set()
+        for epochs in sorted(lengths):
+            runs: dict[str, Runs] = {}
+            for seed in range(self.settings.train.seed, self.settings.train.seed + seeds):
+                out = reached | self.left_out.keys()
+                rows = self.contenders(seed, out)
+                seconds = self._train(rows, epochs, seed)
+                for name, row in rows.items():
+                    if name not in seconds:
+                        runs.pop(name, None)
+                        row.close()
+                        continue
+                    state = row.state_dict()
+                    found = 0.0 if state is None else self._tested(seed, state)
+                    meet(self.comm)
+                    run = runs.setdefault(name, Runs(name, epochs))
+                    run.test_accuracy.append(self.comm.bcast(found))
+                    run.seconds.append(seconds[name])
+                    row.close()
+            for run in runs.values():
+                reached |= {run.name} if run.spread()[0] >= target else set()
+                told = f"{run.spread()[0]:.2%} in {mean(run.seconds):.1f} s"
+                self.say(f"{run.name}, {epochs} epochs: {told}")
+            done += runs.values()
+        return done
+
+    def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
+        """Seconds of each row, epoch by epoch in turn; of those that diverge, none."""
+        settings, size = self.settings, self.settings.train.batch_size
+        every = len(self.train) // size
+        schedule = schedules.make(settings.schedule, settings.optimizer.lr, every, epochs)
+        chosen = BatchSampler(SAMPLERS[SAMPLERS.default](), self.train, seed, size)
+        windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
+        totals = dict.fromkeys(rows, 0.0)
+        for epoch in range(epochs):
+            trained, _ = next(windows.of_epoch(epoch, epoch * every))
+            for name in list(totals):
+                try:
+                    totals[name] += timed(self.comm, partial(_epoch, rows[name], trained.batches))
+                except DivergedError:  # on all ranks
+                    where = f"epoch {epoch + 1} of {epochs}, seed {seed}"
+                    self.left_out[name] = f"its loss is not finite in {where}: try a lower --lr"
+                    self.say(f"{name} is left out: {self.left_out[name]}")
+                    del totals[name]
+        return totals
+
+    def _tested(self, seed: int, state: dict[str, Tensor]) -> float:
+        model = self.model(seed)
+        model.load_state_dict(state)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        block = Block(model, 0, 1, {})
+        threads = torch.get_num_threads()
+        found = run_threads(
+            1, lambda links: measure(block, links, self.test, block.objective), threads
+        )
+        return found[0]["accuracy"]
+
+    def run(
+        self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
+    ) -> str | None:
+        """Measure, and write the report on rank 0; its Markdown there.
+
+        What trainings could lose is written before them.
+        """
+        size = self.settings.train.batch_size
+        batches = still_batches(self.train, size, steps, self.device)
+        rows = self.contenders(self.settings.train.seed)
+        speeds = throughput(self.comm, rows, batches, turns, self.say)
+        while rows:
+            rows.popitem()[1].close()
+        facts = self._facts() | {"turns": turns, "steps": steps, "target": None}
+        runs: list[Runs] = []
+        if target is not None:
+            self._write(facts, speeds, runs)
+            runs = self.to_accuracy(target, lengths, seeds)
+        dist.destroy_process_group()
+        return self._write(facts | {"target": target}, speeds, runs)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the figures depend on; all ranks call it."""
+        settings, size = self.settings, self.settings.train.batch_size
+        model = self.model(settings.train.seed)
+        return {
+            "machine": report.machine(),
+            "command": " ".join(["hybrid", *sys.argv[1:]]),
+            "ranks": self.comm.size,
+            "hosts": len(set(self.comm.allgather(socket.gethostname()))),
+            "threads": self.threads,
+            "model": settings.model.name,
+            "data": settings.data.name,
+            "batch_size": size,
+            "precision": settings.train.precision,
+            "cuts": self.blocks(model, min(self.comm.size, len(units(model)))).cuts,
+            "bases": [name for name in self.bases if name not in self.left_out],
+            "epoch_images": len(self.train) // size * size,
+        }
+
+    def _write(
+        self, facts: dict[str, Any], speeds: Sequence[Speed], runs: Sequence[Runs]
+    ) -> str | None:
+        if self.comm.rank != 0:
+            return None
+        title = f"{facts['model']} on {facts['data']}, {facts['ranks']} ranks"
+        return report.write(self.out, title, facts | {"left_out": self.left_out}, speeds, runs)
+
+
+def _refuse(settings: Config) -> None:
+    """ValueError for a setting that no row would heed."""
+    train, links, checkpoint = settings.train, settings.links, settings.checkpoint
+    why = "the bench's rows all train in float32, on classes, without averages, not compiled"
+    train.refuse("train", why, "precision", "loss", "label_smoothing", "ema", "compile", "graphs")
+    train.refuse("train", "the bench's replicas normalize by their own samples", "sync_batchnorm")
+    why = "the bench trains for --epochs and tests at their end"
+    train.refuse("train", why, "epochs", "early_stop", "evaluate_every", "report_every")
+    links.refuse("links", "the bench measures its own ranks", *type(links).model_fields)
+    checkpoint.refuse("checkpoint", "the bench keeps no runs", *type(checkpoint).model_fields)
+    refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
+    if (name := settings.sampler["name"]) != SAMPLERS.default:
+        raise ValueError(
+            f"sampler.name is {name!r}, but the bench's rows all choose samples by "
+            f"{SAMPLERS.default!r}: leave it out"
+        )
+
+
+def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
+    row.train(batches)
+    if isinstance(row, OwnContender):
+        row.end_epoch()

@@ -1,0 +1,142 @@
+"""What a training is after: its loss and metrics, tried out before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_structure
+
+from hybrid.cuts.partition import Blocks
+from hybrid.data import Data
+from hybrid.data.mixing import Mix, shapes
+from hybrid.samplers.base import Learning
+from solvers.blocks.asking import detached
+from solvers.blocks.metrics import Metric, right_answers, settled
+from solvers.blocks.objective import Loss, Objective, check_mean
+from solvers.checks import unknown
+from solvers.layers.bundle import Bundle
+
+if TYPE_CHECKING:
+    from hybrid.method.setup import Options
+
+LOSSES: Mapping[str, Loss] = {
+    "cross-entropy": nn.functional.cross_entropy,
+    "mse": nn.functional.mse_loss,
+    "l1": nn.functional.l1_loss,
+    "huber": nn.functional.huber_loss,
+    "bce": nn.functional.binary_cross_entropy_with_logits,
+}
+TRIED = 2
+"""Samples to try them on."""
+
+
+class Objectives(NamedTuple):
+    """The objectives of training and test mini-batches, and what mixes the former."""
+
+    training: Objective
+    test: Objective
+    mix: Mix | None
+    output: tuple[int, ...] | None
+    """One sample's; None: several tensors."""
+
+    @classmethod
+    def none(cls) -> Objectives:
+        """Where nothing is measured."""
+        return cls(Objective(), Objective(), None, None)
+
+    @classmethod
+    def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
+        """ValueError, with the reason, for a loss or a metric that fails on what it gets."""
+        loss, smoothed = _losses(options)
+        mix, (inputs, targets) = None, train.sample(TRIED)
+        if options.batch_transform is not None:
+            mix, inputs, targets = Mix.of(options.batch_transform, train, TRIED)
+        given, expected = test.sample(TRIED)
+        if shapes(given) != shapes(inputs):
+            raise ValueError(
+                f"training inputs have shape {shapes(inputs)}, those of the test {shapes(given)}: "
+                "give both alike"
+            )
+        out = tree_map(_leaf, blocks.outputs(inputs))
+        named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
+
+        if "loss" in (options.metrics or {}):
+            raise ValueError("metrics has 'loss', which the loss is called: give it another name")
+
+        def objective(
+            loss: Loss, targets: Any, answers: Bundle | None, each: bool = False
+        ) -> Objective:
+            metrics = _counted(out, targets) if options.metrics is None else options.metrics
+            _check_shapes(options, loss, out, targets)
+            metrics = settled(metrics, out, targets)
+            made = Objective(loss, metrics, answers, named, each, tree_structure(out))
+            packed = targets if answers is None else answers.pack(targets)
+            made(out, packed)
+            made.measured(detached(out), packed)
+            return made
+
+        packing = train.answers if mix is None else mix.answers
+        training = objective(smoothed, targets, packing, isinstance(options.sampler, Learning))
+        check_mean(named, loss, out, targets)
+        tested = objective(loss, expected, test.answers)
+        classified = loss is nn.functional.cross_entropy
+        train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
+        test.expect_classes(_classes(out, expected) if classified else 0)
+        output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
+        return cls(training, tested, mix, output)
+
+
+def _losses(options: Options) -> tuple[Loss, Loss]:
+    """The loss, and the same with smoothed labels, for training."""
+    name, smoothing = options.train.loss, options.train.label_smoothing
+    if options.loss is None and name not in LOSSES:
+        raise ValueError(unknown(name, LOSSES, "loss"))
+    loss = options.loss or LOSSES[name]
+    if not smoothing:
+        return loss, loss
+    if loss is not nn.functional.cross_entropy:
+        what = "loss= is given" if options.loss else f"train.loss is {name!r}"
+        raise ValueError(
+            f"train.label_smoothing is {smoothing}, but {what}, which has no smoothing: leave "
+            "it out"
+        )
+    return loss, partial(nn.functional.cross_entropy, label_smoothing=smoothing)
+
+
+def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
+    """ValueError where torch would spread the targets over the output, with a warning at most."""
+    name = next((name for name, known in LOSSES.items() if known is loss), "")
+    tensors = isinstance(out, Tensor) and isinstance(targets, Tensor)
+    if name in ("", "cross-entropy") or not tensors or out.shape[1:] == targets.shape[1:]:
+        return
+    what = "loss= is torch's" if options.loss else "train.loss is"
+    classes = "cross-entropy, which takes classes, or " if _classes(out, targets) > 1 else ""
+    raise ValueError(
+        f"{what} {name!r}, which compares numbers one by one, but a sample's output has shape "
+        f"{tuple(out.shape[1:])} and its target {tuple(targets.shape[1:])}: choose {classes}"
+        "targets of the output's shape"
+    )
+
+
+def _counted(out: Any, targets: Any) -> Mapping[str, Metric]:
+    """Accuracy, where the targets are classes and the output has logits of each."""
+    return {"accuracy": right_answers} if _classes(out, targets) else {}
+
+
+def _classes(out: Any, targets: Any) -> int:
+    """How many the output has logits of; 0 where the targets are no classes."""
+    if not (isinstance(out, Tensor) and isinstance(targets, Tensor)):
+        return 0
+    classes = targets.dtype is torch.int64 and out.dim() == targets.dim() + 1
+    return out.shape[1] if classes and out.shape[:1] + out.shape[2:] == targets.shape else 0
+
+
+def _leaf(x: Any) -> Any:
+    """A tensor as training gives it to the loss: with a gradient."""
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return x
+    return x.detach().requires_grad_().clone()  # of which a loss may write to the copy

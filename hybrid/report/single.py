@@ -1,0 +1,104 @@
+"""A run folder into a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hybrid.data import Dataset
+from hybrid.errors import one_line
+from hybrid.folder import checkpoint
+from hybrid.folder.files import check_folder, write_atomically
+from hybrid.folder.runfolder import RunFolder
+from hybrid.models import NAME, Chain
+from hybrid.ranks import launch
+from hybrid.report import returns, tables
+from hybrid.report.comparison import compared
+from hybrid.report.curves import curves
+from hybrid.report.factors import kept_dictionary, layers, responses
+from hybrid.report.page import Html, drawing, heading, note, page, row
+from hybrid.report.pictures import section
+from hybrid.report.records import Record, read
+from hybrid.report.timeline import spans, timeline
+from hybrid.rl.resolve import is_run
+from hybrid.runs.restore import Own, restore
+
+
+def write(run: Path, data_dir: str | None = None) -> Path:
+    """Write RUN/report/index.html, whole or not at all; give its path.
+
+    Raises ValueError, FileNotFoundError for a folder that holds no run, a file in it that cannot
+    be read or missing test images, which only a model with a factorization layer needs.
+    """
+    content = returns.content(run) if is_run(run) else _content(read(run), data_dir)
+    return _written(content, run / "report" / "index.html")
+
+
+def compare(runs: Sequence[Path], out: Path) -> Path:
+    """Write OUT/index.html about several runs, whole or not at all; give its path."""
+    return _written(compared(runs), out / "index.html")
+
+
+def _written(content: bytes, file: Path) -> Path:
+    check_folder(file.parent)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    except OSError as error:
+        raise ValueError(
+            f"{one_line(error)}: a report of {tables.amount(len(content))} goes to {file}: make "
+            "room there, or correct the permissions"
+        ) from None
+    return file
+
+
+def _content(record: Record, data_dir: str | None) -> bytes:
+    summary = record.summary
+    known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
+    title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
+    return page(title, [*_overview(record), *_factors(record, data_dir)])
+
+
+def factor_sections(model: nn.Sequential, test: Dataset) -> list[Html]:
+    """What the factors of each of a model's factorization layers respond to."""
+    found = [responses(model, name, layer, test) for name, layer in layers(model)]
+    return [part for one in found for part in section(one)]
+
+
+def _overview(record: Record) -> list[Html]:
+    parts = []
+    if not record.ended:
+        last = record.lines[-1]
+        asked = f" of {record.summary.epochs}" if record.summary.epochs else ""
+        got = f"step {last.step}, after {last.epoch}{asked} epochs."
+        why = "This run has not ended (there is no summary.json). What follows is as far as it got:"
+        parts.append(note(f"{why} {got}"))
+    made = [part(record.summary) for part in (tables.ranks, tables.cuts, tables.rollbacks)]
+    made.append(tables.starts(record.starts))
+    drawn = [drawing(figure, title, title) for title, figure in curves(record.lines).items()]
+    facts = tables.facts(record.summary, record.ended)
+    parts += [row([facts, *filter(None, made)]), heading(2, "Curves"), row(drawn)]
+    if (figure := timeline(spans(record.run / "trace.json"))) is not None:
+        title = "What each rank did when (drag, and zoom; all of trace.json: ui.perfetto.dev)"
+        parts += [heading(2, "Timeline"), row([drawing(figure, title, title)])]
+    return parts
+
+
+def _factors(record: Record, data_dir: str | None) -> list[Html]:
+    """Of the newest checkpoint; nothing for a model without a factorization layer."""
+    folder = RunFolder(record.run).newest()
+    if folder is None:
+        return []
+    manifest = checkpoint.read_manifest(folder)
+    # the data, which may lie elsewhere, is needed only for what a checkpoint tells there is
+    if not kept_dictionary(checkpoint.load_model(folder, manifest)):
+        return []
+    if record.settings is None or NAME.fullmatch(record.settings.model.name) is None:
+        return [note("The factors of a model of your own are not shown: no settings rebuild it.")]
+    restored = restore(record.run, Own(data_dir=data_dir))
+    if not (isinstance(restored.network, Chain) and isinstance(restored.test, Dataset)):
+        return []
+    device = launch.device("auto")
+    restored.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return factor_sections(restored.network, restored.test)

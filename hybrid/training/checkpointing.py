@@ -1,0 +1,204 @@
+"""What checkpoints keep of a run beside its weights: its parts' states, by what they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hybrid.errors import one_line
+from hybrid.folder import checkpoint
+from hybrid.method.setup import RunSetup
+from solvers.splitting.store import channels_last
+from solvers.state import State, Stateful, Tensors
+
+FLIGHTS = "under way on block "
+_COMMON = ("images", "serial_seconds", "parallel_seconds")
+TOTALS = (*_COMMON, "idle_seconds", "gap_steps", "gap_seconds", "bytes_sent")
+"""What a run counts from its first step on; the first three are the same on every rank."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlace:
+    """Where a rank's block lies in the network."""
+
+    rank: int
+    cuts: list[str]
+    """The first unit of every block but the first."""
+    last_unit: str
+    """Of the block."""
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def before(self) -> str:
+        """Name of what is kept at the cut before the block; empty without one."""
+        return _cut_name(self.cuts[self.rank - 1], self.replica) if self.rank else ""
+
+    @property
+    def after(self) -> str:
+        """Name of what is kept at the cut after the block; empty without one."""
+        return _cut_name(self.cuts[self.rank], self.replica) if self.rank < len(self.cuts) else ""
+
+    @property
+    def output(self) -> str:
+        """Name of what is kept of the block's output."""
+        return f"block up to {self.last_unit}"
+
+    @property
+    def flights(self) -> str:
+        """Name of what is kept of what is under way on the block."""
+        return f"{FLIGHTS}{self.rank}{_of_replica(self.replica)}"
+
+
+def collect(
+    parts: Mapping[str, Stateful], place: CheckpointPlace
+) -> tuple[dict[str, Tensors], dict[str, Any]]:
+    """The parts' tensors by the name of their file, and what all ranks share; all ranks call it."""
+    files: dict[str, Tensors] = {}
+    shared: dict[str, Any] = {}
+    for part, stateful in parts.items():
+        state = stateful.state()
+        shared |= {part: state.shared} if state.shared else {}
+        kept = {place.before: state.cut, place.flights: state.flight}
+        if not place.replica:  # it is the same on all of them
+            kept[place.output] = state.block
+        for file, tensors in kept.items():
+            if tensors and file:
+                named = {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+                files.setdefault(file, {}).update(named)
+    return files, shared
+
+
+def give_back(
+    parts: Mapping[str, Stateful],
+    place: CheckpointPlace,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    device: torch.device,
+    cuts: Iterable[str],
+) -> None:
+    """Let the parts take back what a checkpoint has of them.
+
+    `cuts` names the parts whose auxiliary variables fit this run.
+    """
+    same_split = same_grid(manifest, place)
+    there = all(_cut_name(cut, place.replica) in manifest["states"] for cut in place.cuts)
+    everywhere = there and "program" in parts  # another method's are not taken back
+
+    def load(file: str) -> Tensors:
+        found = checkpoint.load_state(folder, manifest, file) if file else {}
+        return channels_last({name: tensor.to(device) for name, tensor in found.items()})
+
+    before, after, output = (load(name) for name in (place.before, place.after, place.output))
+    flights = load(place.flights) if same_split else {}
+    with _fitting(folder):
+        for part, stateful in parts.items():
+            fits = part in cuts
+            stateful.load_state(
+                State(
+                    shared=manifest["shared"].get(part, {}),
+                    cut=_of(part, before) if fits else {},
+                    block=_of(part, output),
+                    flight=_of(part, flights),
+                    after=_of(part, after) if fits else {},
+                    same_split=same_split,
+                    complete=fits and everywhere,
+                )
+            )
+
+
+def dropped(
+    place: CheckpointPlace, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
+) -> list[str]:
+    """What a user should know of what is not taken back; empty if nothing is lost."""
+    same = same_grid(manifest, place)
+    blocks, replicas = len(manifest["cuts"]) + 1, manifest["replicas"]
+    left = []
+    if replicas > 1 == place.replicas:
+        left.append(
+            f"{folder}: {replicas} replicas, kept together by {manifest['sync']}, go on as 1; "
+            "--replicas and sync.name ask for more again"
+        )
+    kept = "program" in parts and (place.replicas == 1 or "sync" in parts)
+    if (same and kept) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
+        return left
+    changed = "number of replicas" if manifest["cuts"] == place.cuts else "cuts"
+    if same:
+        changed = "strategy" if "program" in parts else "solver"
+    where = f"{blocks} blocks" + (f" of {replicas} replicas" if replicas > 1 else "")
+    return [
+        *left,
+        f"{folder}: what {manifest['solver']} had under way on {where} is dropped, because the "
+        f"{changed} changed",
+    ]
+
+
+def same_grid(manifest: Mapping[str, Any], place: CheckpointPlace) -> bool:
+    """Whether a checkpoint is of the same blocks and as many replicas."""
+    return bool(manifest["cuts"] == place.cuts and manifest["replicas"] == place.replicas)
+
+
+def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
+    """What was counted so far; of other blocks (None) only what all of them count alike."""
+    counted: dict[str, float] = manifest["totals"][rank or 0]
+    return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
+
+
+def check_same_run(setup: RunSetup, folder: Path, manifest: dict[str, Any]) -> None:
+    """ValueError if a checkpoint is of another run."""
+    path = folder.parent.parent
+    units, model = [unit.name for unit in setup.blocks.units], setup.names["model"]
+    if manifest["model"] != model or sorted(manifest["units"]) != sorted(units):
+        raise ValueError(
+            f"{path} is a run of {manifest['model']} with {len(manifest['units'])} units, not of "
+            f"{model} with {len(units)}: give its --model, or another --out"
+        )
+    mine = {"data": setup.names["data"], "seed": setup.train.seed}
+    for key, value in mine.items():
+        if manifest[key] != value:
+            raise ValueError(
+                f"{path} is a run with {key} {manifest[key]}, not {value}: "
+                f"resume with its {key}, choose another --out, or, if that is another run's "
+                f"checkpoint, remove {folder} to resume from one before"
+            )
+    if manifest["steps_per_epoch"] != setup.steps_per_epoch:
+        raise ValueError(
+            f"{path} has {manifest['steps_per_epoch']} steps an epoch, these "
+            f"settings {setup.steps_per_epoch}: resume with its data and batch size"
+        )
+    stopped_at = manifest["step"] % setup.steps_per_epoch
+    if stopped_at and manifest["window"] != setup.spacing:
+        raise ValueError(
+            f"{path} stopped after step {stopped_at} of an epoch with a window of "
+            f"{manifest['window']}, not {setup.spacing}: resume with its --window"
+        )
+
+
+@contextmanager
+def _fitting(folder: Path) -> Iterator[None]:
+    """What a solver has kept is its own affair: a fault in taking it back is the checkpoint's."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{folder} holds what this run cannot go on with ({type(error).__name__}: "
+            f"{one_line(error)}): resume with the settings it was made with"
+        ) from error
+
+
+def _of(part: str, tensors: Tensors) -> Tensors:
+    prefix = f"{part}/"
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def _cut_name(cut: str, replica: int) -> str:
+    return f"cut before {cut}{_of_replica(replica)}"
+
+
+def _of_replica(replica: int) -> str:
+    return f" of replica {replica}" if replica else ""

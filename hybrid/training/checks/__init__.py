@@ -1,1 +1,0 @@
-"""What a training is refused for before it starts."""

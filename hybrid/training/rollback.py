@@ -1,0 +1,94 @@
+"""What a run does when it diverges: back to a checkpoint, and on from it with smaller steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hybrid.errors import AgreedError
+from hybrid.links import RankLinks
+from hybrid.method.setup import RunSetup
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.report import DivergedError
+from solvers.blocks.block import Block
+from solvers.windows import Batch
+
+
+def check_weights(block: Block, links: RankLinks, step: int) -> None:
+    """Raise DivergedError on all ranks if weights of any are not finite.
+
+    A loss is computed before its step: what the last step did shows here first. Running statistics
+    count, other buffers do not: a causal mask is full of infinities.
+    """
+    norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
+    finite = all(bool(t.isfinite().all()) for t in tensors)
+    if not all(links.everyone(finite)):
+        raise DivergedError(f"the weights are not finite after step {step}")
+
+
+def check_inputs(
+    error: DivergedError, batches: Sequence[Batch], block: Block, links: RankLinks, samples: int
+) -> None:
+    """Raise AgreedError on all ranks if the inputs have nan, which no smaller step would mend.
+
+    `samples` is N of the training data.
+    """
+    found: int | None = None
+    for batch in batches if block.first else ():
+        spoilt = batch.images().isnan().flatten(1).any(1)
+        if spoilt.any():
+            found = int(batch.ids[spoilt.nonzero()[0].cpu()]) % samples
+            break
+    found = next((sample for sample in links.everyone(found) if sample is not None), None)
+    if found is not None:
+        raise AgreedError(
+            f"{error}: the input of sample {found} has nan in it: correct it, or leave it out"
+        )
+
+
+def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_since: bool) -> Path:
+    """The checkpoint to go back to, of those there are, oldest first.
+
+    The newest or, if none has been written since the last roll-back, the one before its.
+    """
+    if not kept_since:
+        found = [f for f in found if int(f.name) < rollbacks[-1]["to"]] or found[:1]
+    return found[-1]
+
+
+def rates(rollbacks: int, local: bool) -> dict[str, float]:
+    """Step sizes after so many roll-backs.
+
+    The first halves local steps, if there are any; each later one halves all steps.
+    """
+    return {"local": 0.5**rollbacks, "exact": 0.5 ** max(rollbacks - local, 0)}
+
+
+def remedy(
+    error: DivergedError,
+    setup: RunSetup,
+    rounds: Rounds,
+    peak: float,
+    rollbacks: int,
+    newest: Path | None,
+) -> str:
+    """What to do about it; `peak` is the learning rate that the schedule starts from."""
+    lower = f"lower --lr (now {peak:g})"
+    if clipping := _clipping(error.phase, setup, rounds):
+        lower += f" or set {' or '.join(clipping)}"
+    if setup.out is None:
+        return f"{error}; {lower}"
+    good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
+    tried = f"{rollbacks} roll-backs did not help; " if rollbacks else ""
+    return f"{error}; {tried}{good}; {lower}"
+
+
+def _clipping(phase: str, setup: RunSetup, rounds: Rounds) -> list[str]:
+    own = ["solver.clip_norm"] if hasattr(setup.method.solver, "clip_norm") else []
+    if phase == "parallel" or setup.method.solver.exact:
+        return own
+    return ["correction.clip_norm", *(own if rounds.local else [])]

@@ -1,0 +1,166 @@
+"""A run's folder as its ranks share it: the first writes, and all hear whether that went well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from socket import gethostname
+from time import monotonic
+from typing import Any, NamedTuple
+
+from hybrid.folder import checkpoint
+from hybrid.folder.runfolder import RunFolder
+from hybrid.folder.writer import Files, Share, Writer
+from hybrid.links import RankLinks
+from hybrid.rounds.trace import Trace
+from hybrid.settings.config import CheckpointSettings
+
+
+class RankStatus(NamedTuple):
+    """What a rank tells the others at every report."""
+
+    stop: str
+    """The signal it has got, empty without one."""
+    share: Share
+    due: bool
+    """Whether, by its clock, it is time for a checkpoint."""
+    failure: str
+    """Of a callback, empty without one."""
+
+
+class SharedFolder:
+    """Nothing at all where a run keeps nothing (`path` is None). All ranks call what is public."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        links: RankLinks,
+        settings: CheckpointSettings,
+        made: Callable[[int, Path], None] = lambda step, folder: None,
+    ) -> None:
+        self.path, self.links, self.settings = path, links, settings
+        self.made = made
+        """Told, on the first rank, of every checkpoint that has become whole."""
+        self._folder = RunFolder(path or Path())
+        self._writer: Writer | None = None
+        self._kept_at = monotonic()
+        self.kept_since_rollback = True
+
+    def claim(self, resume: bool) -> list[str]:
+        """Own the folder until `release`; what to say of the checkpoints found.
+
+        AgreedError if it has a living owner, or no run to resume, or one where none should be.
+        """
+        if self.path is None:
+            return []
+        token, notices = "", []
+        with self.links.agreement():
+            if self._first:
+                token = self._folder.claim()
+                notices = self._folder.recover() if resume else []
+        with self.links.agreement():
+            self._folder.check(resume)
+        token = self.links.everyone(token)[0]
+        last, check = self.settings.keep_last, self._folder.check_owner
+        best = self.settings.best
+        self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
+        return notices
+
+    def settle(self) -> None:
+        """Let this rank's part of a checkpoint become whole, also when another has failed."""
+        if self._writer is not None:
+            self._writer.settle()
+
+    def release(self) -> None:
+        """Let others have the folder; the first rank does it alone."""
+        self._folder.release()
+
+    def ended(self) -> dict[str, Any] | None:
+        """The summary of a run that has ended, which is told again; None without one."""
+        if self.path is None:
+            return None
+        stored = self.links.everyone(self._folder.summary())[0]
+        if stored is not None and self._first:
+            self._folder.confirm()
+        return stored
+
+    def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
+        """Begin to write, after step `from_step` and so many roll-backs."""
+        hosts = self.links.everyone(gethostname())
+        with self.links.agreement():
+            if self.path is not None and self._first:
+                self._folder.open(config(), from_step, rollbacks, hosts)
+
+    def checkpoints(self) -> list[Path]:
+        """The whole checkpoints, oldest first, as the first rank sees them."""
+        return list(self.links.everyone(checkpoint.complete(self._folder.checkpoints))[0])
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint, as this rank sees it."""
+        return None if self.path is None else self._folder.newest()
+
+    def rewind(self, to_step: int) -> None:
+        """Go on after step `to_step`, to which the run has gone back."""
+        self.kept_since_rollback = False
+        with self.links.agreement():
+            if self._first:
+                self._folder.rewind(to_step)
+
+    def metric(self, line: Mapping[str, Any]) -> str:
+        """Append a line of metrics; gives what a user should know of that, or nothing."""
+        if self.path is None or not self._first:
+            return ""
+        self._folder.metric(line)
+        return self._folder.notice()
+
+    @property
+    def share(self) -> Share:
+        """How far this rank is with its part of a checkpoint."""
+        return self._writer.share if self._writer else Share()
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long training has waited for checkpoints."""
+        return self._writer.blocked_seconds if self._writer else 0.0
+
+    def due(self) -> bool:
+        """Whether, by this rank's clock, it is time for a checkpoint."""
+        minutes = self.settings.minutes
+        return bool(minutes) and monotonic() - self._kept_at >= 60 * minutes
+
+    def keep(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
+        """Begin a checkpoint."""
+        assert self._writer is not None
+        self._writer.begin(step, units, states, manifest)
+        self._kept_at, self.kept_since_rollback = monotonic(), True
+
+    def hear(self, shares: list[Share]) -> None:
+        """Go on by what the ranks tell of their parts."""
+        if self._writer is not None:
+            self._writer.hear(shares)
+            self._tell(self._writer)
+
+    def finish(self) -> None:
+        """Wait until the checkpoint begun last is whole."""
+        if self._writer is not None:
+            self._writer.finish()
+            self._tell(self._writer)
+
+    def close(self, summary: dict[str, Any] | None, trace: Trace) -> None:
+        """Write summary and trace; without a summary, after a failure, only if that is possible."""
+        if self.path is None:
+            return
+        everyone = self.links.everyone(trace.events)
+        with self.links.agreement() if summary else suppress(OSError, ValueError):
+            if self._first:
+                self._folder.close(summary, [event for rank in everyone for event in rank])
+
+    def _tell(self, writer: Writer) -> None:
+        while writer.made:
+            folder = writer.made.pop(0)
+            self.made(int(folder.name), folder)
+
+    @property
+    def _first(self) -> bool:
+        return self.links.place.number == 0

@@ -1,0 +1,102 @@
+"""What any optimizer keeps of a parameter: found on a stand-in, written as tensors, taken back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Made = TypeVar("Made", bound=torch.optim.Optimizer)
+
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
+    """An optimizer that steps some of its parameters alone, with what it keeps of each.
+
+    Its groups are copies: a learning rate set there is nobody else's.
+    """
+    own = {id(p) for p in parameters}
+    made = object.__new__(type(optimizer))
+    vars(made).update(vars(optimizer))
+    groups = optimizer.param_groups
+    made.param_groups = [
+        {**group, "params": [p for p in group["params"] if id(p) in own]} for group in groups
+    ]
+    return made
+
+
+def clone_optimizer(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> torch.optim.Optimizer:
+    """Another one of its class over other parameter groups, which hold what is to differ.
+
+    ValueError if its constructor cannot do with the groups and the class's defaults.
+    """
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    names = inspect.signature(kind).parameters
+    arguments = {k: v for k, v in optimizer.defaults.items() if k in names}
+    try:
+        return kind([dict(group) for group in groups], **arguments)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"another {kind.__name__} cannot be made from the parameter groups of one ({error}): "
+            "let its class put all arguments of __init__ into its defaults"
+        ) from None
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+    """What it keeps of a parameter after a step: tensors, numbers and None by the name of the slot.
+
+    It is of a stand-in of the same shape and device, and empty if the optimizer has no such
+    parameter. ValueError for what a checkpoint has no form for.
+    """
+    groups = optimizer.param_groups
+    group = next((g for g in groups if any(p is parameter for p in g["params"])), None)
+    if group is None:
+        return {}
+    stand_in = nn.Parameter(torch.zeros_like(parameter))
+    stand_in.grad = torch.zeros_like(stand_in)
+    trial = clone_optimizer(optimizer, [{**group, "params": [stand_in]}])
+    trial.step()
+    state, name = dict(trial.state.get(stand_in, {})), type(optimizer).__name__
+    for slot, value in state.items():
+        if value is not None and not isinstance(value, Tensor) and type(value) not in NUMBERS:
+            raise ValueError(
+                f"{name} keeps {slot} of a parameter, a {type(value).__name__}, and a checkpoint "
+                "holds tensors and numbers: keep it as one of those"
+            )
+    stepped = trial.param_groups[0]
+    for key, value in group.items():
+        if key != "params" and stepped[key] is not value and stepped[key] != value:
+            raise ValueError(
+                f"{name} changes {key!r} of a parameter group as it steps, and a checkpoint holds "
+                "what is kept of single parameters: keep it in the state of each"
+            )
+    return state
+
+
+def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What is kept of a parameter, its numbers as tensors without dimensions; None is left out."""
+    found = {slot: value for slot, value in state.items() if value is not None}
+    return {
+        slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
+        for slot, v in found.items()
+    }
+
+
+def from_tensors(model: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The state that `to_tensors` wrote, its types, devices and layouts those of `model`."""
+    state = dict.fromkeys(model)
+    for slot, tensor in tensors.items():
+        wanted = model[slot]
+        if isinstance(wanted, Tensor):
+            state[slot] = torch.empty_like(wanted).copy_(tensor)
+        elif wanted is None:
+            state[slot] = tensor.clone()
+        else:
+            state[slot] = type(wanted)(tensor.item())
+    return state

@@ -1,0 +1,36 @@
+"""FDG: `DDG` with forward passes unlocked, too (Zhuang et al., github ZHUANGHP/FDG)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from solvers.delayed.ddg import DDG
+
+
+@dataclass(frozen=True)
+class FDG(DDG):
+    r"""Fully decoupled training with delayed gradients (Zhuang et al., github ZHUANGHP/FDG).
+
+    `DDG` with d_k = 2 (K-1-k), so that a message has a tick to arrive in, and adjoints that shrink
+    by b at every hop, since what comes from afar is older.
+    """
+
+    name: ClassVar[str] = "fdg"
+
+    gradient_shrinking: float = 1.0
+    """b in (0, 1], by which an adjoint is multiplied at every hop."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.gradient_shrinking <= 1:
+            raise ValueError(
+                f"gradient_shrinking is {self.gradient_shrinking}; it must lie in (0, 1]"
+            )
+
+    def delay(self, index: int, count: int) -> int:
+        return 2 * super().delay(index, count)
+
+    @property
+    def shrink(self) -> float:
+        return self.gradient_shrinking

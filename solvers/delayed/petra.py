@@ -1,0 +1,153 @@
+"""PETRA: reversible blocks, delayed gradients, nothing stashed (Rivaud et al., 2406.02052)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from solvers.base import GraphBytes, Setup, program_of
+from solvers.blocks.buffers import frozen_statistics
+from solvers.delayed.base import Delayed, DelayedProgram, Flight, tensor_bytes
+from solvers.exact.micro_batches import MicroBatch
+from solvers.layers.reversible import Reversible
+
+
+@dataclass(frozen=True)
+class Petra(Delayed):
+    r"""`Delayed` with d_k = 2 (K-1-k); all at the weights of the tick:
+
+        x_k = f_k(x_{k-1}; w_k)                                   forward, sent up, nothing kept
+        xt_{k-1} = f_k^{-1}(xt_k; w_k)                            what the input was, but for drift
+        p_k = (d f_k / d x)^T p_{k+1},  dw_k  at xt_{k-1}         sent down with xt_{k-1}
+        w_k <- optimizer step with the sum of dw_k over a mini-batch's micro-batches
+
+    Units that are not reversible (stem, downsampling, head) keep their inputs in a queue, d_k of
+    them. So a block's memory does not grow with the reversible units in it. The backward pass goes
+    unit by unit, and alone moves BatchNorm's running statistics. The last block does forward, loss
+    and backward in one tick by ordinary back-propagation, so K = 1 is plain training bit for bit.
+    """
+
+    name: ClassVar[str] = "petra"
+
+    def check(self, setup: Setup) -> None:
+        if setup.bundled:
+            raise ValueError(
+                "several tensors go into a block at once, and 'petra' turns units round one tensor "
+                "at a time: choose another solver"
+            )
+        if setup.compiled:
+            raise ValueError(
+                "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "
+                "out"
+            )
+
+    def delay(self, index: int, count: int) -> int:
+        return 2 * super().delay(index, count)
+
+    def held_bytes(
+        self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
+    ) -> int:
+        x, queued, largest = self.first_part(lam), [], 0
+        if index == count - 1:
+            return graph(module, x)
+        with torch.no_grad(), frozen_statistics(module):
+            for part in _segments(module):
+                if isinstance(part, Reversible):
+                    largest = max(largest, graph(part.residual, x.chunk(2, dim=1)[0]))
+                else:
+                    largest = max(largest, graph(part, x))
+                    queued.append(x)
+                x = part(x)
+        return largest + self.delay(index, count) * tensor_bytes(queued)
+
+
+@program_of(Petra)
+class PetraProgram(DelayedProgram):
+    """One rank's reversible units and the queues of the others."""
+
+    solver: Petra
+
+    def begin(self) -> None:
+        super().begin()
+        self._parts = _segments(self.block.module)
+
+    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
+        flight, block, x = Flight(part), self.block, lam
+        self._draw_for(flight)
+        spans = block.span("forward", part.key)
+        with spans, torch.no_grad(), frozen_statistics(block.module), block.numbers():
+            for i, unit in enumerate(self._parts):
+                if not isinstance(unit, Reversible):
+                    flight.stash[str(i)] = x
+                x = unit(x)
+        self._up(x)
+        return flight
+
+    def _draw_for(self, flight: Flight) -> None:
+        if self.block.draws is not None:
+            self.block.draws.draw_for(flight.part.key)
+
+    def _take(self) -> tuple[Tensor, ...]:
+        return *super()._take(), *super()._take()
+
+    def _backward(self, flight: Flight) -> None:
+        block, message = self.block, self._message()
+        x = self._wire.receive(message, block.dtype)
+        p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
+        self._draw_for(flight)
+        with block.span("backward", flight.part.key):
+            x, p = self._unwound(flight, x, p)
+        if not block.first:
+            self._down(x, p, flight.part)
+        self._step(flight.part)
+
+    def _unwound(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Input and its adjoint, from those of the output."""
+        block = self.block
+        for i, unit in reversed([*enumerate(self._parts)]):
+            if isinstance(unit, Reversible):
+                with block.numbers():
+                    x, p = unit.reverse(x, p, self._branch_backward)
+            else:
+                wanted = not (block.first and i == 0)
+                x = flight.stash[str(i)].detach().requires_grad_(wanted)
+                with block.numbers():
+                    out = unit(x)
+                block.backward(out, p)
+                if wanted:
+                    x, p = x.detach(), block.input_adjoint(x)
+        return x, p
+
+    def _branch_backward(self, x: Tensor, out: Tensor, p_out: Tensor) -> Tensor:
+        block = self.block
+        block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
+        return block.input_adjoint(x)
+
+    def _down(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
+        self._wire.send(self.links.to_previous, lam.detach())
+        super()._down(lam, p_in, part)
+
+
+class _Copy(nn.Module):
+    """Before what works in place: a queue's inputs must stay as they are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+def _segments(module: nn.Module) -> list[nn.Module]:
+    """A block's reversible units, and runs of the others between them, in order."""
+    found: list[nn.Module] = []
+    # children() leaves out the second use of a module
+    for kind, run in groupby(module._modules.values(), lambda part: isinstance(part, Reversible)):
+        parts = [part for part in run if part is not None]
+        if kind:
+            found += parts
+        else:
+            before = [_Copy()] if getattr(parts[0], "inplace", False) else []
+            found.append(nn.Sequential(*before, *parts))
+    return found

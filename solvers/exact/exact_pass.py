@@ -1,0 +1,231 @@
+"""The exact forward-backward pass over blocks, pipelined over micro-batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from solvers.base import Program, Recorder
+from solvers.blocks.buffers import captured_buffers, frozen_statistics, standing_in
+from solvers.checks import check_choices, check_numbers
+from solvers.exact.filling import BubbleFill
+from solvers.exact.micro_batches import MicroBatch, micro_batches
+from solvers.exact.pipeline import Op, order
+from solvers.exact.wire import Wire, WireFormat
+from solvers.state import Tensors
+from solvers.windows import Batch, PhaseStats, Record, Window
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """How an exact pass runs: as the solver `backprop`, and as other methods' correction."""
+
+    micro_batches: int = 1
+    """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
+    clip_norm: float = 0.0
+    """Largest norm of the whole network's gradient; 0: no clipping."""
+    recompute: bool = False
+    """Keep only block inputs and run forward again before backward: less memory, same result."""
+    messages: WireFormat = "float32"
+    """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
+    filter: int = 1
+    """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, not_negative=("clip_norm",), at_least_one=("micro_batches", "filter"))
+        check_choices(self)
+
+
+class ExactPass(Program):
+    r"""Back-propagation over K blocks, pipelined over m micro-batches.
+
+    Forward   lam_{k+1} = x_k = f_k(lam_k; w_k),   lam_0 the image
+    Backward  p_k = (d x_k / d lam_k)^T p_{k+1},   p_K = d phi / d x_{K-1}
+    Step      w_k <- optimizer step with the sum over micro-batches of (d x_k / d w_k)^T p_{k+1}
+
+    With m = 1 it equals a plain training loop bit for bit, whatever K. With m > 1 the micro-batches
+    run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503; drawn at
+    `pipeline.order`), so block k holds at most K - k graphs at once and idles for (K-1) of m+K-1
+    slots. BatchNorm then normalizes each micro-batch by its own statistics, and its running
+    statistics are updated m times a step: m > 1 is a different, equally valid training run.
+
+    The idle slots can take the local steps of a `BubbleFill`.
+    """
+
+    solver: PassSettings
+
+    def train(
+        self, window: Window, recorder: Recorder | None = None, fill: BubbleFill | None = None
+    ) -> PhaseStats:
+        """One exact step a mini-batch, recorded where there is a recorder.
+
+        A `fill` works in the gaps, and records for itself.
+        """
+        stats = PhaseStats()
+        with stats.timed(self.links.now):
+            for rows, batch in window.recorded():
+                self.gradient(batch, rows, recorder, stats, fill)
+                if fill is None:
+                    self.step(batch)
+                else:
+                    fill.step(batch, lambda batch=batch: self.step(batch))  # type: ignore[misc]
+            self.links.flush()
+        return stats
+
+    def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
+        """Record an exact pass over the window without a step or a change of statistics."""
+        stats = PhaseStats()
+        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+            for rows, batch in window.recorded():
+                self.gradient(batch, rows, recorder, stats, steps=False)
+                self.block.module.zero_grad(set_to_none=True)
+            self.links.flush()
+        return stats
+
+    def propagate(self, window: Window, recorder: Recorder | None = None) -> PhaseStats:
+        """Forward only: record activations, without adjoints; BatchNorm's statistics move.
+
+        A block with carried auxiliary variables at its input starts from them.
+        """
+        block, links = self.block, self.links
+        stats, wire = PhaseStats(), Wire(self.solver.messages, self.solver.filter)
+        with stats.timed(links.now), torch.no_grad():
+            for rows, batch in window.recorded():
+                if block.first:
+                    lam = batch.images()
+                else:
+                    lam = wire.receive(links.from_previous, block.dtype)
+                if recorder is not None:
+                    carried = recorder.carried_input(rows)
+                    lam = lam if carried is None else carried
+                out = block.forward(lam, (0, batch.step, 0))
+                if block.last:
+                    stats.classified(block.classify(out, batch.labels()))
+                else:
+                    wire.send(links.to_next, out)
+                if recorder is not None:
+                    before, after = None if block.first else lam, None if block.last else out
+                    recorder.record(Record(rows, lam=before, out=after))
+                stats.samples += len(batch)
+            links.flush()
+        return stats
+
+    def gradient(
+        self,
+        batch: Batch,
+        rows: slice,
+        recorder: Recorder | None,
+        stats: PhaseStats,
+        fill: BubbleFill | None = None,
+        steps: bool = True,
+    ) -> None:
+        """Leave the exact gradient of the batch-mean loss in the parameters, for a step or not."""
+        recorders: list[tuple[Callable[[Record], None], int]] = []
+        if recorder is not None:
+            recorders.append((recorder.record, rows.start))
+        if fill is not None:
+            recorders.append((fill.record, fill.next_row))
+        plain = steps and fill is None and type(self).step is ExactPass.step
+        run = _Pass(self, batch, recorders, plain)
+        m, gaps = len(run.parts), None if fill is None else fill.gaps
+        for op in order(self.block.index, self.block.count, m, gaps):
+            if op is Op.FORWARD:
+                run.forward(stats)
+            elif op is Op.BACKWARD:
+                run.backward()
+            else:
+                assert fill is not None
+                with fill.watch.running(self.links.now):
+                    fill.work(op)
+        stats.samples += len(batch)
+        stats.steps += 1
+        if run.losses:
+            stats.losses.append(torch.stack(run.losses).sum())
+
+    def step(self, batch: Batch) -> None:
+        """Step on the exact gradient at hand."""
+        clip = self.solver.clip_norm
+        self.block.step("exact", batch.learning_rate, clip, self.links.all_gather)
+
+
+class _Pass:
+    """One mini-batch on its way through one block."""
+
+    def __init__(
+        self,
+        program: ExactPass,
+        batch: Batch,
+        recorders: list[tuple[Callable[[Record], None], int]],
+        plain: bool,
+    ) -> None:
+        settings, block = program.solver, program.block
+        self.block, self.links, self.recorders = block, program.links, recorders
+        self.recompute = settings.recompute
+        self.wire = Wire(settings.messages, settings.filter)
+        self.parts = micro_batches(batch, settings.micro_batches, block)
+        self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
+        self.captured: deque[Tensors] = deque()
+        """What forward passes that are run again have met: they give the same, and count once."""
+        self.losses: list[Tensor] = []
+        self.forwards = 0
+        self.plain = plain
+        """Whether the step is on this pass's gradient alone, as it is."""
+
+    def forward(self, stats: PhaseStats) -> None:
+        part = self.parts[self.forwards]
+        self.forwards += 1
+        if part.images is not None:
+            lam = part.images
+        else:
+            lam = self.wire.receive(self.links.from_previous, self.block.dtype)
+            lam = lam.detach().requires_grad_()
+        if self.recompute:
+            with captured_buffers(self.block.module, norms=True) as buffers:
+                out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
+            for earlier in self.captured:  # what moves now they have met as it was
+                earlier.update(buffers | earlier)
+            self.captured.append(buffers)
+        else:
+            out = self.block.forward(lam, part.key)
+        if part.labels is not None:
+            found = self.block.classify(out, part.labels)
+            stats.scored(found)
+            out = found.loss * part.share
+            self.losses.append(found.loss.detach() * part.own_share)
+        else:
+            self.wire.send(self.links.to_next, out.detach())
+        self.graphs.append((part, lam, out))
+
+    def backward(self) -> None:
+        part, lam, out = self.graphs.popleft()
+        p_out = p_in = None
+        if not self.block.last:
+            dtype = out.dtype if self.block.scaler is None else torch.float32
+            p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
+        ends = self.plain and not self.graphs and self.forwards == len(self.parts)
+        with (
+            standing_in(self.block.module, self.captured.popleft())
+            if self.recompute
+            else nullcontext(),
+            self.block.last_pass("exact") if ends else nullcontext(),
+        ):
+            self.block.backward(out, p_out, key=part.key)
+        if not self.block.first:
+            p_in = self.block.input_adjoint(lam)
+            self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
+        for record, start in self.recorders:
+            record(
+                Record(
+                    slice(start + part.start, start + part.stop),
+                    lam=None if self.block.first else lam.detach(),
+                    p_in=None if p_in is None else self.block.stored_adjoint(p_in * part.size),
+                    out=None if self.block.last else out.detach(),
+                    p_out=None if p_out is None else self.block.stored_adjoint(p_out * part.size),
+                )
+            )

@@ -1,0 +1,80 @@
+"""A non-negative factorization layer (DeepFacto: Khorram et al., arXiv 2105.00339)."""
+
+import torch
+from torch import Tensor
+
+from solvers.kernels.factors import EPSILON, multiply
+from solvers.layers.projection import Projection
+
+
+class Factorization(Projection):
+    r"""P(z) = M S with codes M >= 0 that best explain z for a dictionary S >= 0 (rank x channels).
+
+    Rows of z are its pixels (N H W x C of an (N, C, H, W) tensor) or samples ((N, C)). The
+    multiplicative updates of Lee and Seung (NIPS 2000), with T = max(0, z):
+
+        M <- M * (T S^T) / (M S S^T + eps)
+        S <- S * (M^T T) / (M^T M S + eps),   M^T T and M^T M averaged over mini-batches
+
+    The layer solves for M with S fixed, `iterations` updates from a start that depends on z alone.
+    Only block-ADMM moves S: it is a buffer, no parameter.
+    """
+
+    dictionary: Tensor
+
+    def __init__(self, channels: int, rank: int, iterations: int = 30) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"the rank of a factorization is {rank}; it must be at least 1")
+        self.iterations = iterations
+        self.register_buffer("dictionary", torch.rand(rank, channels) + 0.1)
+
+    def project(self, z: Tensor) -> Tensor:
+        return self.compose(self.codes(z))
+
+    @torch.no_grad()
+    def codes(self, z: Tensor, start: Tensor | None = None, iterations: int = 0) -> Tensor:
+        """M of z (N, C, H, W) or (N, C): (N, rank, H, W) or (N, rank).
+
+        `start` is an M to go on from; `iterations` 0 takes the layer's own number.
+        """
+        t, S = _rows(z).clamp_min(0), self.dictionary.to(z.dtype)
+        right, gram = t @ S.T, S @ S.T
+        if start is None:
+            # the best multiple of one code for all factors
+            scale = right.sum(1) / gram.sum().clamp_min(EPSILON)
+            M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, len(S)).contiguous()
+        else:
+            M = _rows(start)
+        return _like(multiply(right, gram, M, iterations or self.iterations), z)
+
+    @torch.no_grad()
+    def compose(self, codes: Tensor) -> Tensor:
+        """M S, shaped like the z that the codes explain."""
+        return _like(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
+
+    @torch.no_grad()
+    def statistics(self, z: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """(M^T T, M^T M) a row, in float64: what an update of S needs to know of a mini-batch."""
+        t, M = _rows(z).clamp_min(0).double(), _rows(codes).double()
+        return M.T @ t / len(t), M.T @ M / len(t)
+
+    @torch.no_grad()
+    def update(self, cross: Tensor, gram: Tensor, iterations: int = 1) -> None:
+        """S <- S * (M^T T) / (M^T M S + eps), from `statistics`, maybe averaged."""
+        S = multiply(cross.T, gram.T, self.dictionary.double().T, iterations)
+        self.dictionary.copy_(S.T)
+
+
+def _rows(z: Tensor) -> Tensor:
+    """(N, C, H, W) -> (N H W, C); (N, C) stays."""
+    return z.flatten(2).transpose(1, 2).flatten(0, 1) if z.dim() > 2 else z
+
+
+def _like(rows: Tensor, z: Tensor) -> Tensor:
+    """(N H W, c) -> (N, c, H, W) for the N, H, W of z; (N, c) stays."""
+    if z.dim() <= 2:
+        return rows
+    spatial = z.shape[2:]
+    made = rows.view(len(z), -1, rows.shape[1]).transpose(1, 2)
+    return made.reshape(len(z), rows.shape[1], *spatial)

@@ -1,0 +1,1 @@
+"""Methods whose blocks train on a loss of their own."""

@@ -1,1 +1,0 @@
-"""The exact pass: its order, its gaps and its messages."""

@@ -1,0 +1,153 @@
+"""What one rank keeps of its auxiliary variables: how it starts, travels and is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solvers.blocks.block import Block
+from solvers.kernels import pool, upsample
+from solvers.splitting.coefficients import Coefficients
+from solvers.splitting.store import Store, channels_last
+from solvers.state import State, Tensors
+from solvers.windows import Record, Rows
+
+
+class AuxiliaryStore:
+    """The part of a program that keeps lam_k, and what its sub-problem knows of lam_{k+1}.
+
+    Of the settings it reads beta_unit, lam_start, lam_step, filter, filter_mode, storage and
+    balance_ratio.
+    """
+
+    solver: Any
+    setup: Any
+    block: Block
+
+    def begin(self) -> None:
+        solver = self.solver
+        self._store = Store(self.setup.samples, solver.storage)
+        self._whole = solver.filter_mode == "coupling"
+        self._before, self._after = solver.coefficients(), solver.coefficients()
+        self._carried = (False, False)
+
+    def record(self, record: Record) -> None:
+        """Start the auxiliary variables of the record's rows.
+
+        Without adjoints, which a forward pass alone does not give, they are the activations; and
+        those that a checkpoint gave stay.
+        """
+        before, after = self._carried
+        lam = None if before and record.p_in is None else record.lam
+        out = None if after and record.p_out is None else record.out
+        self._begin(replace(record, lam=lam, out=out))
+
+    def carried_input(self, rows: Rows) -> Tensor | None:
+        return self._input(rows) if self._carried[0] else None
+
+    def _begin(self, record: Record) -> None:
+        rows = record.rows
+        self._measure(record)
+        if record.lam is not None:
+            lam = self._held_in(self._start(record.lam, record.p_in, self._before))
+            self._store.put("lam", rows, lam if self._whole else self._pool(lam))
+        if record.out is not None:
+            target = self._held_out(self._start(record.out, record.p_out, self._after))
+            self._store.put("target", rows, self._pool(target))
+
+    def _measure(self, record: Record) -> None:
+        """Take the activations' energy where beta is a coefficient of it, once a window."""
+        if self.solver.beta_unit == "energy" and record.rows.start == 0:
+            for cut, x in ((self._before, record.lam), (self._after, record.out)):
+                if x is not None:
+                    cut.measure(self._pool(x))
+
+    def records(self) -> Tensors:
+        return self._store.state() | {"energies": self._energies()}
+
+    def load_records(self, records: Tensors) -> None:
+        self._before.energy, self._after.energy = records.pop("energies").tolist()
+        for name, value in channels_last(records).items():
+            self._store.put(name, slice(0, self._store.samples), value)
+
+    def _energies(self) -> Tensor:
+        return torch.tensor([self._before.energy, self._after.energy], dtype=torch.float64)
+
+    def state(self) -> State:
+        kept = self._store.state(["lam", "kappa_in"]) if self.setup.carried else {}
+        if self.solver.balance_ratio:
+            kept["factor"] = torch.tensor(self._before.factor, dtype=torch.float64)
+        if self.setup.carried and self.solver.beta_unit == "energy":
+            kept["energy"] = torch.tensor(self._before.energy, dtype=torch.float64)
+        return State(cut=kept)
+
+    def load_state(self, state: State) -> None:
+        everything = slice(0, self._store.samples)
+        index, setup = self.block.index, self.setup
+        for cut, kept in ((self._before, state.cut), (self._after, state.after)):
+            cut.factor = float(kept.get("factor", cut.factor))
+            cut.energy = float(kept.get("energy", cut.energy))
+        before = self._fitting(channels_last(state.cut), setup.shape_before(index))
+        after = self._fitting(channels_last(state.after), setup.shape_after(index))
+        for name in ("lam", "kappa_in"):
+            if name in before:
+                self._store.put(name, everything, before[name])
+        self._carried = ("lam" in before, "lam" in after)
+        if "lam" in after:
+            lam = after["lam"]
+            self._store.put("target", everything, self._shared(lam) if self._whole else lam)
+            if "kappa_in" in after:
+                self._store.put("kappa_out", everything, after["kappa_in"])
+
+    def _fitting(self, kept: Tensors, shape: tuple[int, ...] | None) -> Tensors:
+        """What a cut has kept; RuntimeError unless it is nothing, or all of its shape."""
+        wanted = [n for n in ("lam", "kappa_in") if n in self.solver.buffers(self.setup)[0]]
+        found: Tensors = {name: kept[name] for name in wanted if name in kept}
+        if found and sorted(found) != sorted(wanted):
+            raise RuntimeError(f"{' and '.join(found)} without the rest of {', '.join(wanted)}")
+        for name, tensor in found.items():
+            channels, *pixels = shape or (0,)
+            side = 1 if name == "lam" and self._whole else self.solver.filter
+            expected = (self._store.samples, channels, *(size // side for size in pixels))
+            if tensor.shape != expected or not tensor.is_floating_point():
+                raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")
+        return found
+
+    def _held_in(self, lam: Tensor) -> Tensor:
+        """lam within what the cut before this block holds it to."""
+        return lam
+
+    def _held_out(self, lam: Tensor) -> Tensor:
+        """lam within what the cut after this block holds it to."""
+        return lam
+
+    def _start(self, x: Tensor, p: Tensor | None, cut: Coefficients) -> Tensor:
+        if p is None or self.solver.lam_start == "feasible":
+            return x
+        wide = torch.promote_types(x.dtype, torch.float32)
+        eta: float = self.solver.lam_step / (2 * cut.moving)
+        return x.to(wide) - eta * p.to(wide)
+
+    def _input(self, rows: Rows) -> Tensor:
+        """What this block computes from."""
+        return self._own(rows)
+
+    def _own(self, rows: Rows) -> Tensor:
+        """lam_k, which this rank owns."""
+        lam = self._store.get("lam", rows)
+        return lam if self._whole else upsample(lam, self.solver.filter)
+
+    def _raw_own(self, rows: Rows) -> Tensor:
+        """lam_k in the store's number format."""
+        lam = self._store.raw("lam", rows)
+        return lam if self._whole else upsample(lam, self.solver.filter)
+
+    def _pool(self, x: Tensor) -> Tensor:
+        return pool(x, self.solver.filter)
+
+    def _shared(self, lam: Tensor) -> Tensor:
+        """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
+        return self._store.message(self._pool(self._store.rounded(lam)))

@@ -1,0 +1,219 @@
+"""Auxiliary-variable networks: lam generated from the image, not stored (arXiv 2112.05387)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from solvers.base import Program, Shape, Solver, program_of
+from solvers.blocks.buffers import frozen_statistics
+from solvers.checks import check_choices, check_momentum, check_numbers
+from solvers.kernels import couple
+from solvers.layers.auxiliary import HASHED, auxiliary_network
+from solvers.state import State, entries
+from solvers.windows import Batch, PhaseStats, Window
+
+
+@dataclass(frozen=True)
+class AuxNet(Solver):
+    r"""The splitting with lam_k = a_k(x; v_k), a small network a cut, x the augmented image.
+
+    Local loss of block k < K-1, per sample, from its own lam_k (block K-1: phi):
+
+        beta ||lam_{k+1} - x_k||^2 + <kappa_{k+1}, lam_{k+1} - x_k>
+
+        p_out = -2 beta (lam_{k+1} - x_k) - kappa_{k+1}   (k < K-1),   d phi / d x   (k = K-1)
+        w_k   <- optimizer step with (1/N) sum over samples of (d x_k / d w_k)^T p_out
+        lam*  =  x_{k-1} - eta p_in,        eta = lam_step / (2 beta)
+        v_k   <- Adam step on (1/N) sum over samples of 1/2 ||a_k(x; v_k) - lam*||^2
+
+    multiplier    none      kappa = 0: the penalty; a mini-batch sends lam_k down and x_k up
+                  adjoint   kappa_k = -p_in(k), at lam_k: what a full exchange of the augmented
+                            Lagrangian leaves; p_in goes down, too, and backward passes wait for it
+
+    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k sees the image, not the
+    label, so of p_in it learns E[p_in | x], what it finds out about the class by itself: without a
+    multiplier that is all the blocks before the cut hear of the loss, and the reason why a full
+    step (lam_step 1) does not carry lam away although a small beta makes it 1000 p_in.
+
+    No forward pass waits for another: all ranks start from the image at once. Nothing is stored
+    per sample, so every sweep may see newly augmented images.
+
+    With T_d for the data, T_f and T_b for the whole network's forward and backward pass, t_psi for
+    the coupling and t_f, t_b for a_k's passes, the predicted speed-up of an epoch is, without a
+    multiplier,
+
+        rho(K) = (T_d + T_f + T_b) / (T_d + (T_f + T_b)/K + t_psi + t_f + t_b)
+    """
+
+    name: ClassVar[str] = "auxnet"
+    has_auxiliary_weights: ClassVar[bool] = True
+    alternates: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"images"})
+
+    beta: float = 5e-4
+    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
+    lam_step: float = 1.0
+    """Step of the wanted lam*, in units of 1 / (2 beta)."""
+    multiplier: Literal["none", "adjoint"] = "none"
+    """What a block trains towards: lam alone, or lam with kappa = -p_in, which it waits for."""
+    local_lr: float | None = None
+    """Learning rate of the parallel phase, relative to the schedule's; unset: 0.1, or 1 alone."""
+    momentum: float | None = 0.9
+    """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimizer."""
+    width: int = 16
+    """Channels, or features, of the networks a_k."""
+    depth: int = 1
+    """Layers of a_k, of images convolutions of 3 x 3, at least one for every halving."""
+    aux_lr: float = 1e-3
+    """Learning rate of v_k (Adam)."""
+
+    def __post_init__(self) -> None:
+        rate = () if self.local_lr is None else ("local_lr",)
+        check_numbers(
+            self,
+            positive=("beta", "aux_lr", *rate),
+            not_negative=("lam_step",),
+            at_least_one=("width", "depth"),
+        )
+        check_momentum(self.momentum)
+        check_choices(self)
+
+
+@program_of(AuxNet)
+class AuxNetProgram(Program):
+    """One rank's block and, behind the first, its auxiliary network a_k."""
+
+    solver: AuxNet
+
+    def begin(self) -> None:
+        solver, block = self.solver, self.block
+        if solver.momentum is not None:
+            block.own_optimizer(solver.momentum)
+        usual = 0.1 if self.setup.correct_every else 1.0
+        self._local_lr = usual if solver.local_lr is None else solver.local_lr
+        self._adjoints = solver.multiplier == "adjoint"
+        self._network: nn.Sequential | None = None
+        self._sweep = 0
+
+    def train(self, window: Window) -> PhaseStats:
+        """Sweep the window; losses, answers and residuals are the last sweep's."""
+        stats = PhaseStats()
+        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+            for self._sweep in range(window.sweeps):
+                stats.losses, stats.correct, stats.squares, stats.exchanged = [], [], [], []
+                stats.samples, stats.seen = 0, []
+                for _, batch in window.sweep(self._sweep):
+                    self._visit(batch, stats)
+            self.links.flush()
+        return stats
+
+    def _visit(self, batch: Batch, stats: PhaseStats) -> None:
+        block, links = self.block, self.links
+        images = batch.images()
+        generated = None
+        if block.first:
+            lam = images
+        else:
+            generated = self._generate(images)
+            lam = generated.detach().requires_grad_()
+            links.to_previous(generated.detach())
+        x = block.forward(lam, (1, batch.step, self._sweep))
+        if block.last:
+            found = block.classify(x, batch.labels())
+            block.backward(found.loss if batch.share == 1 else found.loss * batch.share)
+            stats.classified(found)
+        else:
+            links.to_next(x.detach())
+            lam_above, samples = links.from_next(), batch.size / block.loss_scale
+            kappa = -links.from_next() if self._adjoints else None
+            coupling = couple(x.detach(), lam_above, kappa, self.solver.beta, samples=samples)
+            if x.requires_grad:
+                with block.span("backward"):
+                    x.backward(coupling.p_out)
+            stats.losses.append(coupling.loss / len(batch))
+            stats.squares.append(coupling.squares)
+        p_in = block.sample_adjoint(lam, batch.size)
+        if p_in is not None and self._adjoints:
+            links.to_previous(p_in)
+        block.step("local", batch.learning_rate * self._local_lr)
+        if generated is not None:
+            assert p_in is not None
+            squares = self._regress(links.from_previous(), generated, p_in, batch.size)
+            stats.exchanged.append(squares)
+        stats.samples += len(batch)
+        stats.steps += 1
+
+    def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, size: int) -> Tensor:
+        """One step of v_k towards lam*; squares of residual and change."""
+        residual = lam.detach() - x.to(lam.dtype)
+        eta = self.solver.lam_step / (2 * self.solver.beta)
+        pull = residual + eta * p_in  # lam - lam*
+        lam.backward(pull / size)
+        self.block.step("auxiliary", self.solver.aux_lr)
+        squares = [torch.sum(residual.square()), torch.sum((2 * self.solver.beta * pull).square())]
+        return torch.stack(squares)
+
+    def _generate(self, images: Tensor) -> Tensor:
+        network = self._network
+        if network is None:
+            cut = self.setup.shape_before(self.block.index)
+            assert cut is not None
+            network = self._make(tuple(images.shape[1:]), cut, images.dtype)
+        numbers = not images.is_floating_point()
+        generated: Tensor = network(images % HASHED if numbers else images)
+        return generated
+
+    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
+        solver, block = self.solver, self.block
+        numbers = not dtype.is_floating_point
+        made = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
+        made.to(block.device, block.dtype if numbers else dtype)
+        made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network, self._shapes = made, (image, cut)
+        self._adam = torch.optim.Adam(made.parameters(), lr=solver.aux_lr)
+        block.optimizers["auxiliary"] = self._adam
+        block.rates["auxiliary"] = 1.0
+        return made
+
+    def state(self) -> State:
+        if self._network is None:
+            return State()
+        names = ("shape.image", "shape.cut")
+        tensors = {k: torch.tensor(v) for k, v in zip(names, self._shapes, strict=True)}
+        tensors["numbers"] = torch.tensor(isinstance(self._network[0], nn.Embedding))
+        tensors |= {f"weights.{k}": v for k, v in self._network.state_dict().items()}
+        for index, slots in self._adam.state_dict()["state"].items():
+            tensors |= {f"adam.{index}.{slot}": value for slot, value in slots.items()}
+        return State(cut=tensors)
+
+    def load_state(self, state: State) -> None:
+        """Take back v_k and its optimizer's state; ValueError if they are of another a_k."""
+        before = state.cut
+        if not before:
+            return
+        image, cut = (tuple(before[f"shape.{name}"].tolist()) for name in ("image", "cut"))
+        weights = entries(before, "weights.")
+        layers = [w for w in weights.values() if w.dim() > 1]
+        dtype = torch.int64 if before["numbers"] else layers[0].dtype
+        network = self._make(image, cut, dtype)
+        made = network.state_dict()
+        if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
+            table = bool(before["numbers"])  # whose rows are not layers
+            width, depth = layers[0].shape[1 if table else 0], len(layers) - 1 - table
+            raise ValueError(
+                f"the checkpoint's auxiliary network is not of width {self.solver.width} and depth "
+                f"{self.solver.depth}: resume with solver.width={width} and "
+                f"solver.depth={depth}"
+            )
+        network.load_state_dict(weights)
+        parameters = list(network.parameters())
+        for key, value in entries(before, "adam.").items():
+            index, slot = key.split(".")
+            parameter = parameters[int(index)]
+            if value.dim():
+                value = torch.empty_like(parameter, requires_grad=False).copy_(value)
+            self._adam.state[parameter][slot] = value

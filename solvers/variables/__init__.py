@@ -1,1 +1,0 @@
-"""Auxiliary variables on one rank: storage and sub-problems."""

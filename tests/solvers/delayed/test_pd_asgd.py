@@ -1,0 +1,379 @@
+"""PD-ASGD: its table's formulas, the same bits on threads and ranks, and a simulation of it."""
+
+import random
+import time
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from threading import Barrier
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import assert_same, copied
+from setting_modes import Mode, alone
+from torch import nn
+from torch.func import functional_call
+from trainings import digits, fitted, interrupted, trainer, weights
+from unit_steps import MOMENTUM, SGD, made, numbered, trained
+
+from hybrid.links import run_threads, run_virtual
+from hybrid.settings.config import CheckpointSettings
+from solvers import FDG, PDASGD
+from solvers.base import Setup
+from solvers.blocks.buffers import frozen_statistics
+from solvers.blocks.draws import Draws
+from solvers.delayed.units import Recomputed, Stashed, Units, runs
+
+OTHER = {"solver.name": ["local-updates"]}
+SLOTS = {
+    "three slots": {},
+    "two slots": {"solver.backward_slots": 1},
+    "one slot": {"solver.backward_slots": 0, "solver.queue": 1},
+    "current": {"solver.weights": "current"},
+}
+EXAMPLES = {
+    "pd-asgd": PDASGD(backward_slots=0),
+    "pd-asgd in parts": PDASGD(micro_batches=3, messages="int8"),
+    "pd-asgd, current weights": PDASGD(weights="current", clip_norm=0.1),
+}
+PLAIN = ("pd-asgd",)
+IMPOSSIBLE = [
+    (PDASGD, {"backward_slots": 3, "queue": -1, "weights": "older", "clip_norm": -1.0}),
+]
+MODES = [
+    *alone("pd-asgd", tries=OTHER),
+    *(Mode("pd-asgd", n, {"split.blocks": 1, **own}, {}, OTHER) for n, own in SLOTS.items()),
+]
+ONE_BLOCK = {
+    "the paper's ratio": PDASGD(),
+    "one backward slot": PDASGD(backward_slots=1),
+    "one backward slot and a queue": PDASGD(backward_slots=1, queue=2),
+    "one slot and a queue": PDASGD(backward_slots=0, queue=2),
+    "current weights": PDASGD(weights="current"),
+    "one backward slot, current weights": PDASGD(backward_slots=1, weights="current"),
+    "in parts": PDASGD(micro_batches=3, clip_norm=0.1),
+}
+
+
+class Simulated:
+    """One process, every unit's weights by version; nothing but the formulas.
+
+    Unit u of mini-batch n meets the steps that have landed by the time it is read, by closed forms
+    in ticks; it lands when those before it have.
+    """
+
+    def __init__(self, problem, solver):
+        self.module, self.batches = problem.blocks.module(0).train(), problem.batches
+        self.current, self.B, self.q = (
+            solver.weights == "current",
+            solver.backward_slots,
+            solver.queue,
+        )
+        parts = [*self.module]
+        weighty = [i for i, part in enumerate(parts) if [*part.parameters()]]
+        starts = [0, *weighty[1:], len(parts)]
+        self.units = [range(a, b) for a, b in pairwise(starts)]
+        self.M = len(self.units)
+        self.names = [
+            [n for n, _ in self.module.named_parameters() if int(n.split(".")[0]) in unit]
+            for unit in self.units
+        ]
+        w = copied(dict(self.module.named_parameters()))
+        self.versions = [[{n: w[n] for n in names}] for names in self.names]
+        self.momenta = {}
+
+    def up_starts(self, n):
+        if self.B == 2:
+            return n
+        if self.B == 1:
+            return max(n, 2 * max(0, n - self.q) - 1)
+        return n + 2 * max(0, n - self.q)
+
+    def down_starts(self, n):
+        return {2: n + 1, 1: 2 * n + 1, 0: 3 * n + self.q + 1}[self.B]
+
+    def read(self, n, u):
+        return self.up_starts(n) + Fraction(u, self.M)
+
+    def landed(self, n, u):
+        return self.down_starts(n) + 2 * (1 - Fraction(u, self.M))
+
+    def met(self, n, u):
+        return sum(self.landed(t, u) <= self.read(n, u) for t in range(n))
+
+    def rate(self, n, u):
+        """That of the newest mini-batch when a step lands."""
+        N = len(self.batches)
+        newest = max(t for t in range(N) if self.up_starts(t) < self.landed(n, u) or t == 0)
+        return self.batches[newest].learning_rate
+
+    def run_unit(self, u, x, weights):
+        for i in self.units[u]:
+            own = {n.partition(".")[2]: w for n, w in weights.items() if n.startswith(f"{i}.")}
+            x = functional_call(self.module[i], own, (x,))
+        return x
+
+    def train(self):
+        for n, batch in enumerate(self.batches):
+            x, inputs, outs, met = batch.images(), [], [], []
+            for u in range(self.M):
+                w = self.versions[u][self.versions(n, u)]
+                met.append({k: v.clone().requires_grad_() for k, v in w.items()})
+                inputs.append(x.detach().requires_grad_(u > 0))
+                outs.append(self.run_unit(u, inputs[-1], met[-1]))
+                x = outs[-1]
+            out = x.detach().requires_grad_()
+            nn.functional.cross_entropy(out, batch.labels()).backward()
+            p = out.grad
+            for u in reversed(range(self.M)):
+                if self.current:
+                    newest = self.versions[u][-1]
+                    met[u] = {k: v.clone().requires_grad_() for k, v in newest.items()}
+                    with frozen_statistics(self.module):
+                        outs[u] = self.run_unit(u, inputs[u], met[u])
+                outs[u].backward(p)
+                p = inputs[u].grad
+                assert len(self.versions[u]) == n + 1
+                self.versions[u].append(self.stepped(u, met[u], self.rate(n, u)))
+        found = {n: w for versions in self.versions for n, w in versions[-1].items()}
+        found |= dict(self.module.named_buffers())
+        return {self.module.global_name(name): t for name, t in found.items()}
+
+    def stepped(self, u, met, rate):
+        new = {}
+        for name, w in self.versions[u][-1].items():
+            g, v = met[name].grad, self.momenta.get(name)
+            v = self.momenta[name] = g if v is None else v * MOMENTUM + g
+            new[name] = w.add(g.add(v, alpha=MOMENTUM), alpha=-rate)
+        return new
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_BLOCK if n != "in parts"])
+@pytest.mark.parametrize("batches", [2, 8])
+def test_one_block_equals_a_simulation_by_the_formulas(name, batches):
+    simulated = Simulated(made(batches=batches), ONE_BLOCK[name]).train()
+    found = trained(made(batches=batches), ONE_BLOCK[name])
+    assert_same(found, simulated)
+    if batches > 2:
+        plain = trained(made(batches=batches), SGD)
+        assert not all(torch.equal(found[n], plain[n]) for n in plain)
+
+
+def test_one_slot_without_a_queue_is_sgd_bit_for_bit():
+    assert_same(trained(made(), SGD), made().plain_loop())
+
+
+@pytest.mark.parametrize("K", [2, 3, 4])
+@pytest.mark.parametrize("m", [1, 3])
+def test_where_a_block_s_units_have_one_delay_it_is_delayed_by_that_bit_for_bit(K, m):
+    expected = trained(made(K), FDG(micro_batches=m))
+    assert_same(trained(made(K), PDASGD(micro_batches=m)), expected)
+
+
+@pytest.mark.parametrize("name", [n for n, s in ONE_BLOCK.items() if s.backward_slots])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_threads_give_the_bits_of_the_table_however_fast_they_are(name, seed, monkeypatch):
+    expected = trained(made(batches=7), ONE_BLOCK[name])
+    sleeps = random.Random(seed)
+
+    def slowed(run):
+        def after_a_while(self, *arguments):
+            time.sleep(sleeps.choice([0, 0, 0.001, 0.01]))
+            return run(self, *arguments)
+
+        return after_a_while
+
+    for kind in (Stashed, Recomputed):
+        monkeypatch.setattr(kind, "up", slowed(kind.up))
+        monkeypatch.setattr(kind, "down", slowed(kind.down))
+    monkeypatch.setattr(Units, "_land", slowed(Units._land))
+    assert_same(trained(made(batches=7), replace(ONE_BLOCK[name], threads=True)), expected)
+
+
+def test_a_forward_thread_and_two_backward_threads_work_at_once(monkeypatch):
+    """The table has a time at which all three slots are taken, and so have the threads."""
+    together, met = Barrier(3), set()
+    # in tick 2: the forward pass of 2, the upper half of 1's way home, the lower half of 0's
+    wanted = {("up", 2, 2), ("down", 1, 4), ("down", 0, 1)}
+
+    def meeting(way):
+        run = getattr(Stashed, way)
+
+        def meet(self, flight, unit, *rest):
+            here = (way, flight.part.step, unit)
+            if here in wanted:
+                together.wait(20)
+                met.add(here)
+            return run(self, flight, unit, *rest)
+
+        monkeypatch.setattr(Stashed, way, meet)
+
+    meeting("up")
+    meeting("down")
+    trained(numbered(made(batches=4)), PDASGD(threads=True))
+    assert met == wanted
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.parametrize("name", ONE_BLOCK)
+@settings(max_examples=4, deadline=None)
+@given(at=st.integers(1, 6))
+def test_resumed_it_goes_on_to_the_same_bits(name, threads, at):
+    solver = replace(ONE_BLOCK[name], threads=threads and ONE_BLOCK[name].backward_slots > 0)
+    expected = trained(made(batches=7), ONE_BLOCK[name])
+    assert_same(trained(made(batches=7), solver, at), expected)
+
+
+@pytest.mark.parametrize("weights", ["stashed", "current"])
+@settings(max_examples=6, deadline=None)
+@given(K=st.sampled_from([2, 3]), m=st.integers(1, 4), at=st.integers(1, 5))
+def test_over_ranks_threads_virtual_links_and_a_resume_give_the_same_bits(weights, K, m, at):
+    solver = PDASGD(weights=weights, micro_batches=m)
+    expected = trained(made(K), solver)
+    assert_same(trained(made(K), solver, run=run_virtual), expected)
+    assert_same(trained(made(K), solver, at), expected)
+
+
+def test_under_way_from_other_settings_comes_home_at_once():
+    problem = made()
+
+    def program(block, links):
+        mine = PDASGD().start(block, links, problem.setup(window=0))
+        mine.train(problem.window(1, 0, 4))
+        other = SGD.start(block, links, problem.setup(window=0))
+        other.load_state(mine.state())
+        assert other.state().flight == {}
+        other.train(problem.window(1, 4))
+        with pytest.raises(ValueError, match="was kept"):
+            PDASGD(weights="current").start(block, links, problem.setup()).load_state(mine.state())
+
+    problem.on_every_block(program)
+
+
+def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
+    landed = []
+    land = Units._land
+
+    def counted(self, flight, unit, gradients, rate):
+        landed.append((flight.part.step, flight.part.number, unit))
+        return land(self, flight, unit, gradients, rate)
+
+    monkeypatch.setattr(Units, "_land", counted)
+    for solver in (*ONE_BLOCK.values(), PDASGD(threads=True), PDASGD(any_order=True)):
+        landed.clear()
+        problem = made()
+        trained(numbered(problem), solver)
+        count = len(runs(problem.blocks.module(0)))
+        parts = solver.parts(6)
+        wanted = [(t, i, u) for t in range(6) for i in range(parts) for u in range(count)]
+        assert sorted(landed) == wanted
+
+
+@pytest.mark.parametrize("name", ["the paper's ratio", "one backward slot and a queue"])
+def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name, monkeypatch):
+    flights, most, begin, land = [], {}, Units.begin, Units._land
+
+    def begun(self, part, lam):
+        flights.append(begin(self, part, lam))
+        return flights[-1]
+
+    def watched(self, flight, unit, gradients, rate):
+        for u, own in enumerate(self.parameters):
+            met = {f.versions[u][n].data_ptr() for f in flights if len(f.versions) > u for n in own}
+            older = len(met - {p.data_ptr() for p in own.values()}) / len(own)
+            most[u] = max(most.get(u, 0), older)
+        land(self, flight, unit, gradients, rate)
+
+    monkeypatch.setattr(Units, "begin", begun)
+    monkeypatch.setattr(Units, "_land", watched)
+    solver = ONE_BLOCK[name]
+    trained(made(batches=12), solver)
+    table = solver.table(len(most), 0, 1)
+    assert [*most.values()] == [table.delay(u) for u in most]
+
+
+@pytest.mark.parametrize("solver", [PDASGD(any_order=True, backward_slots=n) for n in (1, 2, 3)])
+@pytest.mark.parametrize("weights", ["stashed", "current"])
+def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(solver, weights):
+    problem = made(batches=2, batch=16)
+    problem.batches = [replace(problem.batches[0], learning_rate=0.05, step=t) for t in range(150)]
+    solver = replace(solver, weights=weights, queue=1)
+    trained(problem, solver)
+    losses = torch.stack(problem.stats[0].losses)
+    assert losses.isfinite().all()
+    assert len(losses) == 150
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+    assert all(t.isfinite().all() for t in trained(problem, solver, at=70).values())
+
+
+def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
+    def fail(self, flight, unit, gradients, rate):
+        raise ValueError("no")
+
+    monkeypatch.setattr(Units, "_land", fail)
+    for solver in (PDASGD(threads=True), PDASGD(any_order=True)):
+        with pytest.raises(ValueError, match=r"^no$"):
+            trained(made(), solver)
+
+
+@pytest.mark.parametrize(
+    ("solver", "setup", "said"),
+    [
+        (PDASGD(queue=2), {}, "solver.queue is 2, but with 2 backward slots no graph waits"),
+        (replace(SGD, weights="current"), {}, "solver.weights is 'current', but one slot without"),
+        (PDASGD(messages="int8"), {}, "solver.messages is 'int8', but there is one block"),
+        (PDASGD(backward_slots=0, threads=True), {}, "solver.backward_slots is 0, .*threads asks"),
+        (PDASGD(backward_slots=0, any_order=True), {}, "backward_slots is 0, .*any_order asks"),
+        (PDASGD(any_order=True, threads=True), {}, "solver.threads is True, but solver.any_order"),
+        (PDASGD(any_order=True, micro_batches=2), {}, "solver.micro_batches is 2, but solver.any_"),
+        (PDASGD(), {"replicas": 2}, "split.replicas is 2, and 'pd-asgd' steps its units one by"),
+        (PDASGD(), {"compiled": True}, "train.compile is true, but 'pd-asgd' goes"),
+        (PDASGD(backward_slots=1), {"shapes": ((1,),)}, "solver.backward_slots is 1, .* 2 blocks"),
+        (PDASGD(queue=1), {"shapes": ((1,),)}, "solver.queue is 1, but there are 2 blocks"),
+        (PDASGD(threads=True), {"shapes": ((1,),)}, "solver.threads is True, but there are 2"),
+        (PDASGD(any_order=True), {"shapes": ((1,),) * 2}, "any_order is True, .* are 3 blocks"),
+    ],
+)
+def test_what_cannot_act_is_refused_in_one_line(solver, setup, said):
+    with pytest.raises(ValueError, match=rf"^[^\n]*{said}[^\n]*$"):
+        solver.check(Setup(**setup))
+
+
+@pytest.mark.parametrize("solver", [PDASGD(threads=True), PDASGD(any_order=True)], ids=repr)
+def test_threads_are_refused_where_a_clock_counts_on_one(solver):
+    with pytest.raises(ValueError, match=r"is true, but links\.kind is 'virtual'"):
+        trained(made(), solver, run=run_virtual)
+
+
+def test_formats_and_layers_that_it_cannot_do_are_refused():
+    block = made().build(0)
+    block.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match=r"train\.precision is 'float16'"):
+        run_threads(1, lambda links: PDASGD().start(block, links, Setup()))
+    block = made().build(0)
+    block.draws = Draws(0, {})
+    with pytest.raises(ValueError, match=r"solver\.weights is 'current', .* draw random numbers"):
+        run_threads(1, lambda links: PDASGD(weights="current").start(block, links, Setup()))
+
+
+def test_a_run_in_any_order_says_so(tmp_path, capsys):
+    for solver, said in ((PDASGD(), False), (PDASGD(any_order=True), True)):
+        made = trainer(solver, blocks=1, quiet=False, model="plain")
+        made.fit(*digits(3))
+        assert ("not reproducible" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("solver", [PDASGD(), PDASGD(backward_slots=1, weights="current")])
+def test_a_run_on_threads_is_resumed_from_its_folder_bit_for_bit(solver, tmp_path):
+    """ResNet-8 with channels_last weights and a kept average, broken off within an epoch."""
+    loaded, often = digits(6), CheckpointSettings(minutes=1e-9, keep_last=0)
+    settings = {"blocks": 1, "train": {"epochs": 1, "ema": 0.9, "report_every": 1}}
+    whole = fitted(trainer(solver, **settings), loaded)
+    threads = replace(solver, threads=True)
+    fitted(trainer(threads, tmp_path / "run", checkpoint=often, **settings), loaded)
+    assert_same(weights(tmp_path / "run"), whole)
+    interrupted(tmp_path / "run", after=1)
+    resumed = trainer(threads, tmp_path / "run", resume=True, **settings)
+    assert_same(fitted(resumed, loaded), whole)

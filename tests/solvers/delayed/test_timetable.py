@@ -1,0 +1,71 @@
+"""The table of slots: its delays, and that slots which take what comes next give it."""
+
+from fractions import Fraction
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from solvers.delayed.timetable import Timetable
+
+
+def delays(units, slots, queue=0):
+    return [Timetable(units, slots, queue).delay(u) for u in range(units)]
+
+
+@pytest.mark.parametrize("M", [3, 4, 7, 12, 56])
+def test_delays_follow_from_the_table(M):
+    table = Timetable(M, 2, 0)
+    for u in range(M):
+        late = Fraction(table.lands(9, u) - table.reads(9, u), M)
+        assert late == 3 * (1 - Fraction(u, M)), "in ticks, which are forward passes"
+        assert table.delay(u) == ceil(late) - 1
+    assert delays(M, 2)[0] == 2
+    assert delays(M, 2)[-1] == delays(M, 1)[-1] == 0, "the head's"
+    assert delays(M, 1) == [1 if u <= 2 * M / 3 - 1e-9 else 0 for u in range(M)]
+    for q in (0, 1, 5):
+        assert delays(M, 0, q) == [q] * M
+        assert delays(M, 1, q) == [q + d for d in delays(M, 1)]
+
+
+def scheduled(units, slots, queue, items):
+    """When passes begin, by giving each the first free slot; forward, and backward."""
+    up, down, free, now = [], [], [0] * max(slots, 1), 0
+    for n in range(items):
+        if slots == 0:
+            if n > queue:
+                down.append(now)
+                now += 2 * units
+            up.append(now)
+            now += units
+            continue
+        begin = up[-1] + units if up else 0
+        up.append(max(begin, down[n - 1 - queue] if n > queue else 0))
+        slot = free.index(min(free))
+        down.append(max(up[-1] + units, free[slot]))
+        free[slot] = down[-1] + 2 * units
+    return up, down
+
+
+@given(
+    units=st.integers(1, 9),
+    slots=st.integers(0, 2),
+    queue=st.integers(0, 4),
+    items=st.integers(1, 25),
+)
+def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, items):
+    table = Timetable(units, slots, queue)
+    up, down = scheduled(units, slots, queue, items)
+    assert [table.begins(n) for n in range(items)] == up
+    assert [table.turns(n) for n in range(len(down))] == down
+    ops = [op for n in range(items) for op in table.tick(n)]
+    assert ops == sorted(ops), "by time, unit and item"
+    risen = [(op.item, op.unit) for op in ops if op.forward]
+    assert risen == [(n, u) for n in range(items) for u in range(units)]
+    left = dict.fromkeys(range(items), units)
+    for op in ops:
+        if not op.forward:
+            left[op.item] -= 1
+            assert op.unit == left[op.item], "from the head down"
+    assert table.under_way(items) == [n for n in left.values() if n]

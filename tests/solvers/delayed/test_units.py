@@ -1,0 +1,163 @@
+"""Units of a block: odd chains, layers that draw, and steps of some parameters alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from problems import Fixed, Problem, assert_same
+from torch import nn
+from unit_steps import SGD, made, trained
+
+from hybrid import split
+from solvers import PDASGD, Batch
+from solvers.blocks.average import Average
+from solvers.blocks.draws import Draws
+from solvers.delayed.units import runs
+
+
+def chain(make):
+    torch.manual_seed(0)
+    model = make().double()
+    x = torch.randn(24, 1, 6, 6, dtype=torch.float64)
+    source, every = Fixed(x, torch.randint(0, 4, (24,))), torch.arange(24).split(4)
+    return Problem(
+        split(model, 1, sample=x[:4]), [Batch(i, 0.05, source, t) for t, i in enumerate(every)]
+    )
+
+
+class Shares(nn.Module):
+    """Traced, a chain of which two units have one layer, with another between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.same, self.head = nn.Conv2d(1, 3, 3), Shared(), nn.Linear(48, 4)
+        self.other = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        x = self.same(torch.relu(self.stem(x)))
+        x = self.same(torch.tanh(self.other(x)))
+        return self.head(x.flatten(1))
+
+
+class Shared(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 3, 3, padding=1)
+
+
+def shared():
+    return chain(Shares)
+
+
+def in_place():
+    def make():
+        body = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1), Writes(), nn.Tanh()
+        return nn.Sequential(nn.Conv2d(1, 3, 3), *body, nn.Flatten(), nn.Linear(48, 4))
+
+    return chain(make)
+
+
+class Writes(nn.Module):
+    """Changes what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x.mul_(2.0) * self.scale
+
+
+class Two(nn.Module):
+    """One tensor to two, or a layer on the second of two; the first goes by."""
+
+    def __init__(self, begins=False):
+        super().__init__()
+        self.begins, self.layer = begins, nn.Linear(36, 36)
+
+    def forward(self, x):
+        past, now = (x.flatten(1), x.flatten(1)) if self.begins else x
+        return past, torch.tanh(self.layer(now)) + past
+
+
+class Joins(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.layer(x[0] + x[1])
+
+
+def several_tensors():
+    return chain(lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), Two(True), Two(), Joins()))
+
+
+@pytest.mark.parametrize("make", [shared, in_place, several_tensors])
+def test_odd_chains_are_trained_like_any_other(make):
+    assert_same(trained(make(), SGD), make().plain_loop())
+    found = trained(make(), PDASGD())
+    assert_same(trained(make(), PDASGD(threads=True)), found)
+    assert_same(trained(make(), PDASGD(), at=3), found)
+
+
+@pytest.mark.parametrize(("make", "count"), [(shared, 3), (in_place, 4)])
+def test_units_are_run_again_whatever_they_do_to_their_input(make, count):
+    problem = make()
+    assert len(runs(problem.blocks.module(0))) == count, "parts that share a layer are one unit"
+    found = trained(problem, replace(SGD, weights="current"), checked=False)
+    torch.testing.assert_close(found, make().plain_loop(), rtol=1e-12, atol=1e-14)
+
+
+def test_random_layers_draw_the_same_on_threads_and_after_a_resume():
+    def dropping():
+        hidden = nn.Conv2d(1, 3, 3), nn.Dropout(), nn.Conv2d(3, 3, 3), nn.Dropout(), nn.Flatten()
+        return nn.Sequential(*hidden, nn.Linear(12, 4))
+
+    def drawing():
+        problem = chain(dropping)
+        build, (units,) = problem.build, problem.blocks.drawing(problem.batches[0].images())
+        assert len(units) == 2
+        problem.build = lambda *arguments: replace(build(*arguments), draws=Draws(3, units))
+        return problem
+
+    found = trained(drawing(), PDASGD())
+    assert_same(trained(drawing(), PDASGD(threads=True)), found)
+    assert_same(trained(drawing(), PDASGD(), at=3), found)
+
+
+def test_a_unit_that_is_given_several_tensors_is_not_run_again():
+    with pytest.raises(ValueError, match=r"one tensor .* but unit 2 .* is given a tuple: choose"):
+        trained(several_tensors(), PDASGD(weights="current"))
+
+
+def test_a_step_of_a_unit_moves_that_unit_s_weights_and_averages_alone():
+    """With what any optimizer keeps, and an average of the weights."""
+
+    def kinds(parameters):
+        yield torch.optim.AdamW(parameters, lr=0.1)
+        yield torch.optim.SGD([{"params": parameters[:3]}, {"params": parameters[3:]}], 0.1, 0.9)
+
+    for i in range(2):
+        one, other = (made().build(0) for _ in range(2))
+        for block in (one, other):
+            own = [*block.module.parameters()]
+            block.optimizers["local"] = [*kinds(own)][i]
+            block.optimizers["ema"] = Average(own, 0.5)
+        for step in range(3):
+            for block in (one, other):
+                torch.manual_seed(step)
+                for p in block.module.parameters():
+                    p.grad = torch.randn_like(p)
+            one.step("local", 0.1 / (step + 1))
+            parameters = [*other.module.parameters()]
+            for some in (parameters[4:], parameters[:1], parameters[1:4]):
+                before = [p.clone() for p in parameters]
+                other.step("local", 0.1 / (step + 1), only=some)
+                moved = [not torch.equal(b, p) for b, p in zip(before, parameters, strict=True)]
+                assert moved == [any(p is q for q in some) for p in parameters]
+        assert_same(dict(other.module.state_dict()), dict(one.module.state_dict()))
+        averages = [
+            [block.average.state[p]["average"] for p in block.module.parameters()]
+            for block in (one, other)
+        ]
+        assert all(map(torch.equal, *averages))

@@ -1,0 +1,44 @@
+"""Pieces of work are timed by the clock of the phase they are in, or by a GPU's events."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from solvers.exact.stopwatch import Stopwatch
+
+
+def test_times_of_pieces_add_up_until_they_are_asked_for():
+    now = iter([1.0, 1.5, 7.0, 9.0])
+    watch = Stopwatch()
+    for _ in range(2):
+        with watch.running(lambda: next(now)):
+            pass
+    assert watch.taken() == 2.5
+    assert watch.taken() == 0
+
+
+def test_on_a_gpu_nothing_waits_for_it_before_the_time_is_asked_for(monkeypatch):
+    waited = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            waited.append(self)
+
+        def elapsed_time(self, other):
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_initialized=lambda: True, Event=Event))
+    watch = Stopwatch()
+    for _ in range(2):
+        with watch.running(lambda: pytest.fail("the host's clock says nothing of a GPU")):
+            pass
+    assert not waited
+    assert watch.taken() == 0.5
+    assert len(waited) == 2

@@ -1,0 +1,108 @@
+"""What crosses a cut in an exact pass: rounding, filtering, and bytes."""
+
+from collections import deque
+from itertools import product
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from solvers.exact.wire import Wire, WireFormat
+from solvers.kernels import pool, upsample
+
+FORMATS = get_args(WireFormat)
+SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]
+SEEDS = st.integers(0, 10_000)
+
+
+def across(wire, x, dtype=None):
+    """What the other side makes of x."""
+    sent: deque[Tensor] = deque()
+    wire.send(sent.append, x)
+    received = wire.receive(sent.popleft, dtype or x.dtype)
+    assert not sent, "a part was not received"
+    return received
+
+
+def values(seed, scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(4, 3, 8, 6, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_zeros_stay_zeros_and_the_receivers_precision_is_that_of_what_arrives(number_format, dtype):
+    x = values(0, dtype=dtype)
+    x[1] = 0
+    x[2, 1] = 0
+    received = across(Wire(number_format), x)
+    assert received.dtype == dtype
+    assert received.isfinite().all()
+    assert not received[1].any()
+    assert not received[2, 1].any()
+    assert received[0].any()
+    if number_format == "float32":
+        assert torch.equal(received, x)
+    else:
+        assert across(Wire(number_format), x, torch.float64).dtype == torch.float64
+
+
+@given(SEEDS, st.sampled_from([1e-3, 1.0, 1e3]))
+@pytest.mark.parametrize(("number_format", "bits"), [("bfloat16", 8), ("float16", 11)])
+def test_a_short_float_errs_by_half_of_its_last_bit(number_format, bits, seed, scale):
+    x = values(seed, scale)
+    error = (across(Wire(number_format), x) - x).abs()
+    smallest = 2.0**-25 if number_format == "float16" else 0.0
+    assert (error <= x.abs() * 2.0**-bits + smallest).all()
+    assert error.any()
+
+
+@given(SEEDS, st.sampled_from([1e-20, 1.0, 1e20]))
+def test_int8_errs_by_half_a_step_of_its_sample_and_channel(seed, scale):
+    x = values(seed, scale)
+    x[0, 0] *= 1e6
+    x[1, 2] *= 1e-6
+    step = x.abs().amax((2, 3), keepdim=True) / 127
+    error = (across(Wire("int8"), x) - x).abs()
+    assert (error <= 0.5 * step * (1 + 1e-9)).all()
+    assert error.any()
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_a_sample_arrives_the_same_whatever_it_travels_with(number_format):
+    for x in (values(5), values(5).flatten(1)):
+        together = across(Wire(number_format), x)
+        alone = across(Wire(number_format), x[1:2])
+        assert torch.equal(together[1:2], alone)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_filtered_tensor_arrives_as_its_mean_over_each_square(factor):
+    x = values(2)
+    received = across(Wire("float32", factor), x)
+    assert torch.equal(received, upsample(pool(x, factor), factor))
+    by_hand = x.unflatten(3, (-1, factor)).unflatten(2, (-1, factor)).mean((3, 5))
+    torch.testing.assert_close(received[:, :, ::factor, ::factor], by_hand)
+    torch.testing.assert_close(received[:, :, factor - 1 :: factor, factor - 1 :: factor], by_hand)
+
+
+@pytest.mark.parametrize(
+    ("shape", "factor"), [*product(SHAPES, (1, 2)), ((4,), 1), ((1,), 1), ((5, 3), 1)]
+)
+@pytest.mark.parametrize("number_format", FORMATS)
+def test_the_bytes_of_a_sample_are_those_really_sent(number_format, shape, factor):
+    x = torch.randn(7, *shape)
+    sent: list[Tensor] = []
+    wire = Wire(number_format, factor)
+    wire.send(sent.append, x)
+    assert sum(t.numel() * t.element_size() for t in sent) == 7 * wire.bytes_per_sample(shape)
+
+
+def test_a_tensor_in_channels_last_arrives_in_channels_last():
+    x = values(0, dtype=torch.float32).contiguous(memory_format=torch.channels_last)
+    for number_format in FORMATS:
+        received = across(Wire(number_format), x)
+        assert received.is_contiguous(memory_format=torch.channels_last), number_format

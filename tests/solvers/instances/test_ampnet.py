@@ -1,0 +1,359 @@
+"""AMPNet on chains: the masked dense run, SGD, staleness by its formula, the same bits anywhere."""
+
+import runpy
+from collections import Counter
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from instance_paths import Masked, deep, setup_of, trained
+from problems import assert_same
+from setting_modes import EXACT, Mode, alone
+from torch import nn
+from trainings import digits, fitted, interrupted, lines, trainer, weights
+from unit_steps import trained as by_units
+
+from hybrid import models, split
+from hybrid.links import run_threads, run_virtual
+from hybrid.plan.memory import saved_bytes
+from hybrid.report.single import write
+from hybrid.settings.config import CheckpointSettings
+from solvers import AMPNet, Backprop
+from solvers.base import Setup
+from solvers.instances.nodes import StashedNodes
+from solvers.instances.order import limit
+from solvers.instances.paths import Paths
+
+OTHER = {"solver.name": ["pd-asgd"]}
+LATE = {
+    "rounds.serial_epochs": "with one instance or one block no gradient is late in later epochs "
+    "either"
+}
+ONE_KEY = dict.fromkeys(EXACT, "with one instance under way no gradient is late, whatever the cuts")
+EXAMPLES = {
+    "ampnet": AMPNet(micro_batches=1),
+    "ampnet in parts": AMPNet(micro_batches=3, messages="int8", min_update_frequency=2),
+    "ampnet, current weights": AMPNet(micro_batches=2, weights="current", max_active_keys=5),
+}
+PLAIN = ("ampnet",)
+IMPOSSIBLE = [
+    (AMPNet, {"max_active_keys": -1, "min_update_frequency": -1, "weights": "older"}),
+    (AMPNet, {"exits": 1.5, "head": "mlp:0", "clip_norm": -1.0, "micro_batches": -1}),
+]
+MODES = [
+    *alone("ampnet", parts={"solver.micro_batches": 4}, tries=OTHER),
+    Mode("ampnet", "one block", {"split.blocks": 1}, LATE, OTHER),
+    Mode("ampnet", "one key", {"solver.max_active_keys": 1}, {**LATE, **ONE_KEY}, OTHER),
+    Mode("ampnet", "current", {"solver.weights": "current"}, {}, OTHER),
+    Mode("ampnet", "exits", {"solver.exits": 0.5, "solver.micro_batches": 4}, {}, OTHER),
+]
+CUTS = {1: [], 2: [3], 3: [2, 4], 4: [1, 3, 4]}
+WAYS = {
+    "as it is": AMPNet(micro_batches=4),
+    "current weights": AMPNet(micro_batches=4, weights="current"),
+    "a step an instance": AMPNet(micro_batches=4, min_update_frequency=1),
+    "few keys": AMPNet(micro_batches=3, max_active_keys=2, min_update_frequency=2),
+    "single samples": AMPNet(micro_batches=12, min_update_frequency=5, weights="current"),
+}
+
+
+def paths_of(problem, solver):
+    """Of all instances, as the ranks draw them."""
+    survivals = [
+        StashedNodes(problem.build(k), 0.0, 1, 1).survivals for k in range(len(problem.blocks))
+    ]
+    paths = Paths(setup_of(problem).seed, survivals, solver.exits)
+    m = solver.parts(len(problem.batches[0]))
+    firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
+    return [paths.of(*each) for each in firsts]
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("K", [2, 3, 4])
+def test_unequal_paths_equal_the_masked_dense_run(name, K):
+    solver = WAYS[name]
+    expected = Masked(deep(CUTS[K]), solver, paths_of(deep(CUTS[K]), solver))
+    versions = expected.train()
+    problem = deep(CUTS[K])
+    trained(problem, solver)
+    found = [
+        dict(zip(w, unit.parameters(), strict=True))
+        for w, (_, unit) in zip(versions, Masked(problem, solver, []).parts, strict=True)
+    ]
+    for mine, theirs in zip(found, versions, strict=True):
+        for n in theirs:
+            torch.testing.assert_close(mine[n].detach(), theirs[n], rtol=1e-11, atol=1e-12)
+    late = sum((late for late, _ in problem.stats), Counter())
+    assert late == expected.late
+
+
+@pytest.mark.parametrize("m", [1, 3, 5])
+@pytest.mark.parametrize("K", [1, 2, 4])
+def test_one_key_is_sgd_with_accumulated_gradients_bit_for_bit(K, m):
+    """Mini-batches of 12 in 5 instances are of unequal sizes."""
+    whole = (1.0,) * 4
+    expected = by_units(deep(survivals=whole), Backprop(micro_batches=m))
+    active = {} if K == 1 else {"max_active_keys": 1}
+    assert_same(trained(deep(CUTS[K], whole), AMPNet(micro_batches=m, **active)), expected)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8])
+def test_never_more_instances_are_under_way_than_keys_and_all_of_them_where_there_is_work(most):
+    seen = []
+    solver = AMPNet(micro_batches=12, max_active_keys=most)
+
+    def watch(program):
+        take_up, index, K = program._take_up, program.block.index, program.block.count
+
+        def counted(*arguments):
+            take_up(*arguments)
+            assert len(program._flying) <= limit(index, K, most)
+            seen.append(len(program._flying) if index == 0 else 0)
+
+        program._take_up = counted
+
+    trained(deep(CUTS[3]), solver, watch=watch)
+    assert max(seen) == most
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("K", [2, 3, 4])
+def test_with_equal_paths_staleness_is_what_the_formula_says(K, every):
+    """K blocks of a unit each, and K keys: ceil((K-1-k) / min_update_frequency) at most."""
+    problem = deep([*range(1, K)], survivals=(1.0,) * (K - 2), batches=8)
+    most = replace(WAYS["as it is"], max_active_keys=K, min_update_frequency=every)
+    trained(problem, most)
+    for k, (late, _) in enumerate(problem.stats):
+        between = K - 1 - k
+        assert max(late) == ceil(between / every)
+        # the last contribution before a step has seen as few as fit between
+        assert sum(late.values()) == 32
+        if every == 1:
+            assert late[between] >= 32 - between
+
+
+@pytest.mark.parametrize("name", WAYS)
+@settings(max_examples=4, deadline=None)
+@given(K=st.integers(1, 4), at=st.integers(1, 5), exits=st.sampled_from([0.0, 0.5]))
+def test_virtual_links_pieces_and_a_resume_do_not_change_a_bit(name, K, at, exits):
+    """Four trainings an example, and four examples: seconds."""
+    solver = WAYS[name]
+    if K == 1:
+        solver, exits = AMPNet(micro_batches=4, min_update_frequency=3), 0.0
+    solver = replace(solver, exits=exits)
+    expected = trained(deep(CUTS[K]), solver)
+    assert_same(trained(deep(CUTS[K]), solver, run=run_virtual), expected)
+    assert_same(trained(deep(CUTS[K]), solver, at), expected)
+    assert_same(trained(deep(CUTS[K]), solver, pieces=[1, 2, 5]), expected)
+
+
+@pytest.mark.parametrize("exits", [0.0, 0.4])
+def test_mpi_ranks_train_to_the_bits_of_threads(world, exits):
+    """Starts the session's mpirun, which takes seconds."""
+    solver = replace(WAYS["a step an instance"], exits=exits)
+    expected = trained(deep(CUTS[3]), solver)
+    for at in (None, 2):
+        ranks = world.run(3, "instance_paths:on_ranks", 3, solver, CUTS[3], at)
+        found = {name: tensor for rank in ranks for name, tensor in rank.items()}
+        assert found == {n: t.numpy().tobytes() for n, t in expected.items()}
+
+
+def test_a_remainder_of_an_epoch_steps_by_its_own_mean():
+    """12 instances, a step every 5: two steps and one of the last two; then all is empty."""
+    solver = AMPNet(micro_batches=4, min_update_frequency=5, max_active_keys=1)
+    problem = deep(CUTS[2], survivals=(1.0,) * 4, batches=3)
+    updates = {}
+
+    def watch(program):
+        settle = program._nodes._step
+        program._nodes._step = lambda unit, rate: (
+            updates.setdefault((program.block.index, unit), []).append(rate),
+            settle(unit, rate),
+        )
+
+    trained(problem, solver, watch=watch)
+    rates = [b.learning_rate for b in problem.batches]
+    # contributions 4 and 9 are of the second and the third mini-batch, the last of the third
+    assert {tuple(r) for r in updates.values()} == {(rates[1], rates[2], rates[2])}
+
+
+@pytest.mark.parametrize("weights_", ["stashed", "current"])
+def test_units_that_all_instances_leave_out_stay_as_they_were(weights_):
+    problem = deep([2, 3], survivals=(1.0, 1e-9, 1e-9, 1.0))
+    before = problem.tensors()
+    after = trained(problem, AMPNet(micro_batches=4, weights=weights_))
+    moved = {n.partition(".")[0] for n in before if not torch.equal(before[n], after[n])}
+    assert moved == {"0", "1", "4", "7"}
+
+
+def test_what_leaves_early_trains_nothing_behind_it_and_a_head_that_steps():
+    problem = deep(CUTS[3], batches=2)
+    solver = AMPNet(micro_batches=4, exits=1.0)
+    before, heads = problem.tensors(), {}
+
+    def watch(program):
+        if program._exit is not None:
+            made = program._exit.head.module
+            heads[program.block.index] = made, [p.detach().clone() for p in made.parameters()]
+
+    after = trained(problem, solver, watch=watch)
+    moved = {n.partition(".")[0] for n in before if not torch.equal(before[n], after[n])}
+    assert moved <= {"0", "1", "2", "3"}
+    assert {"0", "1"} <= moved
+    assert heads.keys() == {0, 1}
+    for made, old in heads.values():
+        assert all(not torch.equal(a, b) for a, b in zip(made.parameters(), old, strict=True))
+
+
+def test_an_exit_at_the_first_cut_is_that_block_and_its_head_trained_alone():
+    """Two blocks: all leave behind the first, which is SGD on the block and a linear layer."""
+    problem = deep([3], survivals=(1.0,) * 4, batches=3)
+    found = {}
+
+    def watch(program):
+        if program._exit is not None:
+            found["head"] = program._exit.head.module
+            found["start"] = [p.detach().clone() for p in program._exit.weights]
+
+    solver = AMPNet(micro_batches=1, exits=1.0, max_active_keys=1)
+    after = trained(problem, solver, watch=watch)
+    other = deep([3], survivals=(1.0,) * 4, batches=3)
+    linear = nn.Linear(3, 4).double()
+    with torch.no_grad():
+        for p, start in zip(linear.parameters(), found["start"], strict=True):
+            p.copy_(start)
+    block = other.blocks.module(0).train()
+    sgd = torch.optim.SGD([*block.parameters(), *linear.parameters()], 0.1, 0.9, nesterov=True)
+    for batch in other.batches:
+        sgd.param_groups[0]["lr"] = batch.learning_rate
+        out = linear(block(batch.images()).mean((2, 3)))
+        nn.functional.cross_entropy(out, batch.labels()).backward()
+        sgd.step()
+        sgd.zero_grad()
+    for name, tensor in block.state_dict().items():
+        torch.testing.assert_close(after[block.global_name(name)], tensor, rtol=1e-11, atol=1e-12)
+    for mine, theirs in zip(found["head"].parameters(), linear.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_in_any_order_nothing_is_lost_and_the_loss_falls(world):
+    """Threads race; on MPI ranks, too; and a resume in mid-epoch comes home first."""
+    solver = AMPNet(micro_batches=4, exits=0.3, any_order=True)
+    problem = deep(CUTS[3], batch=16)
+    same = problem.batches[0]
+    problem.batches = [replace(same, learning_rate=0.03, step=t) for t in range(60)]
+    trained(problem, solver)
+    losses = torch.stack([loss for s in problem.stats[-1][1] for loss in s.losses])
+    assert losses[-10:].mean() < 0.9 * losses[:10].mean()
+    trained(deep(CUTS[3]), solver, at=3)
+    assert world.run(3, "instance_paths:on_ranks", 3, solver, CUTS[3]) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("solver", "setup", "said"),
+    [
+        (AMPNet(), {"replicas": 2, "shapes": ((1,),)}, "split.replicas is 2, but 'ampnet' goes"),
+        (AMPNet(), {"compiled": True, "shapes": ((1,),)}, "train.compile is true, but 'ampnet'"),
+        (AMPNet(max_active_keys=3), {}, "solver.max_active_keys is 3, but there is one block"),
+        (AMPNet(weights="current"), {}, "solver.weights is 'current', but there is one block"),
+        (AMPNet(exits=0.1), {}, "solver.exits is 0.1, but there is one block"),
+        (AMPNet(any_order=True), {}, "solver.any_order is True, but there is one block"),
+        (AMPNet(messages="int8"), {}, "solver.messages is 'int8', but there is one block"),
+        (
+            AMPNet(max_active_keys=1, weights="current"),
+            {"shapes": ((1,),)},
+            "solver.weights is 'current', but solver.max_active_keys is 1, so nothing steps",
+        ),
+        (AMPNet(head="mlp:3"), {"shapes": ((1,),)}, "solver.head is 'mlp:3', but solver.exits is"),
+        (AMPNet(exits=0.2), {"shapes": ((1,),)}, "solver.exits is 0.2, and a head makes one"),
+    ],
+)
+def test_what_cannot_act_is_refused_in_one_line(solver, setup, said):
+    with pytest.raises(ValueError, match=rf"^[^\n]*{said}[^\n]*$"):
+        solver.check(Setup(**setup))
+
+
+def test_any_order_is_refused_where_ranks_run_in_turn_and_half_precision_everywhere():
+    with pytest.raises(ValueError, match=r"any_order is true, but links\.kind is 'virtual'"):
+        trained(deep(CUTS[2]), AMPNet(any_order=True), run=run_virtual)
+    block = deep(CUTS[2]).build(0)
+    block.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(ValueError, match=r"train\.precision is 'float16'"):
+        run_threads(1, lambda links: AMPNet().start(block, links, Setup(((1,),))))
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"max_active_keys": 3}, "kept with solver.max_active_keys=4, solver.exits=0 and"),
+        ({"weights": "current"}, "and solver.weights=stashed: leave"),
+        ({"exits": 0.5}, "solver.exits=0 and"),
+    ],
+)
+def test_what_is_under_way_does_not_go_on_under_other_settings(other, said):
+    problem, solver = deep(CUTS[2]), AMPNet(micro_batches=4)
+
+    def program(block, links):
+        mine = solver.start(block, links, setup_of(problem))
+        mine.train(problem.window(1, 0, 2))
+        changed = replace(solver, **other).start(block, links, setup_of(problem))
+        with pytest.raises(ValueError, match=said):
+            changed.load_state(mine.state())
+
+    problem.on_every_block(program)
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        AMPNet(micro_batches=4, min_update_frequency=3),
+        AMPNet(micro_batches=4, weights="current", exits=0.4, head="mlp:5"),
+    ],
+)
+def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(solver, tmp_path):
+    """ResNet-14 of stochastic depth, broken off within an epoch and at its end: four trainings."""
+    loaded, often = digits(4), CheckpointSettings(minutes=1e-9, keep_last=0)
+
+    def made(out=None, **settings):
+        run = {"epochs": 2, "ema": 0.9, "report_every": 1}
+        found = trainer(solver, out, model="resnet14", train=run, **settings)
+        models.stochastic_depth(found.blocks.model, 0.5)
+        return found
+
+    whole = fitted(made(), loaded)
+    fitted(made(tmp_path / "run", checkpoint=often), loaded)
+    assert_same(weights(tmp_path / "run"), whole)
+    undisturbed = lines(tmp_path / "run")
+    for after in (4, 1):
+        interrupted(tmp_path / "run", after)
+        assert_same(fitted(made(tmp_path / "run", resume=True, checkpoint=often), loaded), whole)
+        assert lines(tmp_path / "run") == undisturbed
+    told = [line["staleness"] for line in lines(tmp_path / "run") if "staleness" in line]
+    assert told
+    assert all(len(each) == 2 for each in told)
+    page = write(tmp_path / "run").read_text()
+    assert "Staleness: updates of a unit" in page
+
+
+def test_a_run_in_any_order_says_so(capsys):
+    for solver, said in ((AMPNet(), False), (AMPNet(any_order=True), True)):
+        trainer(solver, quiet=False, model="plain").fit(*digits(3))
+        assert ("not reproducible" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("solver", [AMPNet(4), AMPNet(4, max_active_keys=3)], ids=repr)
+def test_a_block_holds_no_more_than_is_planned_for_and_not_much_less(solver):
+    root = Path(__file__).parents[3]
+    peaks = runpy.run_path(str(root / "docs/benchmarks/held_memory.py"))["peaks"]
+    torch.manual_seed(0)
+    blocks = split(models.build("resnet8", 10, 3, 32), 3, balance="operations")
+    lam = torch.zeros(16, 3, 32, 32)
+    for k, measured in enumerate(peaks(solver, "resnet8", 3, 16)):
+        module = blocks.module(k)
+        planned = solver.held_bytes(module, lam, k, 3, saved_bytes)
+        assert 0.95 * measured <= planned <= 1.3 * measured
+        lam = module(lam).detach().requires_grad_()

@@ -1,0 +1,232 @@
+"""AuxNet: its iterates are those of its equations, and nothing is kept per sample."""
+
+import io
+from copy import deepcopy
+
+import pytest
+import torch
+from problems import Fixed, assert_weights_moved, make_problem
+from setting_modes import windowed
+
+from hybrid import split
+from hybrid.links import run_threads
+from solvers import AuxNet, Batch, Block, Setup, Window
+from solvers.blocks.objective import Objective
+from solvers.splitting.auxnet import auxiliary_network
+from solvers.state import State
+
+UNRECORDED = dict.fromkeys(
+    ("rounds.window=1", "rounds.window=auto"), "one sweep, and nothing recorded"
+)
+EXAMPLES = {
+    "auxnet": AuxNet(aux_lr=0.01),
+    "auxnet with multipliers": AuxNet(aux_lr=0.01, multiplier="adjoint"),
+}
+IMPOSSIBLE = [
+    (AuxNet, {"beta": float("nan"), "local_lr": -1.0, "aux_lr": 0.0, "lam_step": -0.1}),
+    (AuxNet, {"width": 0, "depth": 0, "momentum": -0.1, "multiplier": "adjoin"}),
+]
+MODES = [*windowed("auxnet", {}, UNRECORDED, tries={"solver.name": ["penalty"]})]
+CUTS: dict[int, list[int]] = {1: [], 2: [2], 3: [1, 3]}
+
+
+def trained(problem, solver, sweeps=1, momentum=0.9):
+    """Of each rank: its program after a window, and what the phase did."""
+
+    def program(block, links):
+        mine = solver.start(block, links, problem.setup(sweeps))
+        return mine, mine.train(problem.window(sweeps))
+
+    return problem.on_every_block(program, momentum)
+
+
+class Simulation:
+    """All blocks in one place, stepped by the equations; gradients are of scalar losses."""
+
+    def __init__(self, problem, solver):
+        self.solver = solver
+        K = len(problem.blocks)
+        self.f = [deepcopy(problem.blocks.module(k)).train() for k in range(K)]
+        size = (1, 6, 6), (3, 6, 6), solver.width, solver.depth
+        self.a = [None, *(auxiliary_network(*size, seed=k).double() for k in range(1, K))]
+        adam = torch.optim.Adam
+        self.adam = [None, *(adam(a.parameters(), solver.aux_lr) for a in self.a[1:])]
+        self.squares = torch.zeros(K, 2)
+
+    def visit(self, images, labels, rate):
+        beta, K, N = self.solver.beta, len(self.f), len(images)
+        generated = [images, *(a(images) for a in self.a[1:])]
+        lam = [g.detach().requires_grad_(k > 0) for k, g in enumerate(generated)]
+        x = [f(z) for f, z in zip(self.f, lam, strict=True)]
+        p_in = None
+        for k in reversed(range(K)):
+            if k == K - 1:
+                local = torch.nn.functional.cross_entropy(x[k], labels)
+            else:
+                r = lam[k + 1].detach() - x[k]
+                local = beta * r.square().sum() / N
+                if self.solver.multiplier == "adjoint":
+                    local = local + (-p_in * r).sum() / N
+            weights = list(self.f[k].parameters())
+            inputs = [] if k == 0 else [lam[k]]
+            gradients = torch.autograd.grad(local, weights + inputs)
+            p_in = N * gradients[-1]
+            with torch.no_grad():
+                for w, g in zip(weights, gradients, strict=False):
+                    w -= self.solver.local_lr * rate * g
+            if k:
+                self._regress(k, generated[k], x[k - 1].detach(), N * gradients[-1])
+
+    def _regress(self, k, generated, x, p_in):
+        beta = self.solver.beta
+        wanted = x - self.solver.lam_step / (2 * beta) * p_in
+        loss = 0.5 * (generated - wanted).square().sum() / len(x)
+        self.adam[k].zero_grad()
+        loss.backward()
+        self.adam[k].step()
+        r, s = generated.detach() - x, 2 * beta * (generated.detach() - wanted)
+        self.squares[k] += torch.stack((r.square().sum(), s.square().sum()))
+
+
+@pytest.mark.parametrize("K", CUTS)
+@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
+@pytest.mark.parametrize(("sweeps", "lam_step"), [(1, 1.0), (2, 0.3)])
+def test_its_iterates_are_those_of_its_equations(K, multiplier, sweeps, lam_step):
+    problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
+    own = {"momentum": None, "beta": 0.05, "local_lr": 0.5}
+    network = {"width": 4, "depth": 2, "aux_lr": 0.02}
+    solver = AuxNet(lam_step=lam_step, multiplier=multiplier, **own, **network)
+    simulation = Simulation(problem, solver)
+    ranks = trained(problem, solver, sweeps, momentum=0.0)
+    for _ in range(sweeps):
+        simulation.squares.zero_()
+        for batch in problem.batches:
+            simulation.visit(batch.images(), batch.labels(), batch.learning_rate)
+    close = {"rtol": 0, "atol": 1e-9}
+    for k, (mine, stats) in enumerate(ranks):
+        state, norms = mine.state().cut, stats.residual_norms()
+        expected = dict(simulation.f[k].named_parameters())
+        for name, parameter in problem.blocks.module(k).named_parameters():
+            torch.testing.assert_close(parameter, expected[name], **close)
+        if k == 0:
+            assert state == {}
+            assert norms is None
+            continue
+        for name, value in simulation.a[k].state_dict().items():
+            torch.testing.assert_close(state[f"weights.{name}"], value, **close)
+        for i, moments in enumerate(simulation.adam[k].state.values()):
+            for name in ("exp_avg", "exp_avg_sq"):
+                torch.testing.assert_close(state[f"adam.{i}.{name}"], moments[name], **close)
+        assert norms == pytest.approx(simulation.squares[k].sqrt().tolist(), rel=1e-6)
+
+
+def test_what_is_kept_does_not_grow_with_the_window():
+    def held(batches):
+        problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=batches)
+        sizes = []
+        for mine, _ in trained(problem, AuxNet(), sweeps=2):
+            buffer = io.BytesIO()
+            known = {"solver", "block", "links", "setup"}
+            torch.save({k: v for k, v in vars(mine).items() if k not in known}, buffer)
+            sizes.append(len(buffer.getvalue()))
+        return sizes
+
+    assert held(1) == held(8)
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=8)
+    assert AuxNet().memory(problem.setup(sweeps=2), 1) == 0
+
+
+@pytest.mark.parametrize(("multiplier", "down"), [("none", 1), ("adjoint", 2)])
+def test_blocks_train_statistics_stay_and_messages_are_lam_down_and_x_up(multiplier, down):
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=2)
+    before = problem.tensors()
+    ranks = trained(problem, AuxNet(multiplier=multiplier))
+    one = problem.samples * 3 * 6 * 6 * 8
+    sent = [mine.links.traffic.total_bytes for mine, _ in ranks]
+    assert sent == [one, (1 + down) * one, down * one]
+    assert_weights_moved(problem, before)
+
+
+@pytest.mark.parametrize("multiplier", ["none", "adjoint"])
+def test_no_forward_pass_waits_for_another(multiplier):
+    problem = make_problem(seed=1, units=3, cuts=[1, 3], batch=4, batches=1)
+
+    def program(block, links):
+        done = []
+        mine = AuxNet(multiplier=multiplier).start(block, links, problem.setup())
+        noted(block, "forward", done)
+        for name in ("from_previous", "from_next"):
+            noted(links, name, done)
+        mine.train(problem.window())
+        return done
+
+    for done in problem.on_every_block(program):
+        assert done[0] == "forward"
+        assert done.count("forward") == 1
+        assert len(done) > 1
+
+
+def noted(owner, name, done):
+    """Note in `done` every call of a method."""
+    method = getattr(owner, name)
+
+    def called(*given):
+        done.append(name)
+        return method(*given)
+
+    setattr(owner, name, called)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "cut"),
+    [
+        ((1, 8, 8), (16, 8, 8)),
+        ((1, 8, 8), (64, 1, 1)),
+        ((3, 32, 32), (8, 5, 5)),
+        ((2, 12, 8), (4, 6, 4)),
+        ((1, 4, 4), (2, 8, 8)),
+        ((3, 32, 32), (64,)),
+        ((1, 6, 6), (1,)),
+    ],
+)
+def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth):
+    before = torch.get_rng_state()
+    network = auxiliary_network(image, cut, width=4, depth=depth, seed=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    out = network(torch.randn(2, *image))
+    assert tuple(out.shape) == (2, *cut)
+    convolutions = [m for m in network if isinstance(m, torch.nn.Conv2d)]
+    assert len(convolutions) - 1 >= depth
+    assert bool(out.isfinite().all())
+
+
+def test_a_network_of_another_size_is_refused_in_one_line():
+    problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
+    mine, _ = trained(problem, AuxNet(width=4))[1]
+    other = AuxNet(width=8).start(mine.block, mine.links, problem.setup())
+    with pytest.raises(ValueError, match=r"^[^\n]*solver\.width=4 and solver\.depth=1$"):
+        other.load_state(State(cut=mine.state().cut))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)], ids=["vectors", "tokens"])
+def test_what_it_generates_goes_on_from_its_state_whatever_its_rank(shape):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(4, 4).double() for _ in range(2)))
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    blocks = split(network, cuts=["1"])
+    batch = Batch(torch.arange(6), 0.1, Fixed(x, torch.arange(6) % 3))
+    objective = Objective(lambda out, y: out.square().mean(), {})
+
+    def program(links):
+        module = blocks.module(links.rank)
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+        made = Block(module, links.rank, 2, {"exact": sgd, "local": sgd}, objective=objective)
+        mine = AuxNet(momentum=None).start(made, links, Setup((shape,), 6, window=1))
+        mine.train(Window([batch]))
+        other = AuxNet(momentum=None).start(made, links, Setup((shape,), 6, window=1))
+        other.load_state(State(cut=mine.state().cut))
+        kept, again = mine.state().cut, other.state().cut
+        return kept.keys() == again.keys() and all(torch.equal(kept[k], again[k]) for k in kept)
+
+    assert all(run_threads(2, program))

@@ -1,0 +1,376 @@
+"""Block-ADMM: what it computes, where it converges to, and what Z is held to."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from problems import (
+    ABOVE,
+    BELOW,
+    Fixed,
+    Problem,
+    buffers,
+    exact_pass,
+    gradients,
+    make_problem,
+    problems,
+    recorded,
+    started,
+)
+from scaled_admm import ScaledADMM
+from setting_modes import KEPT, Mode, paced, windowed
+from torch import Tensor, nn
+
+from hybrid.cuts.partition import split
+from solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
+from solvers.layers.projection import PROJECTIONS, Projection, Sign
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+# small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep
+NEAR = {"solver.rho": 0.2}
+"""lam stays close to activations that are as small as those of the tests."""
+HOPS = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
+LAYER = {"model.factorize": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
+FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
+EXAMPLES = {
+    "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
+    "seidel": BlockADMM(rho=0.5, order="gauss-seidel", theta_steps=2, z_steps=2, optimizer="adam"),
+    "coupled in 16 bits": BlockADMM(**FILTERED, storage="bfloat16"),
+    "fed in 16 bits": BlockADMM(**FILTERED, storage="bfloat16", filter_mode="input"),
+    "fed": BlockADMM(**FILTERED, filter_mode="input"),
+}
+IMPOSSIBLE = [
+    (BlockADMM, {"rho": -1.0, "theta_steps": 0, "z_steps": 0, "balance_ratio": 0.5}),
+    (BlockADMM, {"dual_limit": -1.0, "momentum": 0.5, "order": "seidel", "optimizer": "adagrad"}),
+    (BlockADMM, {"constraint": "positive", "factor_rho": float("nan")}),
+]
+MODES = [
+    *windowed("block-admm", NEAR, whole=KEPT),
+    paced("block-admm", NEAR),
+    Mode("block-admm", "hops", {**NEAR, **HOPS}),
+    Mode("block-admm", "factorized", {**NEAR, **LAYER}),
+]
+CLASSIC = {"local_lr": 0.05, "lam_step": 0.3, "dual_limit": 0}
+LONG = CLASSIC | {"lam_step": 1.5}
+ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass
+class Snapshot:
+    """One rank after one window."""
+
+    buffers: dict[str, Tensor]
+    weights: list[Tensor]
+    norms: tuple[float, float] | None
+    notices: list[str]
+    rho: list[float]
+
+
+def trained(problem, solver, windows=3, start=lambda *rank: recorded(*rank, carried=True)):
+    """[window][rank] over windows of one sweep each, their Z and U kept."""
+
+    def program(block, links):
+        mine = start(problem, solver, block, links)
+        found = []
+        for _ in range(windows):
+            stats = mine.train(problem.window())
+            rho = [2 * cut.moving for cut in (mine._before, mine._after)]
+            weights = [p.detach().clone() for p in block.module.parameters()]
+            held = buffers(block, mine, problem.samples)
+            found.append(Snapshot(held, weights, stats.residual_norms(), stats.notices, rho))
+        return found
+
+    return list(zip(*problem.on_every_block(program), strict=True))
+
+
+def scaled(problem, solver, **more):
+    """The same problem and settings for the formulas, with weights of their own."""
+    blocks = deepcopy(problem.blocks)
+    K = len(blocks)
+    return ScaledADMM(
+        [blocks.module(k).train() for k in range(K)],
+        problem.batches,
+        rho=[solver.rho] * K,
+        learning_rate=problem.batches[0].learning_rate * solver.local_lr,
+        momentum=0.9,
+        lam_step=solver.lam_step,
+        kappa_step=solver.kappa_step,
+        theta_steps=solver.theta_steps,
+        z_steps=solver.z_steps,
+        **more,
+    )
+
+
+def assert_follows(ranks, reference):
+    """Weights, Z and U, on both sides of every cut, are those of the formulas."""
+    for k, rank in enumerate(ranks):
+        torch.testing.assert_close(rank.weights, list(reference.blocks[k].parameters()), **CLOSE)
+    for k, (below, above) in enumerate(pairwise(ranks), 1):
+        Z, U = (torch.cat([batch[k] for batch in kept]) for kept in (reference.Z, reference.U))
+        for rank, names in ((below, BELOW), (above, ABOVE)):
+            torch.testing.assert_close(rank.buffers[names[0]], Z, **CLOSE)
+            torch.testing.assert_close(rank.buffers[names[1]] / reference.rho[k], U, **CLOSE)
+
+
+@given(
+    problems(batches=2),
+    st.floats(1e-4, 10),
+    st.floats(0.0, 1.5),
+    st.sampled_from(["zero", "adjoint"]),
+)
+def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for_bit(
+    problem, beta, kappa_step, start
+):
+    same: dict[str, Any] = {"kappa_step": kappa_step, "multiplier_start": start, "local_lr": 0.3}
+    other = deepcopy(problem)
+    expected = trained(other, AugmentedLagrangian(beta=beta, lam_move="step", **same))
+    found = trained(
+        problem, BlockADMM(rho=2 * beta, order="jacobi", lam_step=1.0, dual_limit=0, **same)
+    )
+    for before, after in zip(expected, found, strict=True):
+        for a, b in zip(before, after, strict=True):
+            assert a.buffers.keys() == b.buffers.keys()
+            assert all(torch.equal(a.buffers[name], b.buffers[name]) for name in a.buffers)
+            assert all(map(torch.equal, a.weights, b.weights))
+            assert a.norms == b.norms
+
+
+@ORDERS
+@pytest.mark.parametrize(("theta_steps", "z_steps"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@given(
+    problem=problems(batches=2),
+    rho=st.floats(0.05, 1),
+    kappa_step=st.floats(0.1, 1.0),
+    start=st.sampled_from(["zero", "adjoint"]),
+)
+@settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
+def test_its_iterates_are_those_of_the_scaled_form(
+    order, theta_steps, z_steps, problem, rho, kappa_step, start
+):
+    solver = BlockADMM(
+        rho=rho,
+        order=order,
+        theta_steps=theta_steps,
+        z_steps=z_steps,
+        kappa_step=kappa_step,
+        multiplier_start=start,
+        **CLASSIC,
+    )
+    reference = scaled(problem, solver)
+    reference.start(adjoint=start == "adjoint")
+    for ranks in trained(problem, solver):
+        norms = reference.sweep(order)
+        assert_follows(ranks, reference)
+        for rank, expected in zip(ranks[1:], norms, strict=True):
+            assert rank.norms == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert ranks[0].norms is None
+
+
+@ORDERS
+@pytest.mark.parametrize(("theta_steps", "z_steps"), [(1, 1), (2, 1), (1, 3), (2, 2)])
+@given(
+    problem=problems(batches=2),
+    rho=st.floats(0.05, 1),
+    kappa_step=st.floats(0.1, 1.0),
+    start=st.sampled_from(["zero", "adjoint"]),
+    sweeps=st.integers(1, 3),
+)
+@settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
+def test_its_online_visits_are_z_from_the_last_cut_or_by_hops_then_the_weights(
+    order, theta_steps, z_steps, problem, rho, kappa_step, start, sweeps
+):
+    steps: dict[str, Any] = {"theta_steps": theta_steps, "z_steps": z_steps, **CLASSIC}
+    solver = BlockADMM(
+        rho=rho,
+        order=order,
+        kappa_step=kappa_step,
+        multiplier_start=start,
+        return_ratio=1e9,
+        **steps,
+    )
+    reference = scaled(problem, solver)
+    reference.start(adjoint=start == "adjoint")
+
+    def program(block, links):
+        mine = recorded(problem, solver, block, links, sweeps)
+        mine.train(problem.window(sweeps))
+        weights = [p.detach().clone() for p in block.module.parameters()]
+        return Snapshot(buffers(block, mine, problem.samples), weights, None, [], [])
+
+    found = problem.on_every_block(program)
+    reference.online(order, sweeps)
+    assert_follows(found, reference)
+
+
+@pytest.mark.parametrize(
+    ("order", "z_steps", "reached"), [("gauss-seidel", 1, 4), ("jacobi", 3, 4), ("jacobi", 1, 2)]
+)
+def test_one_online_visit_from_a_forward_pass_changes_every_block_the_loss_reaches(
+    order, z_steps, reached
+):
+    problem = make_problem(seed=1, units=3, cuts=[1, 2, 3], batch=4)
+    solver = BlockADMM(rho=1.0, order=order, z_steps=z_steps)
+
+    def program(block, links):
+        mine = solver.start(block, links, problem.setup(sweeps=1))
+        exact_pass(block, links).propagate(problem.window(), mine)
+        before = [p.detach().clone() for p in block.module.parameters()]
+        mine.train(problem.window())
+        return all(
+            not torch.equal(a, b)
+            for a, b in zip(before, block.module.parameters(), strict=True)
+            if b.dim() > 1
+        )
+
+    assert problem.on_every_block(program, momentum=0.0) == [k >= 4 - reached for k in range(4)]
+
+
+def test_between_two_blocks_a_full_step_of_z_under_a_large_rho_is_back_propagation():
+    """Behind another cut it is not: a Z_k that steps has moved x_k, of which J J^T p is paid."""
+    problem = make_problem(seed=4, units=3, cuts=[2], batch=4).frozen()
+    exact = problem.plain_gradients(problem.batches[0])
+
+    def program(block, links):
+        mine = BlockADMM(rho=1e7, lam_step=1.0).start(block, links, problem.setup(sweeps=1))
+        exact_pass(block, links).propagate(problem.window(), mine)
+        mine.sweep(problem.window(), 0, exchange=False)
+        mine.gradient(problem.batches[0], slice(0, problem.samples), False, PhaseStats())
+        return gradients(block)
+
+    for rank in problem.on_every_block(program):
+        for name, gradient in rank.items():
+            torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-7)
+
+
+def test_balancing_doubles_and_halves_rho_at_each_cut_and_rescales_its_dual_variable():
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    solver = BlockADMM(rho=0.4, order="jacobi", balance_ratio=1.2, **CLASSIC)
+    reference = scaled(problem, solver)
+    reference.start(adjoint=False)
+    factors = set()
+    for ranks in trained(problem, solver, windows=8, start=started):
+        norms = reference.sweep("jacobi")
+        for k, (primal, dual) in enumerate(norms, 1):
+            factor = 2.0 if primal > 1.2 * dual else 0.5 if dual > 1.2 * primal else 1.0
+            factors.add(factor)
+            reference.rho[k] *= factor
+            for batch in reference.U:
+                batch[k] = batch[k] / factor
+        assert_follows(ranks, reference)
+        for k, (below, above) in enumerate(pairwise(ranks), 1):
+            assert below.rho[1] == above.rho[0] == reference.rho[k]
+    assert {0.5, 2.0} <= factors
+
+
+def test_a_dual_that_outgrows_its_limit_starts_again_on_both_sides_and_is_named_once():
+    problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2)
+    # from zero multipliers only the last cut's residual moves in the first window
+    wild = {"rho": 0.5, "multiplier_start": "zero", "kappa_step": 1e6, "order": "jacobi"}
+    guarded = trained(deepcopy(problem), BlockADMM(dual_limit=10.0, **wild), windows=1)[0]
+    free = trained(problem, BlockADMM(dual_limit=0, **wild), windows=1)[0]
+    for ranks, reset in ((guarded, True), (free, False)):
+        assert bool(ranks[1].buffers["kappa_out"].any()) is not reset
+        assert bool(ranks[2].buffers["kappa_in"].any()) is not reset
+    for rank in guarded:
+        assert len(rank.notices) == 1
+        assert rank.notices[0].startswith("block-admm: the dual at cut 2 has grown to ")
+    assert all(rank.notices == [] for rank in free)
+    steps: dict[str, Any] = {"rho": 0.5, "order": "jacobi"}
+    both = trained(deepcopy(problem), BlockADMM(kappa_step=1e9, dual_limit=2.0, **steps), windows=1)
+    for rank in both[0]:
+        assert ["cut 1" in rank.notices[0], "cut 2" in rank.notices[1]] == [True, True]
+        assert len(rank.notices) == 2
+
+
+class Sphere(Projection):
+    """C = {||z|| = 1 over the channels}."""
+
+    def project(self, z):
+        return z / z.norm(dim=1, keepdim=True)
+
+
+def near(z, values):
+    return (z.unsqueeze(-1) - torch.tensor(values, dtype=z.dtype)).abs().amin(-1) < 1e-12
+
+
+MEMBER: dict[str, Callable[[Tensor], Tensor]] = {
+    "non-negative": lambda z: z >= 0,
+    "box:-0.2:0.1": lambda z: (z >= -0.2) & (z <= 0.1),
+    "quantized:2:-0.5:0.5": lambda z: near(z, [-0.5, -1 / 6, 1 / 6, 0.5]),
+    "sign": lambda z: near(z, [-1.0, 1.0]),
+    "sphere": lambda z: (z.norm(dim=1) - 1).abs() < 1e-12,
+}
+
+
+@ORDERS
+@pytest.mark.parametrize("constraint", MEMBER)
+@pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
+def test_z_lies_in_its_set_after_every_sweep(order, constraint, factor, mode, monkeypatch):
+    monkeypatch.setitem(PROJECTIONS, "sphere", Sphere)
+    problem = make_problem(seed=1, units=2, cuts=[1, 2], batch=4, batches=2)
+    other, inside = deepcopy(problem), MEMBER[constraint]
+
+    def program(block, links, held_to):
+        solver = BlockADMM(
+            rho=0.5, order=order, constraint=held_to, filter=factor, filter_mode=mode, **LONG
+        )
+        mine = started(problem, solver, block, links)
+        found = [buffers(block, mine, problem.samples)]
+        for number in range(3):
+            mine.sweep(problem.window(), number, exchange=True)
+            found.append(buffers(block, mine, problem.samples))
+        return found
+
+    held = problem.on_every_block(lambda *rank: program(*rank, constraint))
+    free = other.on_every_block(lambda *rank: program(*rank, "none"))
+    pooled = factor > 1 and mode == "coupling"
+    for rank in (1, 2):
+        assert all(inside(sweep["lam"]).all() for sweep in held[rank])
+        assert not any(inside(sweep["lam"]).all() for sweep in free[rank])
+        # pooled, the other side's are means of members
+        assert pooled or all(inside(sweep["target"]).all() for sweep in held[rank - 1])
+    assert pooled or not torch.equal(held[2][-1]["lam"], held[2][0]["lam"])
+
+
+@ORDERS
+@pytest.mark.parametrize("z_steps", [1, 2])
+def test_a_leading_projection_is_the_cuts_constraint_and_is_not_differentiated_through(
+    order, z_steps
+):
+    torch.manual_seed(2)
+    parts = [nn.Linear(4, 6), Sign(), nn.Linear(6, 5), Sign(), nn.Linear(5, 4)]
+    blocks = split(nn.Sequential(*parts).double(), cuts=["1", "3"])
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(0, 4, (8,))
+    batches = [Batch(ids, 0.1, Fixed(x, y)) for ids in torch.arange(8).split(4)]
+    problem = Problem(blocks, batches)
+    # steps so long that Z is outside [-1, 1], where a straight-through gradient is zero
+    solver = BlockADMM(rho=0.5, order=order, z_steps=z_steps, **LONG)
+
+    def sign(z):
+        return torch.where(z >= 0, 1.0, -1.0).double()
+
+    reference = scaled(problem, solver, sets=[lambda z: z, sign, sign])
+    whole = [list(block) for block in reference.blocks]
+    without = [nn.Sequential(*units[bool(k) :]) for k, units in enumerate(whole)]
+    reference.start(adjoint=False)
+    reference.blocks = without
+    for ranks in trained(problem, solver, start=started):
+        reference.sweep(order)
+        assert_follows(ranks, reference)
+        for below, above in pairwise(ranks):
+            assert torch.equal(below.buffers["target"], above.buffers["lam"])
+            assert torch.equal(above.buffers["lam"].abs(), torch.ones_like(above.buffers["lam"]))
