@@ -119,7 +119,7 @@ class Simulated:
         for n, batch in enumerate(self.batches):
             x, inputs, outs, met = batch.images(), [], [], []
             for u in range(self.M):
-                w = self.versions[u][self.versions(n, u)]
+                w = self.versions[u][self.met(n, u)]
                 met.append({k: v.clone().requires_grad_() for k, v in w.items()})
                 inputs.append(x.detach().requires_grad_(u > 0))
                 outs.append(self.run_unit(u, inputs[-1], met[-1]))
