@@ -11,8 +11,8 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE
 from hybrid.links import Network
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.planner import Planner, Prediction, best
 from hybrid.plan.subject import Say
 from hybrid.runs import build

@@ -11,8 +11,8 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say

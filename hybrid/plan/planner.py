@@ -16,8 +16,9 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import check_replicas
-from hybrid.method.setup import Options, check_size, share_size
+from hybrid.method.setup import check_size, share_size
 from hybrid.optimizers import making as optimizers
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked

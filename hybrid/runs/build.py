@@ -47,7 +47,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
         resolved.split = resolved.split.model_copy(update={"cuts": []})
         if "rounds.gaps" not in overrides:
             # they are of other blocks
-            resolved.rounds = resolved.rounds.model_copy(update={"gaps": []})
+            resolved.rounds = resolved.rounds.model_copy(update={"gaps": ()})
     resolved = _with_blocks(resolved)
     if resolved.split.replicas == 1:
         _forget_replicas(resolved, {} if path is None else read_toml(path), overrides)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -20,13 +20,14 @@ from hybrid.method import gaps as filling
 from hybrid.method.checks import check_method, check_rounds, check_sampler
 from hybrid.method.given import Given, understood
 from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Method, Options, RunSetup, check_size, factorized_cuts, placed
+from hybrid.method.setup import Method, RunOptions, RunSetup, check_size, factorized_cuts, placed
 from hybrid.ranks import caches, launch
 from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds.controller import longest, wanted
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings, first_fault
+from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.config_export import OWN_DATA, described
@@ -36,7 +37,6 @@ from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import FillSamples, FillStep
 from solvers.kernels import choose
 from solvers.layers.depth import survival
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Trainer(Options):
+class Trainer(RunOptions, RoundOptions):
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
@@ -56,20 +56,8 @@ class Trainer(Options):
     """A method, or its class or name, which stand for it with its defaults."""
     correction: PassSettings | None = None
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
-    window: int | Literal["all", "auto"] | None = None
-    window_limit: int = 64
-    residual_limit: float = 0.1
-    sweeps: int | None = None
-    correct_every: int | None = None
-    serial_epochs: float = 0.0
-    fill: bool | None = None
-    fill_step: FillStep = "added"
-    fill_samples: FillSamples = "first"
-    gaps: Sequence[tuple[int, int]] = ()
-    memory_gb: float = 4.0
-    """These eleven are the settings of [rounds], with the same defaults."""
-
     rounds: RoundSettings = field(init=False)
+    """The settings of [rounds], with everything decided that was unset."""
     _side: Side = field(init=False, default="chain")
     """As the blocks have been trained, which decides what rank has which."""
 
@@ -77,10 +65,9 @@ class Trainer(Options):
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        own = [name for name in RoundSettings.model_fields if name != "gaps"]
-        asked = {name: getattr(self, name) for name in own}
+        asked = {option.name: getattr(self, option.name) for option in fields(RoundOptions)}
         try:
-            rounds = RoundSettings(**asked, gaps=[(a, b) for a, b in self.gaps])
+            rounds = RoundSettings(**asked)
         except ValidationError as error:
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
