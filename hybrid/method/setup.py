@@ -13,11 +13,12 @@ import torch
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix
-from hybrid.links import Place, RankLinks
+from hybrid.links import RankLinks
 from hybrid.method.options import Options
 from hybrid.optimizers import making as optimizers
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Place, share_size
 from hybrid.rounds.alone import Alone
 from hybrid.rounds.alternating import Alternating
 from hybrid.rounds.base import Rounds
@@ -297,11 +298,6 @@ def check_size(size: int, data: Data) -> None:
             f"the batch size is {size} but there are {len(data)} training samples: choose a batch "
             f"size of at most {len(data)}"
         )
-
-
-def share_size(size: int, replica: int, replicas: int) -> int:
-    """Samples that a replica has of a mini-batch of `size`."""
-    return (size + replicas - 1 - replica) // replicas
 
 
 def make_block(

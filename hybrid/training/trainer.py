@@ -15,13 +15,13 @@ from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Data, Dataset, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
-from hybrid.links.base import Side
 from hybrid.method import gaps as filling
 from hybrid.method.checks import check_method, check_rounds, check_sampler
 from hybrid.method.given import Given, understood
 from hybrid.method.objectives import Objectives
 from hybrid.method.setup import Method, RunOptions, RunSetup, check_size, factorized_cuts, placed
 from hybrid.ranks import caches, launch
+from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds.controller import longest, wanted
@@ -58,7 +58,7 @@ class Trainer(RunOptions, RoundOptions):
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
     rounds: RoundSettings = field(init=False)
     """The settings of [rounds], with everything decided that was unset."""
-    _side: Side = field(init=False, default="chain")
+    _side: Arrangement = field(init=False, default="chain")
     """As the blocks have been trained, which decides what rank has which."""
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Trainer(RunOptions, RoundOptions):
         failed, device = (setup, None) if isinstance(setup, ValueError) else (None, setup.device)
         if not isinstance(setup, ValueError):
             self._side = replicas.arrangement(setup)
-        grid = len(self.blocks), self.replicas
+        grid = Grid(len(self.blocks), self.replicas)
         try:
             with listening() as request:
                 return start(program, grid, self.links, device, failed, self._side)
@@ -194,7 +194,7 @@ class Trainer(RunOptions, RoundOptions):
         try:
             # under mpirun each replica has the weights; in one process one will do
             count = self.replicas if comm is not None else 1
-            grid = len(self.blocks), count
+            grid = Grid(len(self.blocks), count)
             return start(program, grid, self.links, device, failed, self._side)
         finally:
             if failed is None and data is not given:
@@ -296,15 +296,8 @@ class Trainer(RunOptions, RoundOptions):
         return any(isinstance(m, norms) for m in self.blocks.model.modules())
 
     def _check_ranks(self, ranks: int) -> None:
-        size = len(self.blocks) * self.replicas
-        if ranks in (1, size) and not (ranks == 1 and launch.communicator() and size > 1):
-            return
-        if self.replicas > 1:
-            raise ValueError(replicas.wrong_product(len(self.blocks), self.replicas, ranks))
-        raise ValueError(
-            f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
-            f"mpirun -n {size}, or ask for {ranks} blocks"
-        )
+        if ranks > 1 or launch.communicator():
+            Grid(len(self.blocks), self.replicas).on(ranks)
 
     def _check(self, train: Data, ranks: int) -> None:
         self._check_ranks(ranks)
