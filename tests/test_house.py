@@ -27,7 +27,7 @@ ROOMS = (
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry"),
-    *("hybrid.errors", "hybrid.orphans", "hybrid.reading"),
+    *("hybrid.ranks.grid", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),

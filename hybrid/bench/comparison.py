@@ -24,10 +24,11 @@ from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recip
 from hybrid.cuts.partition import Blocks, default_sample, split
 from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks, arranged
-from hybrid.method.setup import check_size, share_size
+from hybrid.method.setup import check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
@@ -37,7 +38,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import refuse_rounds
 from hybrid.training.evaluation import measure
-from hybrid.training.replicas import Grid, closest
+from hybrid.training.replicas import closest
 from solvers import Batch, registry
 from solvers.blocks.block import Block
 from solvers.exact.pipeline import Gaps, fit
@@ -88,7 +89,7 @@ class Bench:
         """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
         wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
         sync, first = methods.sync(self.settings), self.micro_batches[0]
-        every = [Grid(K, ranks // K) for K in range(ranks - 1, 0, -1) if ranks % K == 0]
+        every = factorizations(ranks, ranks - 1)
         if wanted.replicas > 1:
             every = [Grid(wanted.blocks, wanted.replicas)]
         found: dict[str, tuple[Recipe, Grid]] = {}

@@ -13,7 +13,8 @@ from torch import Tensor
 from hybrid.bench.measure import CPU, Contender
 from hybrid.cuts.partition import Blocks, default_sample
 from hybrid.links import RankLinks
-from hybrid.method.setup import Method, factorized_cuts, make_block, share_size
+from hybrid.method.setup import Method, factorized_cuts, make_block
+from hybrid.ranks.grid import share_size
 from hybrid.settings.config import Config
 from solvers import Backprop, Batch, Setup, Solver, Window, registry
 from solvers.base import Shape

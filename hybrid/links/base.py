@@ -1,4 +1,4 @@
-"""What threads and MPI links share: a place in the grid, counters, agreement, failure."""
+"""What threads and MPI links share: sends and receives by neighbor, counters, agreement."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +10,10 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 from hybrid.errors import AgreedError, one_line
+from hybrid.ranks.grid import Place
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
-Side = Literal["chain", "peers"]
-"""Ranks that a launcher numbers one after the other: those of a chain, or peers."""
-
 
 LOOKS_AGAIN = 2e-5
 """Seconds until one that waits for any of several looks for a message again."""
@@ -45,39 +43,6 @@ class Traffic:
     def total_waiting(self) -> float:
         """Seconds spent waiting for anyone."""
         return sum(self.waiting_seconds.values())
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the grid of K blocks x R replicas."""
-
-    block: int = 0
-    blocks: int = 1
-    replica: int = 0
-    replicas: int = 1
-
-    @property
-    def number(self) -> int:
-        """r K + k, whatever the launcher calls this rank."""
-        return self.replica * self.blocks + self.block
-
-    @property
-    def count(self) -> int:
-        """Ranks of the grid."""
-        return self.blocks * self.replicas
-
-    @classmethod
-    def of(cls, number: int, blocks: int, replicas: int = 1) -> "Place":
-        """The place with that number."""
-        return cls(number % blocks, blocks, number // blocks, replicas)
-
-
-def place(number: int, count: int, replicas: int, side_by_side: Side) -> Place:
-    """Of rank `number` of `count`."""
-    blocks = count // replicas
-    if side_by_side == "chain":
-        return Place.of(number, blocks, replicas)
-    return Place(number // replicas, blocks, number % replicas, replicas)
 
 
 class RankLinks(ABC):
@@ -217,9 +182,7 @@ class Peers:
         place = links.place
         self.replica, self.replicas = place.replica, place.replicas
         self._links = links
-        self._numbers = [
-            Place(place.block, place.blocks, r, place.replicas).number for r in range(self.replicas)
-        ]
+        self._numbers = place.peers
         self._begun = 0
         self._arrived = [0] * self.replicas
         self._early: dict[tuple[int, int], Tensor] = {}

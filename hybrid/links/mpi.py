@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, StoppedError, reason
-from hybrid.links.base import Place, Program, RankLinks, Side, place
+from hybrid.links.base import Program, RankLinks
 from hybrid.links.staging import Outgoing, staging
+from hybrid.ranks.grid import Arrangement, Grid
 
 T = TypeVar("T")
 _DTYPES = (
@@ -52,7 +53,7 @@ class MpiLinks(RankLinks):
     ) -> None:
         from mpi4py import MPI
 
-        super().__init__(Place.of(comm.rank, comm.size // replicas, replicas))
+        super().__init__(Grid(comm.size // replicas, replicas).place(comm.rank))
         self._mpi = MPI
         self._comm = comm
         self._chain = comm if replicas == 1 else comm.Split(self.place.replica, self.rank)
@@ -134,8 +135,8 @@ class MpiLinks(RankLinks):
         return everyone
 
     def _post(self, number: int, request: Any, buffer: Any) -> None:
-        same = Place.of(number, self.size).replica == self.place.replica
-        (self._pending if same else self._peers_pending).append((request, buffer))
+        pending = self._pending if self.place.in_chain(number) else self._peers_pending
+        pending.append((request, buffer))
 
     def _drop_completed(self) -> None:
         """Let MPI progress, and free the buffers of sends that have left."""
@@ -151,7 +152,7 @@ def run_mpi(
     gpu_aware: bool = False,
     timeout: float = 0.0,
     replicas: int = 1,
-    side_by_side: Side = "chain",
+    side_by_side: Arrangement = "chain",
 ) -> list[T]:
     """Run `program` on this rank; give its result as a list of one.
 
@@ -180,11 +181,12 @@ def run_mpi(
             grid.Free()
 
 
-def arranged(comm: Any, replicas: int, side_by_side: Side) -> Any:
+def arranged(comm: Any, replicas: int, side_by_side: Arrangement) -> Any:
     """A communicator whose rank r K + k has block k of replica r."""
     if replicas == 1:
         return comm
-    return comm.Split(0, place(comm.rank, comm.size, replicas, side_by_side).number)
+    grid = Grid(comm.size // replicas, replicas)
+    return comm.Split(0, grid.place(comm.rank, side_by_side).number)
 
 
 def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:

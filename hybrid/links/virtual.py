@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import Place, Program
+from hybrid.links.base import Program
 from hybrid.links.threads import Room, ThreadLinks, run_threads
 from hybrid.settings.config import LinkSettings
 
@@ -74,8 +74,7 @@ class VirtualLinks(ThreadLinks):
         if tensor.is_cuda:
             torch.cuda.synchronize()
         seconds = tensor.numel() * tensor.element_size() / self._network.bytes_per_second
-        same = Place.of(number, self.size).replica == self.place.replica
-        way = number - self.place.number if same else 0
+        way = number - self.place.number if self.place.in_chain(number) else 0
         self._free[way] = max(self.now(), self._free[way]) + seconds
         arrival = self._free[way] + self._network.latency_seconds
         self._room.queues[self.place.number, number].put((tensor, arrival))

@@ -7,8 +7,9 @@ from dataclasses import fields
 
 import torch
 
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import check_replicas
-from hybrid.method.setup import Method, Options
+from hybrid.method.setup import Method
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import OptimizerSettings, RoundSettings
 from hybrid.settings.rounds import WINDOW

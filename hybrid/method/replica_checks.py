@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hybrid.method.setup import Options
+from hybrid.method.options import Options
 from hybrid.optimizers import making as optimizers
 from hybrid.settings.config import OptimizerSettings
 from solvers.base import Setup, Solver

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
-from hybrid.data.mixing import Mix, Transform
-from hybrid.links import Place, RankLinks
-from hybrid.method.given import Given
+from hybrid.data.mixing import Mix
+from hybrid.links import RankLinks
+from hybrid.method.options import Options
 from hybrid.optimizers import making as optimizers
-from hybrid.optimizers import schedule as schedules
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Place, share_size
 from hybrid.rounds.alone import Alone
 from hybrid.rounds.alternating import Alternating
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.controller import Controller, powers
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
-from hybrid.samplers.base import Sampler
 from hybrid.samplers.batch_sampler import BatchSampler
-from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import (
     CheckpointSettings,
-    LinkSettings,
     OptimizerSettings,
-    ScheduleSettings,
     TrainSettings,
 )
 from hybrid.training.callbacks.base import Callback
@@ -41,17 +37,14 @@ from solvers.blocks.average import Average
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws
 from solvers.blocks.graphs import StepGraphs
-from solvers.blocks.metrics import Metric
-from solvers.blocks.objective import Loss, Objective
+from solvers.blocks.objective import Objective
 from solvers.blocks.optimizer_state import optimizer_state
 from solvers.exact.exact_pass import ExactPass, PassSettings
 from solvers.exact.filling import BubbleFill, stored_batches
 from solvers.exact.pipeline import FillSamples, FillStep, Gaps
 from solvers.layers.factorization import Factorization
 from solvers.layers.projection import leading
-from solvers.sync.base import Strategy
 from solvers.sync.norms import SharedNorms
-from solvers.sync.registry import STRATEGIES
 
 M = TypeVar("M", bound=torch.nn.Module)
 ALONE = Place()
@@ -143,23 +136,9 @@ class Method:
 
 
 @dataclass(kw_only=True)
-class Options:
-    """What a training needs beside its blocks and its method."""
+class RunOptions(Options):
+    """What a run needs beside its blocks and its method."""
 
-    sampler: Given[Sampler] = Given(Sampler, SAMPLERS.__getitem__, SAMPLERS.default)  # type: ignore[type-abstract]
-    """Who chooses the samples of a mini-batch; as a class or by name: with its defaults."""
-    replicas: int = 1
-    """R, chains of the blocks; each trains on a share of every mini-batch."""
-    side_by_side: Literal["auto", "chain", "peers"] = "auto"
-    """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
-    sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
-    """How replicas keep their weights together; as a class or by name: with its defaults."""
-    train: TrainSettings = field(default_factory=TrainSettings)
-    optimizer: OptimizerSettings | optimizers.Factory = field(default_factory=OptimizerSettings)
-    """Settings, or what makes one from a block's parameter groups: see `optimizers.Factory`."""
-    schedule: ScheduleSettings | Rate = field(default_factory=ScheduleSettings)
-    """Settings, or the learning rate as a function of the step."""
-    links: LinkSettings = field(default_factory=LinkSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     out: Path | None = None
     """Run folder; None keeps nothing."""
@@ -169,19 +148,12 @@ class Options:
     quiet: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """What the summary calls model and data."""
-    loss: Loss | None = None
-    """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
-    metrics: Mapping[str, Metric] | None = None
-    """By name what is measured, see `Metric`; None: accuracy of classes."""
-    batch_transform: Transform | None = None
-    """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix."""
     describe: Callable[[list[str]], str] | None = None
     """Text of config.toml, given the cuts; None: as the settings are."""
 
     def check(self) -> None:
         """ValueError for what cannot be, or would change nothing, whatever the method."""
-        schedules.check(self.schedule)
-        optimizers.check(self.optimizer)
+        super().check()
         if not isinstance(self.callbacks, Sequence):
             raise ValueError(f"callbacks is a {type(self.callbacks).__name__}: give a list of them")
         strange = next((c for c in self.callbacks if not isinstance(c, Callback)), None)
@@ -200,11 +172,11 @@ class Options:
 
     def options(self) -> dict[str, Any]:
         """These fields by name."""
-        return {setting.name: getattr(self, setting.name) for setting in fields(Options)}
+        return {setting.name: getattr(self, setting.name) for setting in fields(RunOptions)}
 
 
 @dataclass(kw_only=True)
-class RunSetup(Options):
+class RunSetup(RunOptions):
     """A whole training: what every rank's `Run` is made from."""
 
     blocks: Blocks
@@ -326,11 +298,6 @@ def check_size(size: int, data: Data) -> None:
             f"the batch size is {size} but there are {len(data)} training samples: choose a batch "
             f"size of at most {len(data)}"
         )
-
-
-def share_size(size: int, replica: int, replicas: int) -> int:
-    """Samples that a replica has of a mini-batch of `size`."""
-    return (size + replicas - 1 - replica) // replicas
 
 
 def make_block(

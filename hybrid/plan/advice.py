@@ -11,16 +11,16 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE
 from hybrid.links import Network
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.planner import Planner, Prediction, best
 from hybrid.plan.subject import Say
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.runs.references import is_reference
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.methods import sync
 from hybrid.settings.resolve import refuse_rounds, resolve
-from hybrid.training.replicas import Grid
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
 """Settings that a command says by flags of their own."""

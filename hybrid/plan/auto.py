@@ -11,19 +11,19 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.runs.references import is_reference
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml
-from hybrid.training.replicas import Grid
 from solvers import registry
 from solvers.sync.registry import STRATEGIES
 

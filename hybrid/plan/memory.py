@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
-from hybrid.method.setup import share_size
+from hybrid.ranks.grid import share_size
 from solvers.exact.pipeline import Gaps
 from solvers.layers.depth import decided
 

@@ -16,17 +16,18 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.options import Options
 from hybrid.method.replica_checks import check_replicas
-from hybrid.method.setup import Options, check_size, share_size
+from hybrid.method.setup import check_size
 from hybrid.optimizers import making as optimizers
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Grid, grids, share_size
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.training.replicas import Grid, grids
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
 from solvers.exact.pipeline import Gaps, fit

@@ -18,7 +18,8 @@ from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
 from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Options, placed
+from hybrid.method.options import Options
+from hybrid.method.setup import placed
 from hybrid.models import Chain, Unit, mode
 from hybrid.plan.standin import stand_in
 from hybrid.runs import references

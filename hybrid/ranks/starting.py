@@ -10,8 +10,9 @@ import torch
 
 from hybrid.errors import AgreedError, CodeError, StoppedError, format_error, one_line, place
 from hybrid.links import Network, RankLinks, run_threads, run_virtual
-from hybrid.links.base import Place, Program, Side
+from hybrid.links.base import Program
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
@@ -19,13 +20,13 @@ T = TypeVar("T")
 
 def start(
     program: Program[T],
-    grid: tuple[int, int],
+    grid: Grid,
     links: LinkSettings,
     device: torch.device | None,
     failed: ValueError | None = None,
-    side_by_side: Side = "chain",
+    side_by_side: Arrangement = "chain",
 ) -> T:
-    """Run the program on a `grid` of (blocks, replicas).
+    """Run the program on every rank of a grid.
 
     It gives the first rank's result, under mpirun this one's.
     `failed` is what this rank cannot begin for, which the program tells the others.

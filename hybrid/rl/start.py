@@ -10,6 +10,7 @@ import torch
 
 from hybrid.links import RankLinks
 from hybrid.ranks import launch, starting
+from hybrid.ranks.grid import Grid
 from hybrid.ranks.stopping import StopRequest, listening
 from hybrid.rl.run import Run
 from hybrid.rl.settings import RlConfig
@@ -23,7 +24,7 @@ def train(config: RlConfig, out: Path | None, resume: bool) -> dict[str, Any]:
     torch.set_num_threads(config.rl.threads or launch.threads_per_rank(blocks))
     with listening() as stop:
         return starting.start(
-            partial(_rank, config, out, resume, stop), (blocks, 1), config.links, None
+            partial(_rank, config, out, resume, stop), Grid(blocks), config.links, None
         )
 
 

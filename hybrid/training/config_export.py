@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybrid.method.setup import Method, Options
+from hybrid.method.setup import Method, RunOptions
 from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, Section
 from hybrid.settings.text import to_toml
@@ -17,7 +17,9 @@ OWN_DATA = "custom"
 """What data are called that `fit` is given."""
 
 
-def described(options: Options, method: Method, rounds: RoundSettings, cuts: Sequence[str]) -> str:
+def described(
+    options: RunOptions, method: Method, rounds: RoundSettings, cuts: Sequence[str]
+) -> str:
     """Text of config.toml; what no file can hold, objects of the caller's, it only mentions."""
     name = method.solver.name
     notes = ["# a run of the library"]

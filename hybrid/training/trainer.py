@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -15,18 +15,19 @@ from hybrid.cuts.partition import SAMPLES, Blocks
 from hybrid.data import Data, Dataset, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
-from hybrid.links.base import Side
 from hybrid.method import gaps as filling
 from hybrid.method.checks import check_method, check_rounds, check_sampler
 from hybrid.method.given import Given, understood
 from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Method, Options, RunSetup, check_size, factorized_cuts, placed
+from hybrid.method.setup import Method, RunOptions, RunSetup, check_size, factorized_cuts, placed
 from hybrid.ranks import caches, launch
+from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.ranks.starting import start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds.controller import longest, wanted
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings, first_fault
+from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.training import replicas
 from hybrid.training.config_export import OWN_DATA, described
@@ -36,7 +37,6 @@ from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import FillSamples, FillStep
 from solvers.kernels import choose
 from solvers.layers.depth import survival
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Trainer(Options):
+class Trainer(RunOptions, RoundOptions):
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
@@ -56,31 +56,18 @@ class Trainer(Options):
     """A method, or its class or name, which stand for it with its defaults."""
     correction: PassSettings | None = None
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
-    window: int | Literal["all", "auto"] | None = None
-    window_limit: int = 64
-    residual_limit: float = 0.1
-    sweeps: int | None = None
-    correct_every: int | None = None
-    serial_epochs: float = 0.0
-    fill: bool | None = None
-    fill_step: FillStep = "added"
-    fill_samples: FillSamples = "first"
-    gaps: Sequence[tuple[int, int]] = ()
-    memory_gb: float = 4.0
-    """These eleven are the settings of [rounds], with the same defaults."""
-
     rounds: RoundSettings = field(init=False)
-    _side: Side = field(init=False, default="chain")
+    """The settings of [rounds], with everything decided that was unset."""
+    _side: Arrangement = field(init=False, default="chain")
     """As the blocks have been trained, which decides what rank has which."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        own = [name for name in RoundSettings.model_fields if name != "gaps"]
-        asked = {name: getattr(self, name) for name in own}
+        asked = {option.name: getattr(self, option.name) for option in fields(RoundOptions)}
         try:
-            rounds = RoundSettings(**asked, gaps=[(a, b) for a, b in self.gaps])
+            rounds = RoundSettings(**asked)
         except ValidationError as error:
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
@@ -142,7 +129,7 @@ class Trainer(Options):
         failed, device = (setup, None) if isinstance(setup, ValueError) else (None, setup.device)
         if not isinstance(setup, ValueError):
             self._side = replicas.arrangement(setup)
-        grid = len(self.blocks), self.replicas
+        grid = Grid(len(self.blocks), self.replicas)
         try:
             with listening() as request:
                 return start(program, grid, self.links, device, failed, self._side)
@@ -207,7 +194,7 @@ class Trainer(Options):
         try:
             # under mpirun each replica has the weights; in one process one will do
             count = self.replicas if comm is not None else 1
-            grid = len(self.blocks), count
+            grid = Grid(len(self.blocks), count)
             return start(program, grid, self.links, device, failed, self._side)
         finally:
             if failed is None and data is not given:
@@ -309,15 +296,8 @@ class Trainer(Options):
         return any(isinstance(m, norms) for m in self.blocks.model.modules())
 
     def _check_ranks(self, ranks: int) -> None:
-        size = len(self.blocks) * self.replicas
-        if ranks in (1, size) and not (ranks == 1 and launch.communicator() and size > 1):
-            return
-        if self.replicas > 1:
-            raise ValueError(replicas.wrong_product(len(self.blocks), self.replicas, ranks))
-        raise ValueError(
-            f"{size} blocks on {ranks} MPI ranks: a rank owns one block, so start "
-            f"mpirun -n {size}, or ask for {ranks} blocks"
-        )
+        if ranks > 1 or launch.communicator():
+            Grid(len(self.blocks), self.replicas).on(ranks)
 
     def _check(self, train: Data, ranks: int) -> None:
         self._check_ranks(ranks)

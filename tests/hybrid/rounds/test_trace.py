@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from trainings import digits, fitted, trainer
 
-from hybrid.links.base import Place
+from hybrid.ranks.grid import Place
 from hybrid.report.timeline import Span, spans, timeline
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace

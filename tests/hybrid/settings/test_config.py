@@ -78,7 +78,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("rounds.window_limit", 0, "greater than or equal to 1"),
         ("rounds.residual_limit", 0.0, "greater than 0"),
         ("split.cuts", "layer2.0", "a valid list"),
-        ("rounds.gaps", "most", "a valid list"),
+        ("rounds.gaps", "most", "a list of pairs"),
         ("solver.beta", -1.0, "must be positive"),
         ("solver.beta", float("inf"), "must be finite"),
         ("solver.lam_step", float("nan"), "must be 0 or positive"),
