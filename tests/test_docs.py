@@ -99,3 +99,41 @@ def test_the_page_on_messages_does_what_it_says():
     exec(compile(code, "messages.md", "exec"), names)
     assert names["right"] > 90
     assert names["executor"].most_active == 8
+
+
+PAGES = sorted(ROOT.glob("docs/benchmarks/**/*.md"))
+
+
+def test_prose_is_wrapped_at_120_characters():
+    wide = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        for line in _prose(page)
+        if len(_without_addresses(line)) > 120
+    ]
+    assert not wide
+
+
+def test_a_page_of_results_has_at_most_600_words():
+    free = {"README.md", "appendix.md"}
+    words = {page: sum(len(line.split()) for line in _prose(page)) for page in PAGES}
+    assert not {page.name: n for page, n in words.items() if n > 600 and page.name not in free}
+    assert sum(words.values()) > 1000
+
+
+def _prose(page):
+    """Lines outside tables, headings, pictures and code, which is fenced or after an empty line."""
+    fenced = indented = False
+    before = ""
+    for line in page.read_text().splitlines():
+        fence = line.startswith("```")
+        fenced ^= fence
+        indented = line.startswith("    ") and (indented or not before)
+        if not (fence or fenced or indented or re.match(r"\s*\||#|!\[", line)):
+            yield line
+        before = line.strip()
+
+
+def _without_addresses(line):
+    """What can be broken of a line."""
+    return re.sub(r"\]\([^)]*\)|https?://\S+", "", line)

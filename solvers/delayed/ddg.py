@@ -19,7 +19,7 @@ LOST_A_STEP = 0.27
 """Of an exact step's progress, for every step by which the first block's gradients are late.
 
 Measured up to a delay of one step, in short trainings at a high learning rate, where it is most:
-docs/benchmarks/delays.md, "What a delay costs".
+docs/benchmarks/delays/accuracy.md.
 """
 
 
