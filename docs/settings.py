@@ -4,10 +4,10 @@ Those are docs/settings.md and, in the pages of the methods, the tables with `HE
 """
 
 from dataclasses import fields
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
-from hybrid.rl.settings import RlSettings
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings, values
 from hybrid.settings.resolve import resolve
@@ -62,7 +62,10 @@ def written() -> dict[Path, str]:
         if header:
             keys = [*BESIDE.get(path.stem, []), *_own(path.stem)]
             rest = after[after.index("\n\n") :]
-            rows = _rl_rows() if path.stem == "rl" else [_row(key, path.stem) for key in keys]
+            others = entry_points(group="hybrid.settings", name=path.stem)
+            rows = [_row(key, path.stem) for key in keys] if keys else _of_another_package(others)
+            if not rows:
+                continue
             pages[path] = before + header + "\n".join(rows) + rest
     return pages
 
@@ -134,14 +137,15 @@ def _default(key: str, method: str) -> str:
     return "none" if found in ("", [], {}) else str(found).lower()
 
 
-def _rl_rows() -> list[str]:
-    """Of the command that has settings of its own."""
+def _of_another_package(points: EntryPoints) -> list[str]:
+    """Of a command that has settings of its own; none where its package is not installed."""
     rows = []
-    for name, field in RlSettings.model_fields.items():
-        default = "unset" if field.default is None else field.default
-        shown = f"{default:g}" if isinstance(default, float) else str(default)
-        shown = shown.lower() if isinstance(default, bool) else shown
-        rows.append(f"| `rl.{name}` | {shown} | {field.description} |")
+    for point in points:
+        for name, field in point.load().model_fields.items():
+            default = "unset" if field.default is None else field.default
+            shown = f"{default:g}" if isinstance(default, float) else str(default)
+            shown = shown.lower() if isinstance(default, bool) else shown
+            rows.append(f"| `{point.name}.{name}` | {shown} | {field.description} |")
     return rows
 
 
