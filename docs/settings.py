@@ -1,11 +1,11 @@
 """Write docs/settings.md, all settings with their defaults:  python docs/settings.py"""
 
+from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from hybrid.rl.settings import RlSettings
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings, values
 from solvers import registry
@@ -26,10 +26,10 @@ The serial passes of a hybrid have the settings of [`backprop`](#backprop), as `
 for instance. `correction.micro_batches` is 4 where gaps are filled, and the method's own number
 where serial rounds stand beside a delayed method.
 """
-RL = """
-## rl
+OTHERS = """
+## {name}
 
-These are the settings of [`hybrid rl`](rl.md), which has `[links]` beside them.
+These are the settings of [`hybrid {name}`]({name}.md), which has `[links]` beside them.
 
 """
 Rows = dict[str, tuple[str, str]]
@@ -39,7 +39,11 @@ Rows = dict[str, tuple[str, str]]
 def written() -> str:
     """The page, as the declarations make it."""
     sections = (_section(section) for section in Config.model_fields)
-    return "".join([HEAD, *sections, RL, _list("rl", _rl())])
+    others = (
+        OTHERS.format(name=point.name) + _list(point.name, _declared(point.load()))
+        for point in entry_points(group="hybrid.settings")
+    )
+    return "".join([HEAD, *sections, *others])
 
 
 def _section(section: str) -> str:
@@ -90,9 +94,9 @@ def _rows(section: str, name: str, made: Any) -> Rows:
     }
 
 
-def _rl() -> Rows:
-    """Of the command that has settings of its own."""
-    found = RlSettings.model_fields.items()
+def _declared(settings: Any) -> Rows:
+    """Of a command of another package, which has settings of its own."""
+    found = settings.model_fields.items()
     return {key: (_shown(field.default), field.description or "") for key, field in found}
 
 

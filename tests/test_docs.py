@@ -91,16 +91,6 @@ def test_the_sampler_of_the_page_is_kept_in_a_run_folder_and_goes_on(monkeypatch
     exec(compile(again, "samplers.md", "exec"), {"__name__": "samplers"})
 
 
-def test_the_page_on_messages_does_what_it_says():
-    """Two seconds of training: its graph of nodes learns parity."""
-    text = (ROOT / "docs" / "messages.md").read_text()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    names = {"__name__": "messages_page"}
-    exec(compile(code, "messages.md", "exec"), names)
-    assert names["right"] > 90
-    assert names["executor"].most_active == 8
-
-
 PAGES = sorted(ROOT.glob("docs/benchmarks/**/*.md"))
 
 

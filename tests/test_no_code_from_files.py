@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(p for room in ("hybrid", "solvers") for p in (ROOT / room).rglob("*.py"))
+ROOMS = ("hybrid", "solvers", *(f"wings/{p.name}/hybrid_{p.name}" for p in ROOT.glob("wings/*")))
+SOURCES = sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
 MODULES = {
     *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "dbm"),
     *("yaml", "runpy", "code", "codeop", "imp", "zipimport", "xmlrpc", "multiprocessing"),

@@ -1,7 +1,9 @@
 """A run folder into a page."""
 
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
-from hybrid.report import returns, tables
+from hybrid.report import tables
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves
 from hybrid.report.factors import kept_dictionary, layers, responses
@@ -21,8 +23,21 @@ from hybrid.report.page import Html, drawing, heading, note, page, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import spans, timeline
-from hybrid.rl.resolve import is_run
 from hybrid.runs.restore import Own, restore
+
+GROUP = "hybrid.reports"
+"""The entry points by which another package reports runs of its own: COMMAND = "its.module".
+
+The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
+"""
+
+
+def command_of(run: Path) -> tuple[str, Any] | None:
+    """The command of another package that made a run, and the module that reports it."""
+    for point in entry_points(group=GROUP):
+        if (module := point.load()).is_run(run):
+            return point.name, module
+    return None
 
 
 def write(run: Path, data_dir: str | None = None) -> Path:
@@ -31,7 +46,8 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     Raises ValueError, FileNotFoundError for a folder that holds no run, a file in it that cannot
     be read or missing test images, which only a model with a factorization layer needs.
     """
-    content = returns.content(run) if is_run(run) else _content(read(run), data_dir)
+    other = command_of(run)
+    content = other[1].content(run) if other else _content(read(run), data_dir)
     return _written(content, run / "report" / "index.html")
 
 
