@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from threading import Condition, Thread
 
-from hybrid_messages.controller import Executor
+from hybrid_messages.executor import Executor
 from hybrid_messages.graph import Graph, Letter
-from hybrid_messages.message import Message
+from hybrid_messages.node import Message
 
 
 class AnyOrder(Executor):

@@ -1,12 +1,15 @@
-"""Nodes that route: no arithmetic, a message in, a message out."""
+"""Nodes that route messages, and the loss, where they turn around."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
-from hybrid_messages.message import Message, Shelf, State
-from hybrid_messages.node import Node
+import torch
+from torch import Tensor
+
+from hybrid_messages.node import Cache, Message, Node, State
 
 
 class Source(Node):
@@ -45,7 +48,7 @@ class Phi(Node):
 
     def __init__(self, ways: int = 2) -> None:
         self.inputs = ways
-        self._came: Shelf[int] = Shelf()
+        self._came: Cache[int] = Cache()
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
         if learn:
@@ -71,8 +74,8 @@ class Loop(Node):
 
     def __init__(self, until: Callable[[Any], bool], step: Callable[[Any], State]) -> None:
         self.until, self.step = until, step
-        self._turns: Shelf[tuple[int, State]] = Shelf()
-        self._left: Shelf[int] = Shelf()
+        self._turns: Cache[tuple[int, State]] = Cache()
+        self._left: Cache[int] = Cache()
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
         port, state, payload = message
@@ -92,3 +95,48 @@ class Loop(Node):
             return [Message(self._left.pop(message.state), message.state, message.payload)]
         port, state = self._turns.pop(message.state)
         return [Message(port, state, message.payload)]
+
+
+class Outcome(NamedTuple):
+    """Of a message that has come to a loss."""
+
+    state: State
+    loss: float
+    output: Tensor
+
+
+class Loss(Node):
+    """The end of the way up: loss(x, target(state)), a number; its gradient goes back down.
+
+    A network may have several, and an instance may come to several or many times to one: the
+    gradient is then that of the sum.
+    """
+
+    outputs = 0
+
+    def __init__(
+        self, loss: Callable[[Tensor, Tensor], Tensor], target: Callable[[Any], Tensor]
+    ) -> None:
+        self.loss, self.target = loss, target
+        self.outcomes: list[Outcome] = []
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        _, state, payload = message
+        x = payload.detach().requires_grad_(learn)
+        with torch.set_grad_enabled(learn):
+            loss = self.loss(x, self.target(state))
+        value = float(loss.detach())
+        if not isfinite(value):
+            raise ValueError(f"the loss is {value}; a lower learning rate may keep it finite")
+        self.outcomes.append(Outcome(state, value, payload))
+        if not learn:
+            return []
+        (gradient,) = torch.autograd.grad(loss, [x])
+        return [Message(0, state, gradient)]
+
+    def backward(self, message: Message) -> list[Message]:
+        raise ValueError("nothing lies above a loss")
+
+    def clear(self) -> None:
+        super().clear()
+        self.outcomes = []

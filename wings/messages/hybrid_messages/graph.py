@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hybrid_messages.control import Source
-from hybrid_messages.layer import Layer, Loss
-from hybrid_messages.message import Message
-from hybrid_messages.node import Node
+from hybrid_messages.control import Loss, Source
+from hybrid_messages.layer import Layer
+from hybrid_messages.node import Message, Node
 from solvers import checks
 
 
@@ -23,8 +22,8 @@ class Letter(NamedTuple):
 class Graph:
     """Nodes by name, and edges (from, to): "name" or "name:port", the first port being 0.
 
-    Every port has one edge. Where an output is wanted by two stands a `Bcast` between, where two
-    come to one input a `Phi` (either of them) or a `Sum` (both). Circles are allowed.
+    Every port has one edge. To send one output to two nodes, put a `Bcast` between; to bring two
+    outputs to one input, a `Phi` (either of them) or a `Sum` (both). Circles are allowed.
     """
 
     def __init__(self, nodes: Mapping[str, Node], edges: Iterable[tuple[str, str]]) -> None:
@@ -36,7 +35,7 @@ class Graph:
         self._check()
 
     def index(self, name: str) -> int:
-        """Of a node; ValueError for a name that there is not."""
+        """The number of a node; ValueError for an unknown name."""
         if name not in self.names:
             raise ValueError(checks.unknown(name, self.names, "node"))
         return self.names.index(name)
@@ -49,13 +48,13 @@ class Graph:
 
     @property
     def losses(self) -> list[Loss]:
-        """Where messages turn round."""
+        """The nodes where messages turn around."""
         return [node for node in self.nodes if isinstance(node, Loss)]
 
     def handle(
         self, at: int, forward: bool, messages: Sequence[Message], learn: bool
     ) -> list[Letter]:
-        """What a node sends for messages of one direction; ValueError with its name and theirs."""
+        """What a node sends for messages of one direction; an error names the node."""
         node = self.nodes[at]
         try:
             sent = node.forward_all(messages, learn) if forward else node.backward_all(messages)
@@ -71,10 +70,10 @@ class Graph:
 
     def kept(self) -> int:
         """Entries of all caches: 0 after a run."""
-        return sum(len(shelf) for node in self.nodes for shelf in node.shelves())
+        return sum(len(cache) for node in self.nodes for cache in node.caches())
 
-    def check_home(self, instance: int) -> None:
-        """ValueError where an instance that nothing is under way of is remembered somewhere."""
+    def check_forgotten(self, instance: int) -> None:
+        """ValueError if a node still keeps something of an instance that has ended."""
         for name, node in zip(self.names, self.nodes, strict=True):
             if left := node.kept(instance):
                 raise ValueError(
@@ -83,12 +82,12 @@ class Graph:
                 )
 
     def drain(self) -> None:
-        """The end of a run: remainders are applied."""
+        """At the end of a run, layers step with the gradients that are left."""
         for layer in self.layers.values():
             layer.drain()
 
     def clear(self) -> None:
-        """After a run that failed."""
+        """Forget what a run that failed has left."""
         for node in self.nodes:
             node.clear()
 
@@ -107,16 +106,14 @@ class Graph:
         return self.index(name), int(port or 0)
 
     def _join(self, start: tuple[int, int], end: tuple[int, int], edge: str) -> None:
-        for (at, port), ways, other, kind in (
-            (start, self._up, end, "output"),
-            (end, self._down, start, "input"),
+        for (at, port), ways, other, kind, remedy in (
+            (start, self._up, end, "output", "Bcast"),
+            (end, self._down, start, "input", "Phi or a Sum"),
         ):
-            node, name = self.nodes[at], self.names[at]
-            ports = node.outputs if kind == "output" else node.inputs
+            name, ports = self.names[at], getattr(self.nodes[at], f"{kind}s")
             if port >= ports:
                 raise ValueError(f"{edge}: {name!r} has {ports} {kind}s, so no {kind} {port}")
             if port in ways[at]:
-                remedy = "Bcast" if kind == "output" else "Phi or a Sum"
                 raise ValueError(
                     f"{edge}: {kind} {port} of {name!r} has an edge already; put a {remedy} there"
                 )
@@ -127,13 +124,10 @@ class Graph:
             raise ValueError("the graph has no Source, so nothing can enter it")
         if len({id(node) for node in self.nodes}) < len(self.nodes):
             raise ValueError("one node stands under two names; give each its own")
-        for at, (name, node) in enumerate(zip(self.names, self.nodes, strict=True)):
-            for kind, ports, ways in (
-                ("output", node.outputs, self._up),
-                ("input", node.inputs, self._down),
-            ):
-                for port in range(ports):
-                    if port not in ways[at]:
+        for kind, ways in (("output", self._up), ("input", self._down)):
+            for name, node, joined in zip(self.names, self.nodes, ways, strict=True):
+                for port in range(getattr(node, f"{kind}s")):
+                    if port not in joined:
                         raise ValueError(f"{kind} {port} of {name!r} has no edge")
         owner: dict[int, str] = {}
         for name, layer in self.layers.items():

@@ -1,6 +1,6 @@
 """Nodes that wait for several messages, forward or backward, and make one of them.
 
-What comes first does not matter: sums and wholes are in the order of ports or members.
+The order of arrival does not matter: sums and wholes follow the order of ports or members.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid_messages.message import Message, Shelf, State, Waiting
-from hybrid_messages.node import Node
+from hybrid_messages.node import Cache, Message, Node, State, Waiting
 
 
 class Bcast(Node):
@@ -61,7 +60,7 @@ class Concat(Node):
     def __init__(self, ways: int = 2, dim: int = -1) -> None:
         self.inputs, self.dim = ways, dim
         self._waiting = Waiting()
-        self._sizes: Shelf[list[int]] = Shelf()
+        self._sizes: Cache[list[int]] = Cache()
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
         port, state, payload = message
@@ -78,12 +77,8 @@ class Concat(Node):
         return [Message(way, state, part) for way, part in enumerate(parts)]
 
 
-class Group(Node):
-    """Waits for the messages of several states and joins them into one, of a state of its own.
-
-    `whole` gives the state of the joined message, `members` those that it is made of, in the
-    order of its new first dimension; all of one instance and one shape. Backward it ungroups.
-    """
+class _Members(Node):
+    """What `Group` and `Ungroup` share: one message of a whole, and one of each of its members."""
 
     def __init__(
         self, whole: Callable[[Any], State], members: Callable[[Any], Sequence[State]]
@@ -91,51 +86,47 @@ class Group(Node):
         self.whole, self.members = whole, members
         self._waiting = Waiting()
 
-    def forward(self, message: Message, learn: bool) -> list[Message]:
+    def _join(self, message: Message) -> list[Message]:
         whole = self.whole(message.state)
         members = self.members(whole)
-        parts = _add(self._waiting, whole, members, message)
-        return [] if parts is None else [Message(0, whole, _stack(parts))]
+        if message.state not in members:
+            raise ValueError(f"it belongs to {whole}, whose members are {list(members)}")
+        place = members.index(message.state)
+        parts = self._waiting.add(whole, place, message.payload, len(members))
+        if parts is None:
+            return []
+        _check_equal(parts)
+        return [Message(0, whole, torch.stack(parts))]
 
-    def backward(self, message: Message) -> list[Message]:
-        members = self.members(message.state)
-        return [Message(0, *part) for part in zip(members, message.payload, strict=True)]
+    def _split(self, message: Message) -> list[Message]:
+        members, rows = self.members(message.state), message.payload
+        if len(members) != len(rows):
+            raise ValueError(f"{len(members)} members for {len(rows)} rows; they must be as many")
+        return [Message(0, *part) for part in zip(members, rows, strict=True)]
 
 
-class Ungroup(Node):
-    """A message for every row of a message, of the states of its members; backward it groups."""
+class Group(_Members):
+    """Waits for the messages of several states and joins them into one, of a state of its own.
 
-    def __init__(
-        self, whole: Callable[[Any], State], members: Callable[[Any], Sequence[State]]
-    ) -> None:
-        self.whole, self.members = whole, members
-        self._waiting = Waiting()
+    `whole` gives the state of the joined message, `members` the states that it is made of, in the
+    order of its new first dimension; all have one instance and one shape. Backward it ungroups.
+    """
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
-        members = self.members(message.state)
-        if len(members) != message.payload.shape[0]:
-            rows = message.payload.shape[0]
-            raise ValueError(f"{len(members)} members for {rows} rows; they must be as many")
-        return [Message(0, *part) for part in zip(members, message.payload, strict=True)]
+        return self._join(message)
 
     def backward(self, message: Message) -> list[Message]:
-        whole = self.whole(message.state)
-        parts = _add(self._waiting, whole, self.members(whole), message)
-        return [] if parts is None else [Message(0, whole, _stack(parts))]
+        return self._split(message)
 
 
-def _add(
-    waiting: Waiting, whole: State, members: Sequence[State], message: Message
-) -> list[Tensor] | None:
-    if message.state not in members:
-        raise ValueError(f"it belongs to {whole}, whose members are {list(members)}")
-    place = members.index(message.state)
-    return waiting.add(whole, place, message.payload, len(members))
+class Ungroup(_Members):
+    """Sends a message for every row, of the state of that member; backward it groups."""
 
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        return self._split(message)
 
-def _stack(parts: Sequence[Tensor]) -> Tensor:
-    _check_equal(parts)
-    return torch.stack(list(parts))
+    def backward(self, message: Message) -> list[Message]:
+        return self._join(message)
 
 
 def _check_equal(parts: Sequence[Tensor]) -> None:

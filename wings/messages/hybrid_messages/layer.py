@@ -1,20 +1,18 @@
-"""Nodes that compute: a module with its optimizer, and the loss where messages turn round."""
+"""Nodes that compute: a module with an optimizer of its own, on one message or on several."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from math import isfinite
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hybrid_messages.message import Message, Shelf, State
-from hybrid_messages.node import Node
+from hybrid_messages.node import Cache, Message, Node
 
 
-class _Met(NamedTuple):
+class _Cached(NamedTuple):
     """What a forward message met: its payload, what became of it, and after how many updates."""
 
     x: Tensor
@@ -57,7 +55,7 @@ class Layer(Node):
         """Steps of its optimizer."""
         self.staleness: Counter[int] = Counter()
         """Messages by the updates between their forward and their backward pass."""
-        self._cache: Shelf[_Met] = Shelf()
+        self._cache: Cache[_Cached] = Cache()
         self._gradients = 0  # c
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
@@ -66,7 +64,7 @@ class Layer(Node):
             with torch.no_grad():
                 return [Message(0, state, self.module(payload))]
         x, y = self._run(payload)
-        self._cache.put(state, _Met(x, y, self.updates))
+        self._cache.put(state, _Cached(x, y, self.updates))
         return [Message(0, state, y.detach())]
 
     def backward(self, message: Message) -> list[Message]:
@@ -123,49 +121,55 @@ class Layer(Node):
         self.updates += 1
 
 
-class Outcome(NamedTuple):
-    """Of a message that has come to a loss."""
+class Together(Layer):
+    """As `Layer`, up to `most` waiting messages a call, those of one shape stacked.
 
-    state: State
-    loss: float
-    output: Tensor
-
-
-class Loss(Node):
-    """The end of the way up: loss(x, target(state)), a number; its gradient goes back down.
-
-    A network may have several, and an instance may come to several or many times to one: the
-    gradient is then that of the sum.
+    No message waits for others to come, and nothing is padded: it is the inbox that makes the
+    batch. The module sees payloads with a new first dimension and must treat its rows alone, as
+    linear layers and elementwise functions do. Every backward pass runs it again, as those that
+    went up together need not come back together. Sums are those of `Layer` but for their order.
     """
 
-    outputs = 0
-
     def __init__(
-        self, loss: Callable[[Tensor, Tensor], Tensor], target: Callable[[Any], Tensor]
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        min_update_frequency: int = 1,
+        most: int = 64,
     ) -> None:
-        self.loss, self.target = loss, target
-        self.outcomes: list[Outcome] = []
+        super().__init__(module, optimizer, min_update_frequency)
+        if most < 1:
+            raise ValueError(f"most is {most}; it must be at least 1")
+        self.most: int = most
 
     def forward(self, message: Message, learn: bool) -> list[Message]:
-        _, state, payload = message
-        x = payload.detach().requires_grad_(learn)
-        with torch.set_grad_enabled(learn):
-            loss = self.loss(x, self.target(state))
-        value = float(loss.detach())
-        if not isfinite(value):
-            raise ValueError(f"the loss is {value}; a lower learning rate may keep it finite")
-        self.outcomes.append(Outcome(state, value, payload))
-        if not learn:
-            return []
-        (gradient,) = torch.autograd.grad(loss, [x])
-        return [Message(0, state, gradient)]
+        return self.forward_all([message], learn)
 
     def backward(self, message: Message) -> list[Message]:
-        raise ValueError("nothing lies above a loss")
+        return self.backward_all([message])
 
-    def clear(self) -> None:
-        super().clear()
-        self.outcomes = []
+    def forward_all(self, messages: Sequence[Message], learn: bool) -> list[Message]:
+        sent: list[Message] = []
+        for alike in _by_shape(messages, [message.payload for message in messages]):
+            with torch.no_grad():
+                rows = self.module(torch.stack([x for _, x in alike]))
+            for ((_, state, _), x), row in zip(alike, rows, strict=True):
+                if learn:
+                    self._cache.put(state, _Cached(x, None, self.updates))
+                sent.append(Message(0, state, row))
+        return sent
+
+    def backward_all(self, messages: Sequence[Message]) -> list[Message]:
+        met = [self._cache.pop(message.state) for message in messages]
+        self.staleness.update(self.updates - each.updates for each in met)
+        sent: list[Message] = []
+        for alike in _by_shape(messages, [each.x for each in met]):
+            x, y = self._run(torch.stack([x for _, x in alike]))
+            dx = self._pull(x, y, torch.stack([message.payload for message, _ in alike]))
+            rows = zip(alike, dx, strict=True)
+            sent += [Message(0, message.state, row) for (message, _), row in rows]
+        self._count(len(messages))
+        return sent
 
 
 def _check_repeatable(module: nn.Module) -> None:
@@ -188,3 +192,13 @@ def _check_optimized(parameters: Sequence[Tensor], optimizer: torch.optim.Optimi
             f" {len(held)}, which must be the same: give every layer an optimizer of its own"
             " module's parameters, or requires_grad_(False) to a module that is not trained"
         )
+
+
+def _by_shape(
+    messages: Sequence[Message], inputs: Sequence[Tensor]
+) -> Iterable[list[tuple[Message, Tensor]]]:
+    """Messages with their inputs, those together whose inputs have one shape and type."""
+    found: dict[tuple[torch.Size, torch.dtype], list[tuple[Message, Tensor]]] = {}
+    for message, x in zip(messages, inputs, strict=True):
+        found.setdefault((x.shape, x.dtype), []).append((message, x))
+    return found.values()
