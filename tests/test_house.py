@@ -26,7 +26,7 @@ ROOMS = (
     *("hybrid.method", "hybrid.training.callbacks.base", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.samplers.registry"),
+    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
     *("hybrid.ranks.grid", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),

@@ -22,9 +22,9 @@ CALLS = {
 # their modules are constants, or what an installed package's metadata names
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
-    *("hybrid/__init__.py", "solvers/__init__.py", "solvers/registry.py"),
-    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "solvers/named.py"),
-    "hybrid/runs/references.py",
+    *("hybrid/__init__.py", "solvers/__init__.py"),
+    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "hybrid/links/__init__.py"),
+    *("solvers/named.py", "hybrid/runs/references.py"),
 }
 
 
