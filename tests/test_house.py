@@ -119,7 +119,7 @@ READERS = {
     "hybrid.reading": "the one way",
     "hybrid.data.files.download": "what it has fetched itself, by a checksum",
     "hybrid.data.files.formats": "the user's own images",
-    "hybrid.data.files.unpickle": "the user's own images",
+    "hybrid.data.files.pickled": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",
