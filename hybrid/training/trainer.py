@@ -22,7 +22,7 @@ from hybrid.method.objectives import Objectives
 from hybrid.method.setup import Method, RunOptions, RunSetup, check_size, factorized_cuts, placed
 from hybrid.ranks import caches, launch
 from hybrid.ranks.grid import Arrangement, Grid
-from hybrid.ranks.starting import start
+from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.rounds.controller import longest, wanted
 from hybrid.samplers.base import Learning
@@ -201,8 +201,8 @@ class Trainer(RunOptions, RoundOptions):
                 data.close()
 
     def threads(self, blocks: int) -> int:
-        """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
-        if self.links.kind == "virtual":
+        """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
+        if link_class(self.links).clocked:
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
@@ -302,14 +302,7 @@ class Trainer(RunOptions, RoundOptions):
     def _check(self, train: Data, ranks: int) -> None:
         self._check_ranks(ranks)
         check_size(self.train.batch_size, train)
-        if ranks > 1 and self.links.kind == "virtual":
-            raise ValueError(
-                f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "
-                "ranks: start it without mpirun"
-            )
-        if self.links.kind != "virtual":
-            why = f"links.kind is {self.links.kind!r}"
-            self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         self.check()
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
