@@ -54,3 +54,8 @@ class Options:
         """ValueError for what cannot be, whatever the method."""
         schedules.check(self.schedule)
         optimizers.check(self.optimizer)
+        if not 1 <= self.replicas <= self.train.batch_size:
+            raise ValueError(
+                f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
+                "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
+            )

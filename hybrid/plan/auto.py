@@ -11,7 +11,6 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
-from hybrid.method.options import Options
 from hybrid.method.replica_checks import refuse_inert
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
@@ -104,7 +103,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     parts = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
     predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
-        predictions = [p for p in predictions if not p.recipe.fill]
+        predictions = [p for p in predictions if not p.recipe.rounds.fill]
     sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
     if sync != default:
         predictions = [p for p in predictions if p.recipe.sync == sync]
@@ -120,8 +119,6 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
         say(f"auto: {doubt}")
     made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
     made |= {"split.blocks": taken.blocks, "split.replicas": taken.replicas}
-    if taken.gaps:
-        made["rounds.gaps"] = [list(pair) for pair in taken.gaps]
     return made
 
 
@@ -136,9 +133,8 @@ def _grids(found: Config, planner: Planner) -> list[Grid]:
         return [Grid(asked.blocks, asked.replicas)]
     every = planner.grids(asked.blocks)
     some = [grid for grid in every if 2 * grid.replicas <= planner.size]
-    options = Options(sync=methods.sync(found), side_by_side=asked.side_by_side, train=found.train)
     try:
-        refuse_inert(options)
+        refuse_inert(build.options(found))
     except ValueError:
         some = [grid for grid in some if grid.replicas > 1]
     return some or every

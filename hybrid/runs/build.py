@@ -12,6 +12,7 @@ from hybrid import data, models
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
+from hybrid.method.options import Options
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.runs import references
@@ -188,6 +189,22 @@ def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
     return tuple(inputs.shape[1:]), len(classes)
 
 
+def options(resolved: Config) -> Options:
+    """What a method needs of the settings, as objects."""
+    wanted = resolved.split
+    return Options(
+        sampler=methods.named(resolved, "sampler"),
+        replicas=wanted.replicas or 1,
+        side_by_side=wanted.side_by_side,
+        sync=methods.sync(resolved),
+        train=resolved.train,
+        optimizer=resolved.optimizer,
+        schedule=resolved.schedule,
+        links=resolved.links,
+        loss=references.loss(resolved.train.loss),
+    )
+
+
 def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
     wanted, own = resolved.split, references.is_reference(resolved.model.name)
@@ -207,18 +224,10 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         methods.solver(resolved),
         methods.correction(resolved),
         **dict(resolved.rounds),
-        sampler=methods.named(resolved, "sampler"),
-        replicas=wanted.replicas,
-        side_by_side=wanted.side_by_side,
-        sync=methods.sync(resolved),
-        train=resolved.train,
-        optimizer=resolved.optimizer,
-        schedule=resolved.schedule,
-        links=resolved.links,
+        **vars(options(resolved)),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
-        loss=references.loss(resolved.train.loss),
         names={"model": resolved.model.name, "data": resolved.data.name},
         describe=describe,
     )

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from math import prod
 
 from hybrid.cuts.partition import Blocks
-from hybrid.method.setup import RunSetup
+from hybrid.method.method import Method
 from hybrid.ranks.grid import Arrangement
 from solvers.base import Shape
 from solvers.sync.base import Strategy
 
 
-def arrangement(setup: RunSetup) -> Arrangement:
+def arrangement(method: Method) -> Arrangement:
     """Which ranks lie side by side, as a rule on one host: as asked for, else `closest`."""
-    if setup.side_by_side != "auto":
-        return setup.side_by_side
-    size, shapes = setup.train.batch_size, setup.method.setup.shapes
-    return closest(setup.blocks, shapes, size, setup.replicas, setup.sync)
+    options, blocks = method.options, method.problem.blocks
+    if options.side_by_side != "auto":
+        return options.side_by_side
+    size = options.train.batch_size
+    return closest(blocks, method.setup.shapes, size, options.replicas, options.sync)
 
 
 def closest(

@@ -1,5 +1,9 @@
-"""torch.distributed.pipelining over this project's cuts."""
+"""torch's own ways to train on several ranks, as rows of a bench: see torch_rows.py."""
 
+from __future__ import annotations
+
+import os
+import socket
 from collections import ChainMap
 from collections.abc import Sequence
 from math import prod
@@ -8,14 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
+from torch.distributed import TCPStore, pipelining  # type: ignore[attr-defined]
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
-from hybrid.bench.loops import TorchContender, check_divides, on_cpu, prepared
+from hybrid.bench.loops import TorchContender, on_cpu, prepared
 from hybrid.bench.measure import CPU
 from hybrid.cuts.modules import BlockModule
 from hybrid.cuts.partition import split
 from hybrid.models import Chain
+from hybrid.ranks.hosts import interfaces
 from hybrid.settings.config import OptimizerSettings
 from solvers import Batch
 from solvers.base import Shape
@@ -26,6 +32,42 @@ SCHEDULES: dict[str, tuple[Any, int]] = {
     "interleaved-zero-bubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
 }
 """torch's class for each kind, and the stages that a rank has under it."""
+
+
+class DataParallel(TorchContender):
+    """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
+
+    BatchNorm normalizes by a rank's own part; torch's default copies rank 0's running statistics
+    to everyone before every step, and they are what `state_dict` gives. `train` raises ValueError
+    for a mini-batch that K does not divide, since gradients are averaged over ranks.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: OptimizerSettings, device: torch.device = CPU
+    ) -> None:
+        self._model = DistributedDataParallel(
+            prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
+        )
+        super().__init__(self._model, optimizer, device)
+        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
+        size = dist.get_world_size()
+        # torch does not tell: a ring all-reduce; rank 0's copies of the statistics are not counted
+        self._bytes_a_step = 2 * (size - 1) / size * trained
+
+    def train(self, batches: Sequence[Batch]) -> None:
+        size = dist.get_world_size()
+        for batch in batches:
+            check_divides(size, "ranks", batch)
+        with self._running():
+            for batch in batches:
+                ids = batch.ids.chunk(size)[dist.get_rank()]
+                out = self._model(batch.source.images(ids, batch.step))
+                cross_entropy(out, batch.source.labels(ids, batch.step)).backward()
+                self._step(batch.learning_rate)
+                self._sent += self._bytes_a_step
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
 
 
 class Pipeline(TorchContender):
@@ -110,7 +152,7 @@ class Pipeline(TorchContender):
             )
         return self._schedules[batch_size]
 
-    def _stage(self, index: int, samples: int) -> "ChannelsLastStage":
+    def _stage(self, index: int, samples: int) -> ChannelsLastStage:
         """Stage `index` for micro-batches of `samples`.
 
         With both shapes given torch takes them as they are. Without, it finds them by a training
@@ -147,6 +189,47 @@ class ChannelsLastStage(pipelining.PipelineStage):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         return _in_memory_order(super().get_bwd_send_ops(bwd_chunk_id), sends=True)
+
+
+def process_group(comm: Any, device: torch.device = CPU) -> None:
+    """Initialize torch.distributed over the ranks of an mpi4py communicator. All must call it.
+
+    Rank 0 listens at MASTER_ADDR and MASTER_PORT, else at a free port of 127.0.0.1 (of its host's
+    name where there are several hosts). Unless GLOO_SOCKET_IFNAME is set it becomes the interface
+    that leads to rank 0.
+    """
+    from mpi4py import MPI
+
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    alone = bool(comm.allreduce(host.size == comm.size, op=MPI.LAND))
+    host.Free()
+    # rank 0 keeps the port it is given, so nobody can take it before the others connect
+    store = place = None
+    if comm.rank == 0:
+        name = "127.0.0.1" if alone else MPI.Get_processor_name()
+        address = os.environ.get("MASTER_ADDR") or name
+        port = int(os.environ.get("MASTER_PORT") or 0)
+        store = TCPStore(address, port, comm.size, is_master=True, wait_for_workers=False)
+        place = (address, store.port)
+    address, port = comm.bcast(place)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        mine = probe.getsockname()[0]
+    towards = next((name for name, there in interfaces().items() if there == mine), "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", towards)
+    if store is None:
+        store = TCPStore(address, port, comm.size, is_master=False)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
+
+
+def check_divides(parts: int, what: str, batch: Batch) -> None:
+    """ValueError unless a mini-batch can be cut into so many equal parts."""
+    if len(batch) % parts:
+        near = parts * max(1, len(batch) // parts)
+        raise ValueError(
+            f"{parts} {what} do not divide a batch of {len(batch)}: take a batch of {near}"
+        )
 
 
 def _check_order(kind: str, micro_batches: int, size: int) -> None:
