@@ -116,7 +116,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if own.data_dir is not None:
         resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
     named = own.data or resolved.data.name
-    if references.is_reference(named) or named in data.NAMES:
+    if named in data.NAMES or data.reference(named):
         _needed(run, "--data", resolved.data.name, own.data)
     else:
         raise ValueError(

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from hybrid.links.registry import AUTO, LINKS
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import torch_classes
 from hybrid.settings.docstrings import field_docs
@@ -219,7 +220,7 @@ class SplitSettings(Section):
 class LinkSettings(Section):
     """[links] how the blocks reach each other."""
 
-    kind: Literal["auto", "virtual"] = "auto"
+    kind: str = LINKS.default
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
     gpu_aware: Literal["auto", "on", "off"] = "auto"
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
@@ -229,6 +230,13 @@ class LinkSettings(Section):
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
     latency_microseconds: float = Field(default=10.0, ge=0, le=LARGE)
     """Latency of a virtual link."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind != AUTO and kind not in LINKS:
+            raise ValueError(f"it must be one of {AUTO}, {', '.join(LINKS)}")
+        return kind
 
 
 class CheckpointSettings(Section):

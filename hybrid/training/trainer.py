@@ -23,7 +23,7 @@ from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.ranks import caches, launch
 from hybrid.ranks.grid import Arrangement, Grid
-from hybrid.ranks.starting import start
+from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
@@ -200,8 +200,8 @@ class Trainer(RunOptions, RoundOptions):
                 data.close()
 
     def threads(self, blocks: int) -> int:
-        """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
-        if self.links.kind == "virtual":
+        """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
+        if link_class(self.links).clocked:
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
@@ -228,12 +228,5 @@ class Trainer(RunOptions, RoundOptions):
 
     def _check(self, ranks: int) -> None:
         self._check_ranks(ranks)
-        if ranks > 1 and self.links.kind == "virtual":
-            raise ValueError(
-                f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "
-                "ranks: start it without mpirun"
-            )
-        if self.links.kind != "virtual":
-            why = f"links.kind is {self.links.kind!r}"
-            self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         self.check()

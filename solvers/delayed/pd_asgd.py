@@ -190,7 +190,7 @@ class PDASGDProgram(DelayedProgram):
                 "solver.weights is 'current', which runs a unit again by itself, but layers of "
                 "the model draw random numbers for a whole pass: choose stashed"
             )
-        if self._threaded and self.links.virtual:
+        if self._threaded and self.links.clocked:
             raise ValueError(
                 f"solver.{asked} is true, but links.kind is 'virtual', whose clock counts the "
                 "work of one thread a rank: leave one of the two out"

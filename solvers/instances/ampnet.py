@@ -190,7 +190,7 @@ class AMPNetProgram(DelayedProgram):
                 f"train.precision is 'float16', and units of {self.solver.name!r} step while its "
                 "loss scale may change: choose bfloat16"
             )
-        if self.solver.any_order and self.links.virtual:
+        if self.solver.any_order and self.links.clocked:
             raise ValueError(
                 "solver.any_order is true, but links.kind is 'virtual', which runs ranks in turn: "
                 "leave one of the two out"

@@ -11,7 +11,9 @@ from torch.func import functional_call
 
 from hybrid import split
 from hybrid.links import run_threads
-from hybrid.links.mpi import run_mpi
+from hybrid.links.base import Start
+from hybrid.links.mpi import MpiLinks
+from hybrid.ranks.grid import Grid
 from solvers import Batch
 from solvers.blocks.buffers import frozen_statistics
 from solvers.instances.nodes import divided
@@ -229,7 +231,7 @@ def on_ranks(comm, K, solver, cuts, at=None):
     problem = deep(cuts)
 
     def run(count, program):
-        return run_mpi(comm, program)
+        return [MpiLinks.start(program, Start(Grid(K), comm=comm))]
 
     tensors = trained(problem, solver, at, run)
     if solver.any_order:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.data.files.formats import read_cifar_python
+from hybrid.data.files.pickled import read_cifar_python
 
 GUARDED = Path(__file__).parents[2] / "support" / "guarded_load.py"
 PIXELS = np.arange(3072, dtype=np.uint8)[None]
