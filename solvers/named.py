@@ -1,4 +1,4 @@
-"""Classes by name, for settings to choose from; each is imported when asked for."""
+"""Classes by name, from which a setting chooses; each is imported at its first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Named(Mapping[str, type[T]]):
-    """What there is of a `kind`: name -> class. ValueError for another name tells the nearest."""
+    """The classes of a `kind` by name; ValueError for an unknown name suggests the nearest one."""
 
     def __init__(self, kind: str, places: dict[str, str], default: str) -> None:
         self.kind, self.places, self.default = kind, places, default

@@ -1,4 +1,4 @@
-"""The methods by name, this package's and other packages'; a method is imported when asked for."""
+"""The methods by name, of this and of other packages; a method is imported at its first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = {
     "ampnet": "solvers.instances.ampnet:AMPNet",
     "local-updates": "solvers.local.local_updates:LocalUpdates",
 }
-"""Name -> where its class is, a line a method."""
+"""Name -> module:class, one line for each method."""
 
 DEFAULT = "augmented-lagrangian"
 """The method of a run that names none."""
@@ -35,12 +35,12 @@ GROUP = "hybrid.solvers"
 
 
 def names() -> list[str]:
-    """All methods; ValueError if a package gives its own a name that is taken."""
+    """All methods; ValueError if another package's method has a name that is taken."""
     return [*OWN, *_others()]
 
 
 def solver_class(name: str) -> type[Solver]:
-    """The class of a method; ValueError names the nearest known name."""
+    """The class of a method; ValueError for an unknown name suggests the nearest one."""
     if name in OWN:
         module, _, attribute = OWN[name].partition(":")
         found: type[Solver] = getattr(import_module(module), attribute)

@@ -12,7 +12,7 @@ from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import Blocks
 from hybrid.method.setup import share_size
 from solvers.exact.pipeline import Gaps
-from solvers.layers.depth import decided
+from solvers.layers.depth import nothing_left_out
 
 
 class Memory:
@@ -92,7 +92,7 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
 
     leaf = x.detach().requires_grad_(x.requires_grad)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.enable_grad(), hooks, decided():
+    with torch.enable_grad(), hooks, nothing_left_out():
         module(leaf)
     return sum(kept.values())
 

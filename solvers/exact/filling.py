@@ -1,9 +1,10 @@
-"""Local steps in the gaps of a pipelined pass, where a rank would wait."""
+"""Local steps in the gaps of a pipelined pass, in which a rank would wait."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import get_args
 
 import torch
@@ -14,22 +15,22 @@ from solvers.base import SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.exact.pipeline import FillSamples, FillStep, Gaps, Op, records_needed
+from solvers.exact.pipeline import FillSamples, FillStep, Gaps, Op
 from solvers.exact.stopwatch import Stopwatch
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
-"""Before the names of what is recorded, in a checkpoint."""
+"""Prefix of the records' names in a checkpoint."""
 _ORDER, _HELD = "order", "held"
-"""Among them: of each mini-batch's samples, (slots, N); how many mini-batches there are."""
+"""Two of these names: the order of each mini-batch's samples, (slots, N); the mini-batches held."""
 
 
 class BubbleFill:
     r"""Fills the gaps of one rank's passes with local steps on sub-problems recorded earlier.
 
-    In pass t block k has time for the local loss of n_k samples (`pipeline.fit`), taken from the
-    records of mini-batches t-1, t-2, ... in that order:
+    In pass t block k has time for the local loss of n_k samples (`pipeline.fit`), which come from
+    the records of mini-batches t-1, t-2, ... in that order:
 
         g = exact gradient of mini-batch t at w_k
         l = mean over those n_k samples of the local loss's gradient, at the same w_k
@@ -37,18 +38,18 @@ class BubbleFill:
         added   w_k <- optimizer step with g + c l
         own     w_k <- optimizer step with g, then one with l and learning rate c lr
 
-    Of a mini-batch that is not taken whole, which samples:
+    If there is time for a part of a mini-batch only, its samples are chosen
 
         first     in the order of the mini-batch
-        largest   by falling ||p|| of a sample, p the recorded adjoint at the cut after the block,
-                  of the last block at the cut before it; ties in the order of the mini-batch
+        largest   by falling ||p|| of a sample, where p is the recorded adjoint at the cut after the
+                  block (of the last block before it); ties in the order of the mini-batch
 
-    so that with n_k < N samples of one mini-batch c l is local_lr (1/N) sum over its terms, and
-    "largest" leaves out those of small adjoints. No message: p is on the rank.
+    so that with n_k < N samples of one mini-batch c l is local_lr (1/N) times the sum over them,
+    and "largest" leaves out the samples with small adjoints. The rank has p, so nothing is sent.
 
     Graphs of the pass are alive in the middle gap, so no weight changes before the pass has ended.
-    Who works how much is fixed before training: the result does not depend on timing. The records
-    end with an epoch.
+    The n_k are fixed before training, so the result does not depend on timing. At the end of an
+    epoch the records are dropped.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class BubbleFill:
         self.slots = stored_batches(gaps, samples)
         self.stats = PhaseStats()
         self.watch = Stopwatch()
-        """The time of the local steps, which is within that of the passes."""
+        """The time of the local steps, which is part of the passes' time."""
         self.latest: Sequence[Batch] = ()
-        """The epoch's mini-batches so far, newest first, where records are taken back."""
+        """The epoch's mini-batches so far, newest first; needed to load records."""
         self.begin()
 
     def begin(self) -> None:
@@ -86,7 +87,7 @@ class BubbleFill:
         self._samples = 0
 
     def state(self) -> State:
-        """What the program keeps and, in mid-epoch, the records."""
+        """The program's state and, within an epoch, the records."""
         kept = self.program.state()
         if self._history:
             numbers = {"slot": torch.tensor(self._slot), _HELD: torch.tensor(len(self._history))}
@@ -103,7 +104,7 @@ class BubbleFill:
         if not records:
             return
         self._slot = int(records.pop("slot"))
-        # fewer than there were mini-batches, where the records were forgotten in mid-epoch
+        # fewer than the epoch's mini-batches, if records were dropped within it
         held = int(records.pop(_HELD, self.slots - 1))
         order = records.pop(_ORDER, None)
         if order is not None:
@@ -128,18 +129,18 @@ class BubbleFill:
             self._norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=wide))
 
     def work(self, op: Op) -> None:
-        """Add up the local gradients of the middle's or the turn's share of the samples."""
+        """Add up the local gradients of the samples for this gap: MIDDLE or TURN."""
         middle, turn = self.gaps
         start, stop = (0, middle) if op is Op.MIDDLE else (middle, middle + turn)
         for age, (slot, batch) in enumerate(self._history):
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                places, rows = self._chosen(slot, first, last)
-                self._add(batch.part(places), rows, first)
+                places, rows = self._chosen_samples(slot, first, last)
+                self._add_gradient(batch.part(places), rows, first)
 
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
-        """Step on the exact gradient at hand and on the local one; the record becomes history."""
+        """Step on the exact gradient at hand and on the local one; the record is then complete."""
         share = self.program.local_lr * min(1.0, self._samples / self.samples)
         added = share * batch.share * self.block.rates["local"]
         local = self._local_gradient()
@@ -163,16 +164,16 @@ class BubbleFill:
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 
-    def _chosen(self, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
-        """Number first .. last-1 of a mini-batch's samples by choice: places in it, rows stored."""
+    def _chosen_samples(self, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        """Samples first .. last-1 in the order of choice: their places and their stored rows."""
         row = slot * self.samples
         if self.choose == "first":
             return slice(first, last), slice(row + first, row + last)
-        # in the mini-batch's order, so that a whole one is what "first" takes
+        # in the mini-batch's order, so that a whole one equals that of "first"
         places = self._order[slot, first:last].sort().values
         return places, row + places
 
-    def _add(self, batch: Batch, rows: Rows, visit: int) -> None:
+    def _add_gradient(self, batch: Batch, rows: Rows, visit: int) -> None:
         exact = [(p, p.grad) for p in self.block.module.parameters()]
         self.block.module.zero_grad(set_to_none=True)
         with frozen_statistics(self.block.module):
@@ -198,5 +199,5 @@ class BubbleFill:
 
 
 def stored_batches(gaps: Gaps, samples: int) -> int:
-    """Mini-batches in the store: those drawn on, and the one being recorded."""
-    return records_needed([gaps], samples) + 1
+    """Mini-batches in the store: those that the gaps use, and the one being recorded."""
+    return ceil(sum(gaps) / samples) + 1

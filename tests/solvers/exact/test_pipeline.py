@@ -2,7 +2,6 @@
 
 from collections import deque
 from itertools import pairwise
-from math import ceil
 
 import pytest
 from hypothesis import example, given
@@ -16,7 +15,6 @@ from solvers.exact.pipeline import (
     Timetable,
     fit,
     order,
-    records_needed,
     timetable,
 )
 
@@ -161,8 +159,3 @@ def test_a_gap_is_measured_in_the_samples_of_its_own_block():
     assert timetable(costs, 32, 1) == Timetable(288.0, [192.0, 0.0], [0.0, 96.0])
     # a local step on a sample takes a quarter more than its two passes
     assert fit(costs, 32, 1) == [Gaps(48, 0), Gaps(0, 8)]
-
-
-@given(st.lists(st.builds(Gaps, st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=5))
-def test_records_are_needed_for_the_most_local_work_of_a_block(gaps):
-    assert records_needed(gaps, 16) == ceil(max(map(sum, gaps)) / 16)
