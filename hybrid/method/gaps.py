@@ -41,10 +41,6 @@ def check(gaps: Sequence[Gaps], rounds: RoundSettings, solver: Solver, setup: Se
     """ValueError for settings that these gaps leave without an effect."""
     if not setup.fills or len(gaps) == 1:
         return
-    size = setup.batch_size
-    if not any(n % size for gap in gaps for n in gap):
-        why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
-        rounds.refuse("rounds", why, "fill_samples")
     if any(map(sum, gaps)):
         return
     why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"

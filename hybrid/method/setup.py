@@ -46,7 +46,7 @@ from solvers.blocks.objective import Loss, Objective
 from solvers.blocks.optimizer_state import optimizer_state
 from solvers.exact.exact_pass import ExactPass, PassSettings
 from solvers.exact.filling import BubbleFill, stored_batches
-from solvers.exact.pipeline import FillSamples, FillStep, Gaps
+from solvers.exact.pipeline import FillStep, Gaps
 from solvers.layers.factorization import Factorization
 from solvers.layers.projection import leading
 from solvers.sync.base import Strategy
@@ -67,7 +67,6 @@ class Method:
     gaps: tuple[Gaps, ...] = ()
     """Local work of each block in a pass; empty: none."""
     fill_step: FillStep = "added"
-    fill_samples: FillSamples = "first"
     observe: bool = False
     """Whether windows are recorded in a pass of their own."""
     statistics: bool = False
@@ -120,7 +119,7 @@ class Method:
             filling = solver.start(block, links, self._records(block.index))
             assert isinstance(filling, SubProblems)
             gaps = self.gaps[block.index]
-            fill = BubbleFill(filling, gaps, setup.batch_size, self.fill_step, self.fill_samples)
+            fill = BubbleFill(filling, gaps, setup.batch_size, self.fill_step)
         return Alternating(
             links,
             exact,

@@ -18,7 +18,7 @@ from pydantic import (
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import torch_classes
 from solvers import registry
-from solvers.exact.pipeline import FillSamples, FillStep
+from solvers.exact.pipeline import FillStep
 from solvers.sync.registry import STRATEGIES
 
 WorkerKind = Literal["thread", "forkserver"]
@@ -190,8 +190,6 @@ class RoundSettings(Section):
     """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
     fill_step: FillStep = "added"
     """A filled gap's gradient: added to the exact one, or stepped on its own."""
-    fill_samples: FillSamples = "first"
-    """Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
     gaps: list[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]] = []
     """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
     memory_gb: float = Field(default=4.0, gt=0, le=LARGE)

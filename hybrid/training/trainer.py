@@ -36,7 +36,7 @@ from solvers import Solver, registry
 from solvers.base import Recording, Setup
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import FillSamples, FillStep
+from solvers.exact.pipeline import FillStep
 from solvers.kernels import choose
 from solvers.layers.depth import survival
 
@@ -64,10 +64,9 @@ class Trainer(Options):
     serial_epochs: float = 0.0
     fill: bool | None = None
     fill_step: FillStep = "added"
-    fill_samples: FillSamples = "first"
     gaps: Sequence[tuple[int, int]] = ()
     memory_gb: float = 4.0
-    """These eleven are the settings of [rounds], with the same defaults."""
+    """These ten are the settings of [rounds], with the same defaults."""
 
     rounds: RoundSettings = field(init=False)
     _side: Side = field(init=False, default="chain")
@@ -276,7 +275,6 @@ class Trainer(Options):
             method,
             gaps=tuple(gaps),
             fill_step=rounds.fill_step,
-            fill_samples=rounds.fill_samples,
             observe=whole and (augmented or carried),
             controller=wanted(rounds, steps, self.solver.sweeps),
         )

@@ -15,15 +15,13 @@ from solvers.base import SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.exact.pipeline import FillSamples, FillStep, Gaps, Op
+from solvers.exact.pipeline import FillStep, Gaps, Op
 from solvers.exact.stopwatch import Stopwatch
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
 """Prefix of the records' names in a checkpoint."""
-_ORDER, _HELD = "order", "held"
-"""Two of these names: the order of each mini-batch's samples, (slots, N); the mini-batches held."""
 
 
 class BubbleFill:
@@ -38,14 +36,8 @@ class BubbleFill:
         added   w_k <- optimizer step with g + c l
         own     w_k <- optimizer step with g, then one with l and learning rate c lr
 
-    If there is time for a part of a mini-batch only, its samples are chosen
-
-        first     in the order of the mini-batch
-        largest   by falling ||p|| of a sample, where p is the recorded adjoint at the cut after the
-                  block (of the last block before it); ties in the order of the mini-batch
-
-    so that with n_k < N samples of one mini-batch c l is local_lr (1/N) times the sum over them,
-    and "largest" leaves out the samples with small adjoints. The rank has p, so nothing is sent.
+    If there is time for a part of a mini-batch only, it is the first samples, so that with n_k < N
+    samples of one mini-batch c l is local_lr (1/N) times the sum over them.
 
     Graphs of the pass are alive in the middle gap, so no weight changes before the pass has ended.
     The n_k are fixed before training, so the result does not depend on timing. At the end of an
@@ -58,16 +50,11 @@ class BubbleFill:
         gaps: Gaps,
         samples: int,
         step: FillStep = "added",
-        choose: FillSamples = "first",
     ) -> None:
-        for name, value, known in (
-            ("fill_step", step, get_args(FillStep)),
-            ("fill_samples", choose, get_args(FillSamples)),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(known)}")
+        if step not in get_args(FillStep):
+            known = ", ".join(get_args(FillStep))
+            raise ValueError(f"fill_step is {step!r}; choose one of {known}")
         self.program, self.gaps, self.samples, self.kind = program, gaps, samples, step
-        self.choose = choose
         self.block: Block = program.block
         self.slots = stored_batches(gaps, samples)
         self.stats = PhaseStats()
@@ -81,8 +68,6 @@ class BubbleFill:
         """Forget the records, as at the start of an epoch."""
         self._history: deque[tuple[int, Batch]] = deque(maxlen=self.slots - 1)
         self._slot = 0
-        self._norms: list[Tensor] = []
-        self._order = torch.arange(self.samples).repeat(self.slots, 1)
         self._sums: dict[Parameter, Tensor] = {}
         self._samples = 0
 
@@ -90,10 +75,8 @@ class BubbleFill:
         """The program's state and, within an epoch, the records."""
         kept = self.program.state()
         if self._history:
-            numbers = {"slot": torch.tensor(self._slot), _HELD: torch.tensor(len(self._history))}
+            numbers = {"slot": torch.tensor(self._slot), "held": torch.tensor(len(self._history))}
             records = self.program.records() | numbers
-            if self.choose == "largest":
-                records[_ORDER] = self._order
             kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
         return kept
 
@@ -105,10 +88,7 @@ class BubbleFill:
             return
         self._slot = int(records.pop("slot"))
         # fewer than the epoch's mini-batches, if records were dropped within it
-        held = int(records.pop(_HELD, self.slots - 1))
-        order = records.pop(_ORDER, None)
-        if order is not None:
-            self._order.copy_(order)
+        held = int(records.pop("held", self.slots - 1))
         self.program.load_records(records)
         self._history.clear()
         for age, batch in enumerate(self.latest[:held]):
@@ -122,11 +102,6 @@ class BubbleFill:
     def record(self, record: Record) -> None:
         """Record a part of the mini-batch; the parts come in the mini-batch's order."""
         self.program.record(record)
-        p = record.p_in if self.block.last else record.p_out
-        if self.choose == "largest" and p is not None:
-            wide = torch.promote_types(p.dtype, torch.float32)
-            rows = p.reshape(len(p), -1)
-            self._norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=wide))
 
     def work(self, op: Op) -> None:
         """Add up the local gradients of the samples for this gap: MIDDLE or TURN."""
@@ -136,8 +111,9 @@ class BubbleFill:
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                places, rows = self._chosen_samples(slot, first, last)
-                self._add_gradient(batch.part(places), rows, first)
+                row = slot * self.samples
+                rows = slice(row + first, row + last)
+                self._add_gradient(batch.part(slice(first, last)), rows, first)
 
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
         """Step on the exact gradient at hand and on the local one; the record is then complete."""
@@ -158,20 +134,8 @@ class BubbleFill:
             for p in self.block.module.parameters():
                 p.grad = local.get(p)
             self.block.step("local", batch.learning_rate * share)
-        if self._norms:
-            norms, self._norms = torch.cat(self._norms), []
-            self._order[self._slot] = norms.argsort(descending=True, stable=True)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
-
-    def _chosen_samples(self, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
-        """Samples first .. last-1 in the order of choice: their places and their stored rows."""
-        row = slot * self.samples
-        if self.choose == "first":
-            return slice(first, last), slice(row + first, row + last)
-        # in the mini-batch's order, so that a whole one equals that of "first"
-        places = self._order[slot, first:last].sort().values
-        return places, row + places
 
     def _add_gradient(self, batch: Batch, rows: Rows, visit: int) -> None:
         exact = [(p, p.grad) for p in self.block.module.parameters()]

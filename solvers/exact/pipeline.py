@@ -17,9 +17,6 @@ it is largest at cuts with large activations.
 FillStep = Literal["added", "own"]
 """What becomes of a filled gap's gradient: it is added to the exact one, or has its own step."""
 
-FillSamples = Literal["first", "largest"]
-"""Which samples of a mini-batch a gap uses: the first, or those with the largest adjoints."""
-
 
 class Op(Enum):
     """A piece of one block's work in the pass of one mini-batch."""

@@ -124,19 +124,6 @@ def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
     assert [line["samples"] for line in parallel] == [4 * BATCH] * 2
 
 
-@pytest.mark.parametrize(
-    ("gaps", "why"),
-    [
-        ([Gaps(BATCH, 0), Gaps(0, 2 * BATCH)], f"takes whole mini-batches of {BATCH} samples"),
-        ([Gaps(), Gaps()], "or none"),
-    ],
-)
-def test_a_choice_of_samples_that_leaves_none_out_is_refused(gaps, why, few):
-    said = refused(filled(2, gaps=gaps, fill_samples="largest"), few)
-    assert said.startswith("rounds.fill_samples is 'largest', but every gap (rounds.gaps) ")
-    assert why in said
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_gaps_of_another_number_of_blocks_are_refused(number, few):
     said = refused(filled(2, gaps=[Gaps(8, 8)] * number), few)
