@@ -40,7 +40,7 @@ from hybrid.training.evaluation import measure
 from hybrid.training.replicas import Grid, closest
 from solvers import Batch, registry
 from solvers.blocks.block import Block
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 from solvers.kernels import choose
 
 
@@ -166,7 +166,7 @@ class Bench:
         gaps: list[Gaps] = []
         if recipe.fill:
             costs = replace(blocks, costs=[]).block_costs()
-            gaps = fit(costs, size, recipe.serial.micro_batches)
+            gaps = fit_gaps(costs, size, recipe.serial.micro_batches)
         side = settings.split.side_by_side
         if side == "auto":
             shapes = blocks.cut_shapes(default_sample(blocks.model, None))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybrid.models import Unit, full_name
-from solvers.layers.bundle import Bundle, call
+from solvers.layers.bundle import Bundle, call_network
 
 
 class BlockModule(nn.Sequential):
@@ -36,7 +36,7 @@ class BlockModule(nn.Sequential):
         for i in chosen:
             part = self._modules[str(i)]
             assert part is not None
-            value = call(part, value) if self.begins and not i else part(value)
+            value = call_network(part, value) if self.begins and not i else part(value)
         ends = len(self._modules) - 1 in chosen
         return value if self.after is None or not ends else self.after.pack(value)
 

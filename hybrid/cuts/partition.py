@@ -20,9 +20,9 @@ from hybrid.cuts.segments import Graph, module_calls
 from hybrid.errors import no_exit, one_line
 from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
-from solvers.blocks.draws import drawing
+from solvers.blocks.draws import find_random_parts
 from solvers.exact.pipeline import Cost
-from solvers.layers.bundle import Bundle, call
+from solvers.layers.bundle import Bundle, call_network
 
 UNEVEN = 1.2
 """Largest cost of a block over the mean at which only single tensors cross cuts."""
@@ -142,7 +142,7 @@ class Blocks:
                 units.append(replace(unit, bundle=bundle, begins=i == 0))
                 try:
                     for j, part in enumerate(unit.parts.values()):
-                        value = part(value) if i or j else call(part, value)
+                        value = part(value) if i or j else call_network(part, value)
                 except Exception as error:  # whatever a forward does with what it does not expect
                     shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
                     raise ValueError(
@@ -157,7 +157,7 @@ class Blocks:
         with mode(self.model, training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 for j, part in enumerate(unit.parts.values()):
-                    value = part(value) if i or j else call(part, value)
+                    value = part(value) if i or j else call_network(part, value)
         return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
 
     @property
@@ -200,7 +200,7 @@ class Blocks:
                 known: dict[nn.Module, tuple[int, ...]] = dict.fromkeys(parts, (i,))
                 for part in parts:
                     known |= module_calls(part) if isinstance(part, fx.GraphModule) else {}
-                draws, x = drawing(module, known, x)
+                draws, x = find_random_parts(module, known, x)
                 block = found[bisect_right(self.starts, i) - 1]
                 block |= {part: (*block.get(part, ()), *known[part]) for part in draws}
         return found

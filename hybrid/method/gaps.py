@@ -9,7 +9,7 @@ from typing import Any
 from hybrid.cuts.partition import Blocks
 from hybrid.settings.config import RoundSettings
 from solvers.base import Setup, Solver
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 
 def settled(
@@ -23,7 +23,7 @@ def settled(
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return fit(counted.block_costs(inputs), batch_size, micro_batches)
+        return fit_gaps(counted.block_costs(inputs), batch_size, micro_batches)
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "

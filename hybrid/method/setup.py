@@ -48,7 +48,7 @@ from solvers.exact.exact_pass import ExactPass, PassSettings
 from solvers.exact.filling import BubbleFill, stored_batches
 from solvers.exact.pipeline import FillStep, Gaps
 from solvers.layers.factorization import Factorization
-from solvers.layers.projection import leading
+from solvers.layers.projection import leading_projection
 from solvers.sync.base import Strategy
 from solvers.sync.norms import SharedNorms
 from solvers.sync.registry import STRATEGIES
@@ -361,7 +361,7 @@ def make_block(
         steps,
         device,
         getattr(torch, train.precision),
-        cut_after=None if rank == len(blocks) - 1 else leading(blocks.module(rank + 1)),
+        cut_after=None if rank == len(blocks) - 1 else leading_projection(blocks.module(rank + 1)),
         graphs=graphs,
         draws=Draws(train.seed, drawing, replica) if drawing else None,
     )
@@ -380,4 +380,6 @@ def placed(module: M, device: torch.device) -> M:
 def factorized_cuts(blocks: Blocks) -> frozenset[int]:
     """The cuts whose block behind begins with a factorization."""
     cuts = range(1, len(blocks))
-    return frozenset(k for k in cuts if isinstance(leading(blocks.module(k)), Factorization))
+    return frozenset(
+        k for k in cuts if isinstance(leading_projection(blocks.module(k)), Factorization)
+    )

@@ -133,7 +133,7 @@ class Draws:
             self._hooks.pop().remove()
 
 
-def drawing(
+def find_random_parts(
     module: nn.Module, parts: Iterable[nn.Module], x: Tensor
 ) -> tuple[list[nn.Module], Any]:
     """The parts of a module that draw random numbers in a pass over x, and the pass's output.

@@ -109,7 +109,7 @@ def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
     except FAULTS:  # a few samples may be too few
         pass
     else:
-        number(name, found)
+        one_number(name, found)
     reset(name, metric)
     return metric
 
@@ -122,7 +122,7 @@ def reset(name: str, metric: Accumulating) -> None:
         raise ValueError(f"the metric {name!r} fails in reset: {failure(error)}") from error
 
 
-def computed(name: str, metric: Accumulating) -> float:
+def evaluated(name: str, metric: Accumulating) -> float:
     """The result of an evaluation; ValueError if that fails, or is not one number."""
     try:
         found = metric.compute()
@@ -130,10 +130,10 @@ def computed(name: str, metric: Accumulating) -> float:
         if isinstance(metric, AllSamples):
             raise
         raise ValueError(f"the metric {name!r} fails in compute: {failure(error)}") from error
-    return number(name, found)
+    return one_number(name, found)
 
 
-def number(name: str, found: Any) -> float:
+def one_number(name: str, found: Any) -> float:
     """As a float; ValueError if it is none."""
     try:
         value = torch.as_tensor(found)
@@ -149,7 +149,7 @@ def number(name: str, found: Any) -> float:
     )
 
 
-def summed(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
+def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
     """The sum of scores, (N,) or (N, ...), over the samples, and the weight of that sum."""
     if isinstance(scores, Counted):
         return scores
@@ -163,7 +163,7 @@ def summed(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
     return values.sum() if values.dim() == 1 else values.flatten(1).double().mean(1).sum(), count
 
 
-def total(scores: Any, count: int) -> Tensor:
+def training_sum(scores: Any, count: int) -> Tensor:
     """The sum of scores over a mini-batch in training, as if all samples weighed the same.
 
     One number counts as the mean over the samples.
@@ -171,7 +171,7 @@ def total(scores: Any, count: int) -> Tensor:
     if isinstance(scores, Counted):
         return scores.sum.double() / scores.weight.clamp_min(1) * count
     values = _tensor(scores)
-    return summed(values, count)[0] if values.dim() else values * count
+    return sum_and_weight(values, count)[0] if values.dim() else values * count
 
 
 def _tensor(scores: Any) -> Tensor:

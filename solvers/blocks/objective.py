@@ -18,8 +18,8 @@ from solvers.blocks.metrics import (
     AllSamples,
     Metric,
     right_answers,
-    summed,
-    total,
+    sum_and_weight,
+    training_sum,
 )
 from solvers.blocks.user_code import FAULTS, call_user_code, detached
 from solvers.layers.bundle import Bundle
@@ -61,7 +61,7 @@ class Objective:
             return Classified(loss, None, each, self.seen(detached(out), targets))
         function: Any = metric.function if isinstance(metric, AllSamples) else metric
         scores = call_user_code("the metric 'accuracy'", function, detached(out), known)
-        return Classified(loss, total(scores, count), each)
+        return Classified(loss, training_sum(scores, count), each)
 
     @property
     def accumulates_in_training(self) -> bool:
@@ -104,7 +104,9 @@ class Objective:
         pairs: list[tuple[Tensor, Tensor | int]] = [(loss, count)]
         for name in self.sums[1:]:
             scores: Any = self.metrics[name]
-            pairs.append(summed(call_user_code(f"the metric {name!r}", scores, out, known), count))
+            pairs.append(
+                sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, known), count)
+            )
         numbers = [
             x.to(loss) if isinstance(x, Tensor) else torch.full_like(loss, x)
             for pair in pairs

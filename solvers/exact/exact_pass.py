@@ -16,7 +16,7 @@ from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced
 from solvers.checks import check_choices, check_numbers
 from solvers.exact.filling import BubbleFill
 from solvers.exact.micro_batches import MicroBatch, micro_batches
-from solvers.exact.pipeline import Op, order
+from solvers.exact.pipeline import Op, pass_order
 from solvers.exact.wire import Wire, WireFormat
 from solvers.state import Tensors
 from solvers.windows import Batch, PhaseStats, Record, Window
@@ -51,9 +51,10 @@ class ExactPass(Program):
 
     With m = 1 it equals a plain training loop bit for bit, whatever K is. With m > 1 the
     micro-batches run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503;
-    drawn at `pipeline.order`), so block k holds at most K - k graphs at once and is idle in K-1 of
-    m+K-1 slots. BatchNorm then normalizes each micro-batch by its own statistics, and its running
-    statistics are updated m times in each step: m > 1 is a different, equally valid training run.
+    drawn at `pipeline.pass_order`), so block k holds at most K - k graphs at once and is idle in
+    K-1 of m+K-1 slots. BatchNorm then normalizes each micro-batch by its own statistics, and its
+    running statistics are updated m times in each step: m > 1 is a different, equally valid
+    training run.
 
     A `BubbleFill` can use the idle slots for local steps.
     """
@@ -137,14 +138,14 @@ class ExactPass(Program):
         plain = steps and fill is None and type(self).step is ExactPass.step
         run = _Pass(self, batch, recorders, plain)
         m, gaps = len(run.parts), None if fill is None else fill.gaps
-        for op in order(self.block.index, self.block.count, m, gaps):
+        for op in pass_order(self.block.index, self.block.count, m, gaps):
             if op is Op.FORWARD:
                 run.forward(stats)
             elif op is Op.BACKWARD:
                 run.backward()
             else:
                 assert fill is not None
-                with fill.watch.running(self.links.now):
+                with fill.watch.timing(self.links.now):
                     fill.work(op)
         stats.samples += len(batch)
         stats.steps += 1

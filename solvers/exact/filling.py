@@ -27,8 +27,8 @@ _RECORDS = "record "
 class BubbleFill:
     r"""Fills the gaps of one rank's passes with local steps on sub-problems recorded earlier.
 
-    In pass t block k has time for the local loss of n_k samples (`pipeline.fit`), which come from
-    the records of mini-batches t-1, t-2, ... in that order:
+    In pass t block k has time for the local loss of n_k samples (`pipeline.fit_gaps`), which come
+    from the records of mini-batches t-1, t-2, ... in that order:
 
         g = exact gradient of mini-batch t at w_k
         l = mean over those n_k samples of the local loss's gradient, at the same w_k

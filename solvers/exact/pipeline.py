@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     backward: float
 
 
-def order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
+def pass_order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
     """One block's work in a pass. Without gaps, one forward, one backward; K = 3, m = 4:
 
         block 0   F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
@@ -67,7 +67,7 @@ def order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) 
     return work if gaps is None else [*work, Op.TURN]
 
 
-class Timetable(NamedTuple):
+class PassTimes(NamedTuple):
     """The times of one pass, which begins with the first block's first forward."""
 
     period: float
@@ -78,9 +78,9 @@ class Timetable(NamedTuple):
     """Length of each block's gap between its last backward and the next pass."""
 
 
-def timetable(
+def pass_times(
     costs: Sequence[Cost], samples: int, micro_batches: int, transfers: Sequence[float] = ()
-) -> Timetable:
+) -> PassTimes:
     """When blocks work and when they are idle, in a pass in the order with gaps.
 
     Forwards run as early as possible and, on all blocks but the last, backwards as late as the
@@ -127,10 +127,10 @@ def timetable(
             leaves = deadlines[i] = min(now, leaves) - wire[k]
         middle[k] = max(0.0, now - last_forward[k])
     turn = [max(0.0, period + first_forward[k] - turn_starts[k]) for k in range(K)]
-    return Timetable(period, middle, turn)
+    return PassTimes(period, middle, turn)
 
 
-def fit(
+def fit_gaps(
     costs: Sequence[Cost],
     samples: int,
     micro_batches: int,
@@ -143,7 +143,7 @@ def fit(
     local work on at most two mini-batches in a pass, since older records are worth less. Every rank
     computes the same plan from the same costs.
     """
-    times = timetable(costs, samples, micro_batches, transfers)
+    times = pass_times(costs, samples, micro_batches, transfers)
     plan = []
     for cost, *gaps in zip(costs, times.middle, times.turn, strict=True):
         a_sample = max(LOCAL_COST * sum(cost), 1e-30)

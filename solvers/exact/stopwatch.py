@@ -16,7 +16,7 @@ class Stopwatch:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
-    def running(self, now: Callable[[], float]) -> Iterator[None]:
+    def timing(self, now: Callable[[], float]) -> Iterator[None]:
         """Count the body's time, by the clock `now` or by the GPU's."""
         if torch.cuda.is_initialized():
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -29,7 +29,7 @@ class Stopwatch:
             yield
             self._seconds += now() - start
 
-    def taken(self) -> float:
+    def seconds(self) -> float:
         """Seconds since the last call; waits until a GPU has done the measured work."""
         for first, last in self._events:
             last.synchronize()

@@ -117,7 +117,7 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
-def call(network: nn.Module, value: Any) -> Any:
+def call_network(network: nn.Module, value: Any) -> Any:
     """Call a network: with a tuple or list by position, a dict by name, else one argument."""
     if isinstance(value, tuple | list):
         return network(*value)

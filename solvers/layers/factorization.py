@@ -46,12 +46,12 @@ class Factorization(Projection):
             M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, len(S)).contiguous()
         else:
             M = _rows(start)
-        return _like(multiply(right, gram, M, iterations or self.iterations), z)
+        return _unflatten(multiply(right, gram, M, iterations or self.iterations), z)
 
     @torch.no_grad()
     def compose(self, codes: Tensor) -> Tensor:
         """M S, with the shape of z."""
-        return _like(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
+        return _unflatten(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
 
     @torch.no_grad()
     def statistics(self, z: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ def _rows(z: Tensor) -> Tensor:
     return z.flatten(2).transpose(1, 2).flatten(0, 1) if z.dim() > 2 else z
 
 
-def _like(rows: Tensor, z: Tensor) -> Tensor:
+def _unflatten(rows: Tensor, z: Tensor) -> Tensor:
     """(N H W, c) -> (N, c, H, W) with N, H, W of z; (N, c) is not changed."""
     if z.dim() <= 2:
         return rows

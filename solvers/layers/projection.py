@@ -138,14 +138,14 @@ def projection(text: str) -> Projection:
         raise ValueError(f"constraint is {text!r}; {error}") from None
 
 
-def leading(block: nn.Module) -> Projection | None:
+def leading_projection(block: nn.Module) -> Projection | None:
     """The projection that is a block's first layer, if there is one."""
     first = next(block.children(), None)
     return first if isinstance(first, Projection) else None
 
 
 @contextmanager
-def passing_by(layer: Projection | None) -> Iterator[None]:
+def skipping(layer: Projection | None) -> Iterator[None]:
     """A context in which the layer returns its input, which satisfies the constraint already."""
     if layer is None:
         yield

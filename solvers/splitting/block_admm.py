@@ -12,7 +12,7 @@ from solvers.base import Setup, program_of, values_of
 from solvers.checks import check_numbers
 from solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
 from solvers.layers.factorization import Factorization
-from solvers.layers.projection import Free, leading, passing_by, projection
+from solvers.layers.projection import Free, leading_projection, projection, skipping
 from solvers.splitting.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
 from solvers.splitting.factors import FactorCut
 from solvers.splitting.online import OnlineSweeps
@@ -155,7 +155,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             own = [{"weight_decay": 0.0, **group} for group in groups]
             own = [{key: group[key] for key in ("params", "weight_decay")} for group in own]
             block.optimizers["local"] = torch.optim.AdamW(own, lr=0.0)
-        self._layer = None if block.first else leading(block.module)
+        self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)
         self._constraint_in = Free() if block.first else self._layer or everywhere
         self._constraint_out = Free() if block.last else block.cut_after or everywhere
@@ -196,7 +196,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
     ) -> tuple[Tensor, Tensor | None]:
         if self._factors is not None:
             self._factors.update_factors(rows, self._lam(rows))
-        with passing_by(self._layer):
+        with skipping(self._layer):
             return super().gradient(batch, rows, with_input, stats, visit)
 
     def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
@@ -270,7 +270,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
 
     def _output(self, batch: Batch, rows: Rows) -> Tensor:
         """x_k."""
-        with torch.no_grad(), passing_by(self._layer):
+        with torch.no_grad(), skipping(self._layer):
             lam = batch.images() if self.block.first else self._input(rows)
             x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
             return x
@@ -279,7 +279,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
         block = self.block
         z = z.detach().requires_grad_()
-        with passing_by(self._layer):
+        with skipping(self._layer):
             x = block.forward(z, (2, batch.step, self._sweep))
         scale = block.loss_scale
         if block.last:

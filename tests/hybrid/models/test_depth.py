@@ -9,7 +9,7 @@ from hybrid import models, split
 from hybrid.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from solvers import Backprop
-from solvers.blocks.draws import Draws, drawing
+from solvers.blocks.draws import Draws, find_random_parts
 from solvers.layers.depth import Skippable, nothing_left_out
 
 
@@ -74,7 +74,7 @@ def test_a_unit_that_draws_one_number_alone_draws_the_one_that_it_would_draw_its
     noisy = Noisy()
     unit.survival = noisy.survival = 0.5
     for each, inside in ((unit, False), (noisy, True)):
-        found, _ = drawing(each, [each], x)
+        found, _ = find_random_parts(each, [each], x)
         assert found == [each]
         assert each.draws_inside == inside
     draws, left_out = Draws(3, {unit: (4,)}), {}

@@ -11,7 +11,7 @@ from hybrid import split
 from hybrid.settings.config import LinkSettings, OptimizerSettings, ScheduleSettings
 from solvers import FDG, AugmentedLagrangian, Backprop
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -113,7 +113,7 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run():
     train, _ = digits(5)
     gaps = balanced.setup(train).method.gaps
     assert any(sum(gap) for gap in gaps)
-    assert list(gaps) == fit(balanced.blocks.block_costs(), BATCH, 4)
+    assert list(gaps) == fit_gaps(balanced.blocks.block_costs(), BATCH, 4)
     assert cut.setup(train).method.gaps == gaps
 
 

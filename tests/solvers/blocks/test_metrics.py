@@ -5,7 +5,13 @@ import torch
 from answers import refusal
 from measures import Kappa, macro_f1
 
-from solvers.blocks.metrics import AllSamples, right_answers, summed, total, tried_metrics
+from solvers.blocks.metrics import (
+    AllSamples,
+    right_answers,
+    sum_and_weight,
+    training_sum,
+    tried_metrics,
+)
 from solvers.blocks.objective import Objective
 
 OUT = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -101,7 +107,7 @@ def test_a_metric_that_is_none_is_refused(metric, part):
     [(torch.zeros(4), "a tensor of shape (4,) for 6 samples"), (0.5, "one number for 6 samples")],
 )
 def test_scores_of_other_samples_are_refused(scores, part):
-    assert part in refusal(summed, scores, 6)
+    assert part in refusal(sum_and_weight, scores, 6)
 
 
 @pytest.mark.parametrize(("left_out", "weight"), [([], 6), ([0, 4], 4)], ids=["none", "two"])
@@ -109,13 +115,13 @@ def test_right_answers_weigh_as_much_as_there_are_known_classes(left_out, weight
     targets = Y.clone()
     targets[left_out] = -100
     right = float((OUT.argmax(1) == targets).sum())
-    found, counted = summed(right_answers(OUT, targets), 6)
+    found, counted = sum_and_weight(right_answers(OUT, targets), 6)
     assert (float(found), int(counted)) == (right, weight)
-    assert float(total(right_answers(OUT, targets), 6)) == pytest.approx(6 * right / weight)
+    assert float(training_sum(right_answers(OUT, targets), 6)) == pytest.approx(6 * right / weight)
 
 
 def test_in_training_one_number_counts_for_every_sample():
-    assert total(torch.tensor(2.0), 5) == 10
-    assert total(torch.tensor([True, False, True]), 3) == 2
+    assert training_sum(torch.tensor(2.0), 5) == 10
+    assert training_sum(torch.tensor([True, False, True]), 3) == 2
     given = Objective(metrics=tried_metrics({"accuracy": lambda out, y: 0.5}, OUT, Y))(OUT, Y)
     assert (given.correct, given.seen) == (3.0, None)
