@@ -38,7 +38,7 @@ BESIDE = {
     ],
     "ampnet": [*ALONE, "model.survival"],
     "bubble-filling": [
-        *("rounds.fill", "rounds.fill_step", "rounds.fill_samples", "rounds.gaps"),
+        *("rounds.fill", "rounds.fill_step", "rounds.gaps"),
         *("rounds.window", "rounds.sweeps"),
         *("correction.micro_batches", "solver.local_lr", "solver.beta"),
     ],

@@ -1,4 +1,4 @@
-"""Classes by name, for settings to choose from; each is imported when asked for."""
+"""Classes by name, from which a setting chooses; each is imported at its first use."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 from solvers.exact.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
 
@@ -358,7 +358,9 @@ class Planner:
         transfers = [wide * wire.bytes_per_sample(shape) / rate for shape in shapes]
         size = share or self.size
         costs = self.subject.costs(blocks, ceil(size / exact.micro_batches))
-        return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
+        return fit_gaps(
+            replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers
+        )
 
 
 def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:

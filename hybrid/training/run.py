@@ -84,7 +84,7 @@ class Run:
                 self._go_on_from(self.folder.checkpoints()[-1])
             ended = self._ended()
             found = self._fit() if ended is None else ended
-            self.block.settle()
+            self.block.keep_tested_weights()
             return found
         except (AgreedError, StoppedError):
             self.links.peers.drop()  # nobody else will take it

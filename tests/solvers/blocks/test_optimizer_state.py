@@ -7,7 +7,12 @@ from torch import nn
 
 from solvers import Block
 from solvers.blocks.heads import Head
-from solvers.blocks.optimizer_state import from_tensors, kept, like, to_tensors
+from solvers.blocks.optimizer_state import (
+    clone_optimizer,
+    from_tensors,
+    optimizer_state,
+    to_tensors,
+)
 
 
 class Counting(torch.optim.Optimizer):
@@ -46,7 +51,7 @@ def test_what_is_kept_comes_back_with_its_types_and_layout(name):
     cls = Counting if name == "Counting" else getattr(torch.optim, name)
     optimizer, parameter = stepped(lambda params: cls(params, lr=0.01))
     before, weights = dict(optimizer.state[parameter]), parameter.detach().clone()
-    again = from_tensors(kept(optimizer, parameter), to_tensors(before))
+    again = from_tensors(optimizer_state(optimizer, parameter), to_tensors(before))
     assert again.keys() == before.keys()
     for slot, value in before.items():
         assert type(again[slot]) is type(value)
@@ -63,7 +68,7 @@ def test_what_is_kept_comes_back_with_its_types_and_layout(name):
 )
 def test_what_a_checkpoint_has_no_form_for_is_one_line(kind, said):
     optimizer = Counting([nn.Parameter(torch.ones(2))], 0.1, kind)
-    assert said in refusal(kept, optimizer, optimizer.param_groups[0]["params"][0])
+    assert said in refusal(optimizer_state, optimizer, optimizer.param_groups[0]["params"][0])
 
 
 def test_another_one_that_cannot_be_made_is_one_line():
@@ -72,7 +77,7 @@ def test_another_one_that_cannot_be_made_is_one_line():
             super().__init__(params, lr=0.1)
 
     groups = [{"params": [nn.Parameter(torch.ones(2))]}]
-    assert "another Hidden cannot be made" in refusal(like, Hidden(groups, 1), groups)
+    assert "another Hidden cannot be made" in refusal(clone_optimizer, Hidden(groups, 1), groups)
 
 
 def block(make):
