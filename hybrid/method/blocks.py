@@ -48,9 +48,7 @@ def make_block(
         steps,
         device,
         getattr(torch, train.precision),
-        cut_after=None
-        if index == len(blocks) - 1
-        else leading_projection(blocks.module(index + 1)),
+        cut_after=None if last else leading_projection(blocks.module(index + 1)),
         graphs=graphs,
         draws=Draws(train.seed, drawing, replica) if drawing else None,
     )
