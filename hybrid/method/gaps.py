@@ -7,7 +7,7 @@ from dataclasses import replace
 from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 
 def settled_gaps(
@@ -20,7 +20,7 @@ def settled_gaps(
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return tuple(fit(counted.block_costs(problem.inputs), batch_size, micro_batches))
+        return tuple(fit_gaps(counted.block_costs(problem.inputs), batch_size, micro_batches))
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "
@@ -39,10 +39,6 @@ def check_gaps(facts: Facts) -> None:
     setup, gaps = facts.setup, facts.gaps
     if not setup.fills or len(gaps) == 1:
         return
-    size = setup.batch_size
-    if not any(n % size for gap in gaps for n in gap):
-        why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
-        facts.rounds.refuse("rounds", why, "fill_samples")
     if any(map(sum, gaps)):
         return
     why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"

@@ -119,10 +119,10 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
 
 def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
-    if references.is_reference(wanted.name):
+    if reference := data.reference(wanted.name):
         why = f"data.name is {wanted.name!r}, which makes its own samples"
         wanted.refuse("data", why, "dir", "limit", "augment", "cutout")
-        train, test = references.data_sets(wanted.name)
+        train, test = references.data_sets(reference)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
     if wanted.name == OWN_DATA:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hybrid.settings.limits import LARGE, MANY
-from solvers.exact.pipeline import FillSamples, FillStep
+from solvers.exact.pipeline import FillStep
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -34,8 +34,6 @@ class RoundOptions:
     """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
     fill_step: FillStep = "added"
     """A filled gap's gradient: added to the exact one, or stepped on its own."""
-    fill_samples: FillSamples = "first"
-    """Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
     gaps: Sequence[tuple[_Count, _Count]] = ()
     """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0

@@ -240,7 +240,7 @@ def test_a_lost_replica_is_left_out_by_a_resume_on_fewer_ranks(world, tmp_path):
 
 GRIDS = [
     ((3, "--replicas", 2), "3 ranks cannot form a grid of 2 replicas"),
-    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or --replicas 2, or --blocks 1"),
+    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or 2 replicas, or 1 block"),
 ]
 
 
