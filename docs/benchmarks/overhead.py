@@ -15,12 +15,12 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from hybrid.method.setup import Method, make_block
 from torch import nn
 
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links import run_threads
-from hybrid.method.setup import Method, make_block
 from hybrid.optimizers.making import make
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource

@@ -21,7 +21,7 @@ from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
 
 if TYPE_CHECKING:
-    from hybrid.method.setup import Options
+    from hybrid.method.options import Options
 
 LOSSES: Mapping[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,

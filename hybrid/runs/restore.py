@@ -20,8 +20,9 @@ from hybrid.folder.best import best as best_of
 from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links import run_threads
+from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Options, placed
+from hybrid.method.options import Options
 from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve

@@ -139,6 +139,7 @@ OTHERS: dict[str, list[Any]] = {
     "schedule.arguments": [{"gamma": 0.5}],
     "schedule.milestones": [[0.25]],
     "schedule.warmup_epochs": [0.3],
+    "links.kind": ["threads", "virtual"],
     "links.timeout": [60.0],
     "split.replicas": [3],
     "split.side_by_side": ["peers"],

@@ -10,9 +10,9 @@ from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from hybrid.training.replicas import Grid, grids
 from solvers import DDG, Backprop
 from solvers.exact.pipeline import Cost
 from solvers.sync.all_reduce import AllReduce
@@ -35,24 +35,6 @@ def planner(network=FAST, batch=32, unit=0.001, **settings):
 
 def weights(made):
     return sum(p.nbytes for p in made.model.parameters())
-
-
-def test_every_way_to_write_a_number_of_ranks_is_a_grid():
-    assert grids(6, 5, 32) == [(3, 2), (2, 3), (1, 6)]
-    assert grids(6, 6, 32) == [(6, 1), (3, 2), (2, 3), (1, 6)]
-    assert grids(6, 6, 2) == [(6, 1), (3, 2)], "a replica has a sample"
-    assert grids(1, 5, 32) == [(1, 1)]
-
-
-def test_a_grid_is_named_by_what_there_is_more_than_one_of():
-    named = [str(Grid(*pair)) for pair in ((1, 1), (4, 1), (1, 4), (2, 3))]
-    assert named == ["1 block", "4 blocks", "4 replicas", "2 blocks x 3 replicas"]
-
-
-def test_ranks_that_are_no_grid_are_refused_with_a_number_that_is():
-    said = refusal(grids, 17, 5, 8)
-    assert all(part in said for part in ("17 ranks", "5 units", "8 samples", "take 16 ranks"))
-    assert "take 40 ranks" in refusal(grids, 10**15, 5, 8)
 
 
 def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_network():

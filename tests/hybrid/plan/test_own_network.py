@@ -14,8 +14,8 @@ from hybrid.links import Network
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.standin import StandIn
+from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
-from hybrid.training.replicas import Grid
 from solvers import DDG, AugmentedLagrangian, Backprop
 from solvers.exact.pipeline import Cost
 

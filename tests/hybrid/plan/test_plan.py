@@ -16,9 +16,9 @@ from hybrid.models import build as build_model
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from hybrid.training.replicas import Grid
 from solvers import (
     DDG,
     FDG,

@@ -95,7 +95,7 @@ def test_fewer_ranks_go_on_where_they_are_a_grid(world, hybrid, tmp_path):
     status, _, err = world.hybrid(3, "train", "--resume", "--out", out)
     assert status
     assert err.count("hybrid: error:") == 1
-    assert "2 blocks x 2 replicas, and 3 ranks are no multiple of either" in err
+    assert "2 blocks x 2 replicas, and 3 ranks are a multiple of neither" in err
     assert "start mpirun -n 2 or a multiple of it" in err
     another = ("train", "--resume", "--out", out)
     assert "2 replicas, kept together by diloco, go on as 1" in output(world.hybrid(2, *another))

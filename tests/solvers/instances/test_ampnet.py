@@ -25,8 +25,8 @@ from hybrid.settings.config import CheckpointSettings
 from solvers import AMPNet, Backprop
 from solvers.base import Setup
 from solvers.instances.nodes import StashedNodes
-from solvers.instances.order import limit
 from solvers.instances.paths import Paths
+from solvers.instances.schedule import limit
 
 OTHER = {"solver.name": ["pd-asgd"]}
 LATE = {
@@ -108,14 +108,14 @@ def test_never_more_instances_are_under_way_than_keys_and_all_of_them_where_ther
     solver = AMPNet(micro_batches=12, max_active_keys=most)
 
     def watch(program):
-        take_up, index, K = program._take_up, program.block.index, program.block.count
+        forward_pass, index, K = program._forward_pass, program.block.index, program.block.count
 
         def counted(*arguments):
-            take_up(*arguments)
-            assert len(program._flying) <= limit(index, K, most)
-            seen.append(len(program._flying) if index == 0 else 0)
+            forward_pass(*arguments)
+            assert len(program._under_way) <= limit(index, K, most)
+            seen.append(len(program._under_way) if index == 0 else 0)
 
-        program._take_up = counted
+        program._forward_pass = counted
 
     trained(deep(CUTS[3]), solver, watch=watch)
     assert max(seen) == most
@@ -169,10 +169,10 @@ def test_a_remainder_of_an_epoch_steps_by_its_own_mean():
     updates = {}
 
     def watch(program):
-        settle = program._nodes._step
-        program._nodes._step = lambda unit, rate: (
+        step = program._units._step
+        program._units._step = lambda unit, rate: (
             updates.setdefault((program.block.index, unit), []).append(rate),
-            settle(unit, rate),
+            step(unit, rate),
         )
 
     trained(problem, solver, watch=watch)
