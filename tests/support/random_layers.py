@@ -30,8 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
         f"backprop, m = {m}, recompute {again}": {
             "solver": Backprop(micro_batches=m, recompute=again)
         }
-        for m in (1, 2)
-        for again in (False, True)
+        for m, again in ((1, False), (2, True))
     },
     "ddg": {"solver": DDG()},
     "features-replay": {"solver": FeaturesReplay()},
