@@ -32,7 +32,7 @@ ROOMS = (
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.messages", "solvers.named", "solvers.checks"),
+    *("solvers.messages", "solvers.named", "solvers.checks", "solvers.acting"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

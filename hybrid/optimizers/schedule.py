@@ -34,22 +34,6 @@ def make(wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epo
     return Table([_checked(rate, i * every, told) for i, rate in enumerate(rates)], every)
 
 
-def check(wanted: ScheduleSettings | Rate) -> None:
-    """ValueError for a setting that the schedule does not read."""
-    if not isinstance(wanted, ScheduleSettings):
-        if not callable(wanted):
-            raise ValueError(
-                f"schedule is a {type(wanted).__name__}: give ScheduleSettings, or a function of "
-                "the step"
-            )
-        return
-    why = f"schedule.name is {wanted.name!r}"
-    if wanted.name != "step":
-        wanted.refuse("schedule", why, "milestones", "gamma")
-    own = wanted.name in torch_classes.SCHEDULES
-    wanted.refuse("schedule", why, "interval" if own else "warmup_epochs")
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Linear warm-up to `peak`, then a fall to zero (cosine, linear) or by factors (step).

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 from hybrid.rl.settings import RlConfig, RlSettings
 from hybrid.settings.config import LinkSettings, Section, first_fault
+from solvers import acting
+from solvers.acting import Known
 from solvers.checks import nearest
 
 
@@ -101,8 +103,7 @@ def check_start(config: RlConfig, ranks: int) -> None:
         raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
     if ranks and links.kind == "virtual":
         raise ValueError("links.kind is 'virtual', which is one process: leave mpirun out")
-    if not ranks:
-        links.refuse("links", "there is one process", "timeout")
+    acting.check({"links": links}, Known(command="rl", ranks=ranks, links=links))
 
 
 def _check(config: RlConfig) -> None:
@@ -132,13 +133,7 @@ def _check(config: RlConfig) -> None:
             f"rl.units is {rl.units}, which {rl.layers} layers cannot share alike: take "
             f"{max(1, rl.units // rl.layers) * rl.layers}"
         )
-    if not rl.representation:
-        names = ("units", "layers", "representation_lr", "pretrain_steps")
-        rl.refuse("rl", "there is no representation", *names)
-    links.refuse("links", "hybrid rl computes on the CPU", "gpu_aware")
-    if links.kind != "virtual":
-        why = "links.kind is not virtual"
-        links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
+    acting.check({"rl": rl, "links": links}, Known(command="rl", rl=rl, links=links))
 
 
 def too_many(ranks: int, actors: int) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Annotated
 
 from pydantic import Field
 
 from hybrid.settings.config import LinkSettings, Section
 from hybrid.settings.limits import LARGE, MANY
+from solvers.acting import Acts
+
+REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
 
 
 class RlSettings(Section):
@@ -41,15 +45,15 @@ class RlSettings(Section):
     """Worth of the policy's entropy; unset: learnt, so that the entropy is minus one an action."""
     representation: bool = True
     """Learn from features of states and actions; off: from these themselves."""
-    units: int = Field(default=240, ge=1, le=100_000)
+    units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
     """Units of the representation in all its layers, of phi and of psi each."""
-    layers: int = Field(default=8, ge=1, le=1000)
+    layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
     """Layers of phi and of psi; they share the units alike."""
-    representation_lr: float = Field(default=3e-4, gt=0, le=LARGE)
+    representation_lr: Annotated[float, REPRESENTED] = Field(default=3e-4, gt=0, le=LARGE)
     """Learning rate of the representation (Adam)."""
     random_steps: int | None = Field(default=None, ge=0, le=MANY)
     """Environment steps with random actions first; unset: a tenth of all, at most 10,000."""
-    pretrain_steps: int | None = Field(default=None, ge=0, le=MANY)
+    pretrain_steps: Annotated[int | None, REPRESENTED] = Field(default=None, ge=0, le=MANY)
     """Updates of the representation alone after them; unset: as many as random steps."""
     replay_size: int = Field(default=1_000_000, ge=1, le=MANY)
     """The newest transitions that are kept to draw from."""

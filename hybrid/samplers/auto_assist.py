@@ -11,7 +11,7 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
 from hybrid.samplers.base import Choice, Learning, check_kept
-from solvers.checks import check_numbers
+from solvers.acting import NotNegative, Positive, ShareOrWhole
 from solvers.state import State
 
 DECAY = 0.75
@@ -35,18 +35,15 @@ class AutoAssist(Learning):
 
     name: ClassVar[str] = "auto-assist"
 
-    gamma: float = 0.3
+    gamma: ShareOrWhole = 0.3
     """Share of the samples that are accepted whatever the assistant says."""
-    lr: float = 0.01
+    lr: Positive = 0.01
     """Learning rate of the assistant."""
-    decay: float = 1e-3
+    decay: NotNegative = 1e-3
     """Weight decay of the assistant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, positive=("gamma", "lr"), not_negative=("decay",))
-        if self.gamma > 1:
-            raise ValueError(f"gamma is {self.gamma:g}; it must lie in (0, 1]")
         if self.lr * self.decay >= 2:
             raise ValueError(
                 f"decay is {self.decay:g}; it must be under 2 / lr = {2 / self.lr:g}, beyond which "

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from hybrid.data.base import Data
-from solvers.checks import check_numbers
+from solvers.acting import Count, Needs, Settings
 from solvers.state import State
 
 
 @dataclass(frozen=True)
-class Sampler(ABC):
+class Sampler(Settings, ABC):
     """Who chooses the samples of a mini-batch: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
+    needs: ClassVar[tuple[Needs, ...]] = ()
+    """What must hold in a run with it, see `solvers.acting`."""
 
     @abstractmethod
     def start(self, data: Data, seed: int) -> Choice:
@@ -33,11 +35,37 @@ class Learning(Sampler):
     known to the choice of mini-batch n + lag, on any grid of ranks, and of none before.
     """
 
-    lag: int = 16
-    """Mini-batches until a loss is known to the sampler: at least as many as a window has."""
+    needs: ClassVar[tuple[Needs, ...]] = (
+        Needs(
+            "a window is a number of mini-batches, because losses come after an epoch of window "
+            "'all' has been chosen",
+            lambda run: run.rounds.window != "all",
+            "give --window a number, or set sampler.name=uniform",
+        ),
+        Needs(
+            "sampler.lag is at least the mini-batches of a window (--window), which are chosen "
+            "together",
+            lambda run: run.sampler.lag >= run.round_batches,
+            "set a larger sampler.lag, or a smaller --window",
+            here=lambda run: f"it is {run.sampler.lag} of {run.round_batches}",
+        ),
+        Needs(
+            "the solver reports the losses of all samples in the order of their mini-batches, as "
+            "none does with solver.any_order",
+            lambda run: run.solver.reports_losses,
+            "take another solver, or sampler.name=uniform",
+        ),
+        Needs(
+            "every sample has a loss, in windows that are recorded or in serial rounds alone",
+            lambda run: (
+                not run.solver.alternates or run.solver.records or run.rounds.correct_every == 1
+            ),
+            "take another solver, rounds.correct_every=1, or sampler.name=uniform",
+        ),
+    )
 
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_one=("lag",))
+    lag: Count = 16
+    """Mini-batches until a loss is known to the sampler: at least as many as a window has."""
 
 
 def check_kept(

@@ -33,7 +33,8 @@ from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from solvers import Solver, registry
+from solvers import Solver, acting, registry
+from solvers.acting import Known
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
 from solvers.kernels import choose
@@ -228,12 +229,5 @@ class Trainer(RunOptions, RoundOptions):
 
     def _check(self, ranks: int) -> None:
         self._check_ranks(ranks)
-        if ranks > 1 and self.links.kind == "virtual":
-            raise ValueError(
-                f"links.kind is 'virtual', which runs in 1 process, but there are {ranks} MPI "
-                "ranks: start it without mpirun"
-            )
-        if self.links.kind != "virtual":
-            why = f"links.kind is {self.links.kind!r}"
-            self.links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
+        acting.check({"links": self.links}, Known(links=self.links, ranks=ranks))
         self.check()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from solvers.checks import check_choices, check_numbers
+from solvers.acting import Acts, Count, CountOrZero, Positive, Share
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync, OptimizerState
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import left_over, packed, unpack
+
+TAKES_TURNS = Acts("there are several blocks to take turns", lambda run: run.setup.blocks > 1)
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,15 @@ class DiLoCo(Strategy):
     name: ClassVar[str] = "diloco"
     anchored: ClassVar[bool] = True
 
-    steps: int = 16
+    steps: Count = 16
     """h, steps from one outer step to the next."""
-    outer_lr: float = 0.7
+    outer_lr: Positive = 0.7
     """eta, size of the outer step."""
-    outer_momentum: float = 0.9
+    outer_momentum: Share = 0.9
     """mu, Nesterov momentum of the outer step."""
-    lag: int = 0
+    lag: CountOrZero = 0
     """Steps that a sum over replicas may take."""
-    streamed: bool = False
+    streamed: Annotated[bool, TAKES_TURNS] = False
     """Whether blocks end their rounds at different steps."""
     optimizer_state: OptimizerState = "own"
     """What inner optimizers keep: each replica's own for good, or at a round's end the mean."""
@@ -51,24 +53,11 @@ class DiLoCo(Strategy):
     """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(
-            self,
-            positive=("outer_lr",),
-            not_negative=("outer_momentum", "lag"),
-            at_least_one=("steps",),
-        )
-        if not self.outer_momentum < 1:
-            raise ValueError(f"outer_momentum is {self.outer_momentum}; it must be below 1")
+        super().__post_init__()
         if self.lag >= self.steps:
             raise ValueError(
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one below sync.steps"
             )
-
-    def inert(self, blocks: int) -> str:
-        if self.streamed and blocks == 1:
-            return "sync.streamed is True, but there is 1 block, so no other to take turns with"
-        return ""
 
     def copies(self, replicas: int) -> float:
         """B and V; while a sum is under way what is in it, and the weights it began with."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from solvers.checks import check_choices, check_numbers
+from solvers.acting import Acts, Count, CountOrZero
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync
 from solvers.sync.reduction import packed, unpack
+
+DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
 
 @dataclass(frozen=True)
@@ -42,26 +44,20 @@ class HPSGD(Strategy):
     anchored: ClassVar[bool] = True
     plain: ClassVar[bool] = True
 
-    steps: int = 4
+    steps: Count = 4
     """h, steps whose gradients travel together."""
-    lag: int = 4
+    lag: CountOrZero = 4
     """L, steps that they take."""
-    drift: Literal["discard", "keep"] = "keep"
+    drift: Annotated[Literal["discard", "keep"], DRIFTS] = "keep"
     """What becomes of local steps when a round lands."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(self, not_negative=("lag",), at_least_one=("steps",))
+        super().__post_init__()
         if self.lag > self.steps:
             raise ValueError(
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one of at most "
                 "sync.steps, or two rounds would be under way"
             )
-
-    def inert(self, blocks: int) -> str:
-        if self.lag == 0 and self.drift == "discard":
-            return "sync.drift is 'discard', but sync.lag is 0: a round lands before any drift"
-        return ""
 
     def copies(self, replicas: int) -> float:
         """B, a slot of `Outer`, S; while a round is under way P, as it is and packed."""

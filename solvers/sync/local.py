@@ -6,17 +6,25 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts
 from solvers.state import State, Tensors, entries
 from solvers.sync.base import Sync, statistics
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import Reduction, packed, unpack
 
-OptimizerState = Literal["own", "mean"]
+OptimizerState = Annotated[
+    Literal["own", "mean"],
+    Acts(
+        "the optimizer keeps something of a weight from step to step",
+        lambda run: run.optimizer_keeps_state,
+        "leave it out, or give the optimizer a momentum",
+    ),
+]
 """Of the replicas, between rounds: each keeps its own, or all take the mean of a round's end."""
 
 

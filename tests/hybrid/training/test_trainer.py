@@ -124,17 +124,10 @@ def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
     assert [line["samples"] for line in parallel] == [4 * BATCH] * 2
 
 
-@pytest.mark.parametrize(
-    ("gaps", "why"),
-    [
-        ([Gaps(BATCH, 0), Gaps(0, 2 * BATCH)], f"takes whole mini-batches of {BATCH} samples"),
-        ([Gaps(), Gaps()], "or none"),
-    ],
-)
-def test_a_choice_of_samples_that_leaves_none_out_is_refused(gaps, why, few):
+@pytest.mark.parametrize("gaps", [[Gaps(BATCH, 0), Gaps(0, 2 * BATCH)], [Gaps(), Gaps()]])
+def test_a_choice_of_samples_that_leaves_none_out_is_refused(gaps, few):
     said = refused(filled(2, gaps=gaps, fill_samples="largest"), few)
-    assert said.startswith("rounds.fill_samples is 'largest', but every gap (rounds.gaps) ")
-    assert why in said
+    assert said.startswith("rounds.fill_samples is 'largest', which has an effect only where a gap")
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -145,7 +138,7 @@ def test_gaps_of_another_number_of_blocks_are_refused(number, few):
 
 def test_virtual_links_under_mpirun_are_refused(few):
     made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
-    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it .+$"):
+    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* one process.*: start it .+$"):
         made.settle(few[0], ranks=2)
 
 
@@ -165,7 +158,11 @@ def test_the_summary_says_who_computed():
 @pytest.mark.parametrize(
     ("train", "rounds", "said"),
     [
-        ({"graphs": True}, {"window": 4}, "train.graphs is True, but there is no GPU"),
+        (
+            {"graphs": True},
+            {"window": 4},
+            "train.graphs is True, which has an effect only where there is a GPU",
+        ),
         ({"kernels": "cupy"}, {"window": 4}, "no GPU"),
         ({"precision": "float16"}, {"fill": True}, "choose bfloat16, or give a --window"),
     ],
