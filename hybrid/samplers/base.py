@@ -29,10 +29,10 @@ class Sampler(Settings, ABC):
 
 @dataclass(frozen=True)
 class Learning(Sampler):
-    """One that is told of the losses that its samples had.
+    """A sampler that learns from the losses that its samples had.
 
-    It lives on one rank, and the others are told of its choice. The losses of mini-batch n are
-    known to the choice of mini-batch n + lag, on any grid of ranks, and of none before.
+    It lives on one rank, which sends its choice to the others. The losses of mini-batch n are
+    known when mini-batch n + lag is chosen, on any grid of ranks, and not before.
     """
 
     needs: ClassVar[tuple[Needs, ...]] = (
@@ -65,15 +65,15 @@ class Learning(Sampler):
     )
 
     lag: Count = 16
-    """Mini-batches until a loss is known to the sampler: at least as many as a window has."""
+    """Mini-batches until the sampler knows a loss: at least as many as a window has."""
 
 
-def check_kept(
+def check_tensor(
     name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> Tensor:
-    """What a checkpoint keeps of a sampler, on the CPU; ValueError unless it is of this kind.
+    """A tensor of a sampler's checkpoint, on the CPU; ValueError for another type or shape.
 
-    None in a shape is any length.
+    None in a shape stands for any length.
     """
     fits = tensor.dim() == len(shape) and all(
         wanted in (None, own) for wanted, own in zip(shape, tensor.shape, strict=True)
@@ -100,15 +100,15 @@ class Choice(ABC):
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         """Ids (count,), int64, of the samples first .. first + count - 1 of an epoch.
 
-        Of a sampler that learns it is called once a mini-batch, in their order, and for an epoch's
-        mini-batches may be called again.
+        For a sampler that learns it is called for one mini-batch after the other, and may be
+        called again for those of this epoch.
         """
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:  # noqa: B027
-        """Told, in their order, of a mini-batch's samples (N,) and their losses (N,), float32."""
+        """Learn from a mini-batch's samples (N,) and their losses (N,), float32, in their order."""
 
     def batches(self, batch_size: int) -> int:
-        """Mini-batches an epoch; an incomplete last one is left out."""
+        """Mini-batches of an epoch; an incomplete last one is left out."""
         return self.count // batch_size
 
     def report(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
-from hybrid.samplers.base import Choice, Learning, check_kept
+from hybrid.samplers.base import Choice, Learning, check_tensor
 from solvers.acting import Allowed, Count
 from solvers.state import State
 
@@ -76,5 +76,5 @@ class _ByLoss(Accepting):
         super().load_state(state)
         if "losses" in state.block:
             own = state.block
-            self._losses = check_kept("losses", own["losses"], torch.float32, (self.count,))
-            self._history = check_kept("history", own["history"], torch.float32, (None,))
+            self._losses = check_tensor("losses", own["losses"], torch.float32, (self.count,))
+            self._history = check_tensor("history", own["history"], torch.float32, (None,))

@@ -110,7 +110,7 @@ def refuse_rounds(config: Config, why: str) -> None:
     parts = "correction.micro_batches"
     own[parts], asked[parts] = (c.correction["micro_batches"] for c in (plain, config))
     del asked["rounds.memory_gb"]
-    # one may follow from another: all are told
+    # one may follow from another, so all are named
     given = [f"{name} is {value!r}" for name, value in asked.items() if value != own[name]]
     if given:
         said = " and ".join(given)

@@ -88,14 +88,14 @@ class DiLoCoSync(AnchoredSync):
         self.anchors()
         return super().before_step(kind, rate)
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         strategy = self.strategy
         if (self.count - self._offset) % strategy.steps == 0 and self.count > self._offset:
-            if self._landing is not None:  # of a run that goes on with other settings
-                self._land()
+            if self._finish_sum is not None:  # of a run that goes on with other settings
+                self._finish_round()
             self._start()
-        if self._landing is not None and self.count >= self._started + strategy.lag:
-            self._land()
+        if self._finish_sum is not None and self.count >= self._started + strategy.lag:
+            self._finish_round()
 
     def _start(self) -> None:
         self._started = self.count
@@ -105,15 +105,15 @@ class DiLoCoSync(AnchoredSync):
     def _begin_sum(self) -> None:
         self._left = self._mean.state()
         moved = [b - w for b, w in zip(self.anchors(), self._sent, strict=True)]
-        self._landing = self._mean.start(packed(moved) * self.share)
+        self._finish_sum = self._mean.start(packed(moved) * self.share)
 
-    def _land(self) -> None:
-        assert self._landing is not None
+    def _finish_round(self) -> None:
+        assert self._finish_sum is not None
         strategy = self.strategy
-        anchors, momenta = self.anchors(), self.outer.kept("momentum")
+        anchors, momenta = self.anchors(), self.outer.slots("momentum")
         change = [torch.empty_like(b) for b in anchors]
-        unpack(self._landing(), change)
-        self._landing = None
+        unpack(self._finish_sum(), change)
+        self._finish_sum = None
         torch._foreach_mul_(momenta, strategy.outer_momentum)
         torch._foreach_add_(momenta, change)
         torch._foreach_add_(change, momenta, alpha=strategy.outer_momentum)
@@ -130,18 +130,18 @@ class DiLoCoSync(AnchoredSync):
         self.apart = late
 
     def rounding(self) -> Tensors:
-        return super().rounding() if self._landing is None else self._left
+        return super().rounding() if self._finish_sum is None else self._left
 
     def under_way(self) -> Tensors:
-        if self._landing is None:
+        if self._finish_sum is None:
             return {}
         sent = {f"sent {i:05}": w for i, w in enumerate(self._sent)}
         return {**sent, "started": torch.tensor(self._started)}
 
-    def go_on(self, kept: Tensors) -> None:
-        if "started" in kept:
-            self._started = int(kept["started"])
-            sent = [kept[name] for name in sorted(kept) if name.startswith("sent ")]
+    def load_under_way(self, saved: Tensors) -> None:
+        if "started" in saved:
+            self._started = int(saved["started"])
+            sent = [saved[name] for name in sorted(saved) if name.startswith("sent ")]
             self._sent = [
                 torch.empty_like(p).detach().copy_(w)
                 for p, w in zip(self.weights(), sent, strict=True)

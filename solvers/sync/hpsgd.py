@@ -107,7 +107,7 @@ class HPSGDSync(AnchoredSync):
     def before_step(self, kind: str, rate: float) -> bool:
         strategy = self.strategy
         if not self.count:
-            self.anchor()  # a run may go on with weights that no round has ended in
+            self.move_anchor()  # a run may go on with weights that no round has ended in
         weights = self.weights()
         gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
         self._rate = rate
@@ -119,11 +119,11 @@ class HPSGDSync(AnchoredSync):
             self._sums = [g.clone() for g in gradients]
         done = self.count + 1
         # beyond it, too: a run may go on with another lag
-        if self._landing is not None and done >= self._started + strategy.lag:
-            self._aim()
+        if self._finish_sum is not None and done >= self._started + strategy.lag:
+            self._take_sum()
         elif strategy.lag == 0 and done % strategy.steps == 0:
             self._start(done)
-            self._aim()
+            self._take_sum()
         else:
             drifted = [p.detach() for p in weights]
             torch._foreach_add_(drifted, gradients, alpha=-rate / self.share)
@@ -134,9 +134,9 @@ class HPSGDSync(AnchoredSync):
             return torch.zeros_like(p)
         return p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         if self._moved:
-            self._landed()
+            self._finish_round()
         if self.strategy.lag and self.count % self.strategy.steps == 0:
             self._start(self.count)
 
@@ -147,22 +147,22 @@ class HPSGDSync(AnchoredSync):
         self._begin_sum()
 
     def _begin_sum(self) -> None:
-        self._landing = self._mean.start(packed(self._sent))
+        self._finish_sum = self._mean.start(packed(self._sent))
 
-    def _aim(self) -> None:
+    def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
-        assert self._landing is not None
+        assert self._finish_sum is not None
         total, used = [torch.empty_like(p) for p in self.weights()], self._unused()
-        unpack(self._landing(), [*total, used])
-        self._landing, self._sent, self._moved = None, [], True
-        self.back()
+        unpack(self._finish_sum(), [*total, used])
+        self._finish_sum, self._sent, self._moved = None, [], True
+        self.return_to_anchor()
         for p, gradient, times in zip(self.weights(), total, used.tolist(), strict=True):
             p.grad = gradient if times else None
 
-    def _landed(self) -> None:
-        """B = w, after the optimizer's step; add what is kept."""
+    def _finish_round(self) -> None:
+        """B = w, after the optimizer's step; add the local steps that are kept."""
         self._moved = False
-        self.anchor()
+        self.move_anchor()
         self.apart = bool(self._sums)  # and statistics differ where drift is discarded, too
         if self.apart and self.strategy.drift == "keep":
             drifted = [p.detach() for p in self.weights()]
@@ -172,7 +172,7 @@ class HPSGDSync(AnchoredSync):
 
     def under_way(self) -> Tensors:
         found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}
-        if self._landing is not None:
+        if self._finish_sum is not None:
             found |= {f"sent {i:05}": s for i, s in enumerate(self._sent)}
         return found | {"started": torch.tensor(self._started), "used": self._used}
 
@@ -180,14 +180,17 @@ class HPSGDSync(AnchoredSync):
         weights = self.weights()
         return torch.zeros(len(weights), device=weights[0].device)
 
-    def go_on(self, kept: Tensors) -> None:
-        self._started, self._used = int(kept["started"]), kept["used"]
-        self._sums, self._sent = self._like(kept, "sum "), self._like(kept, "sent ")
+    def load_under_way(self, saved: Tensors) -> None:
+        self._started, self._used = int(saved["started"]), saved["used"]
+        self._sums, self._sent = (
+            self._saved_tensors(saved, "sum "),
+            self._saved_tensors(saved, "sent "),
+        )
         if self._sent:
             self._begin_sum()
 
-    def _like(self, kept: Tensors, prefix: str) -> list[Tensor]:
-        found = [kept[name] for name in sorted(kept) if name.startswith(prefix)]
+    def _saved_tensors(self, saved: Tensors, prefix: str) -> list[Tensor]:
+        found = [saved[name] for name in sorted(saved) if name.startswith(prefix)]
         pairs = zip(self.weights(), found, strict=False)
         made = [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
         return [*made, *found[len(made) :]]

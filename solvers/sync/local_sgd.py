@@ -35,7 +35,7 @@ class LocalSGDSync(LocalSync):
 
     strategy: LocalSGD
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         if self.count % self.strategy.steps == 0:
             self.agree()
             if self.strategy.optimizer_state == "mean":

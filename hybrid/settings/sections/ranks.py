@@ -50,14 +50,15 @@ class SplitSettings(Section):
 
 
 VIRTUAL = Acts("links.kind is 'virtual'", lambda run: run.links.kind == "virtual")
-ON_GPUS = Acts("the command may use GPUs: train or plan", lambda run: run.command != "rl")
+ON_GPUS = Acts(
+    "the command may use GPUs, which hybrid rl does not", lambda run: run.command != "rl"
+)
 WAITS = Acts(
-    "several processes wait for each other, as they may in all commands but hybrid rl without "
-    "mpirun",
+    "several processes wait for each other, which hybrid rl has under mpirun alone",
     lambda run: run.command != "rl" or run.ranks,
 )
 ONE_PROCESS = Needs(
-    "there is one process, if it is virtual",
+    "there is one process",
     lambda run: run.links.kind != "virtual" or run.ranks == 1,
     "start it without mpirun",
     here=lambda run: f"there are {run.ranks} MPI ranks",

@@ -257,9 +257,9 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("links.gpu_aware=on", "hybrid rl computes on the CPU"),
-        ("links.latency_microseconds=3", "links.kind is not virtual"),
-        ("links.timeout=3", "there is one process"),
+        ("links.gpu_aware=on", "which hybrid rl does not"),
+        ("links.latency_microseconds=3", "links.kind is 'virtual'"),
+        ("links.timeout=3", "under mpirun alone"),
     ],
 )
 def test_settings_of_links_that_cannot_act_are_refused(word, says, hybrid):
