@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from solvers.acting import HAVE_TIME, Acts, Needs, Settings
 from solvers.blocks.block import Block
 from solvers.state import State, Tensors
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
@@ -204,7 +205,7 @@ class SubProblems(Recording):
         """Go on from what `records` gave."""
 
 
-class Solver(ABC):
+class Solver(Settings, ABC):
     """A method: a frozen dataclass of its settings. All state is in its `Program`.
 
     A method that `alternates` sweeps over every window after a serial correction has trained on it;
@@ -232,11 +233,20 @@ class Solver(ABC):
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
 
-    def __post_init__(self) -> None:  # noqa: B027
-        """Check the settings by themselves; ValueError with the remedy."""
+    needs: ClassVar[tuple[Needs, ...]] = ()
+    """What must hold in a run, whatever the settings are."""
+    acts: ClassVar[Mapping[str, Acts]] = {
+        "solver.*": Acts(HAVE_TIME.where, lambda run: run.setup.window or HAVE_TIME.holds(run))
+    }
+    """Conditions of inherited settings, see `solvers.acting`."""
 
-    def check(self, setup: Setup) -> None:  # noqa: B027
-        """ValueError, with the remedy, for settings that cannot work or act in this run."""
+    def check(self, setup: Setup) -> None:
+        """ValueError, with the remedy, for what cannot work in this run and no type can say."""
+
+    @property
+    def records(self) -> bool:
+        """Whether its program starts from what an exact pass has recorded."""
+        return issubclass(self.program, Recording)
 
     @property
     def own_momentum(self) -> bool:
@@ -285,17 +295,6 @@ class Solver(ABC):
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
         """The program of this rank."""
         return self.program(self, block, links, setup)
-
-    def refuse_inert(self, why: str, *names: str) -> None:
-        """ValueError if one of the settings, of all without names, was changed but cannot act."""
-        for setting in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, setting.name)
-            meant = setting.name in names if names else setting.init
-            if meant and value != setting.default:
-                raise ValueError(
-                    f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
-                    "leave it out"
-                )
 
 
 def program_of(solver: type[Solver]) -> Callable[[type[P]], type[P]]:

@@ -33,7 +33,7 @@ from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.settings.resolve import refuse_rounds
+from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.training.evaluation import measure
 from hybrid.training.replicas import arrangement
 from solvers import Batch, registry
@@ -294,14 +294,7 @@ class Bench:
 
 def _refuse(settings: Config) -> None:
     """ValueError for a setting that no row would heed."""
-    train, links, checkpoint = settings.train, settings.links, settings.checkpoint
-    why = "the bench's rows all train in float32, on classes, without averages, not compiled"
-    train.refuse("train", why, "precision", "loss", "label_smoothing", "ema", "compile", "graphs")
-    train.refuse("train", "the bench's replicas normalize by their own samples", "sync_batchnorm")
-    why = "the bench trains for --epochs and tests at their end"
-    train.refuse("train", why, "epochs", "early_stop", "evaluate_every", "report_every")
-    links.refuse("links", "the bench measures its own ranks", *type(links).model_fields)
-    checkpoint.refuse("checkpoint", "the bench keeps no runs", *type(checkpoint).model_fields)
+    check_command("bench", settings)
     refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
     if (name := settings.sampler["name"]) != SAMPLERS.default:
         raise ValueError(

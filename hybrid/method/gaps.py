@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
 from solvers.exact.pipeline import Gaps, fit_gaps
@@ -32,16 +31,3 @@ def settled_gaps(
             "a pass, where it has no gap: give it [0, turn]"
         )
     return gaps
-
-
-def check_gaps(facts: Facts) -> None:
-    """ValueError for settings that the gaps leave without an effect."""
-    setup, gaps = facts.setup, facts.gaps
-    if not setup.fills or len(gaps) == 1:
-        return
-    if any(map(sum, gaps)):
-        return
-    why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
-    facts.rounds.refuse("rounds", why, "fill_step")
-    if not setup.window:
-        facts.solver.refuse_inert(why)

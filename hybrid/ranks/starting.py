@@ -48,27 +48,23 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join so many ranks, and for settings without an effect.
+    """ValueError for links that cannot join so many ranks.
 
     `ranks` is the number that a launcher has started, 0 without one.
     """
     kind = settings.kind
     if kind == AUTO:
-        acting = LINKS["threads"].settings | LINKS["mpi"].settings
-    elif LINKS[kind].in_one_process and ranks:
+        return
+    if LINKS[kind].in_one_process and ranks:
         raise ValueError(
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
             f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
         )
-    elif not (LINKS[kind].in_one_process or ranks):
+    if not (LINKS[kind].in_one_process or ranks):
         raise ValueError(
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"
         )
-    else:
-        acting = LINKS[kind].settings
-    inert = type(settings).model_fields.keys() - acting - {"kind"}
-    settings.refuse("links", f"links.kind is {kind!r}", *sorted(inert))
 
 
 def _explained(program: Program[T]) -> Program[T]:

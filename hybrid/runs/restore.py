@@ -27,6 +27,7 @@ from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
+from hybrid.settings.sections.base import is_reference
 from hybrid.training.config_export import OWN_LOSS
 from hybrid.training.evaluation import measure
 from solvers.blocks.block import Block
@@ -67,7 +68,7 @@ def evaluate(
             f"{run} was trained with a loss of your own: give --loss package.module:function, or "
             "the name of a loss"
         )
-    loss = references.function(name, "--loss") if references.is_reference(name) else None
+    loss = references.function(name, "--loss") if is_reference(name) else None
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).fitted(test.sample(2)[0])
     options = Options(train=named, loss=loss, metrics=references.metrics(own.metrics))
@@ -125,7 +126,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
         )
     _, test = build.data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
     model = own.model or resolved.model.name
-    if references.is_reference(model):
+    if is_reference(model):
         _needed(run, "--model", resolved.model.name, own.model)
         made = references.network(model)
         network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
@@ -142,7 +143,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
 
 def _needed(run: Path, flag: str, stored: str, given: str | None) -> None:
     """ValueError for a function that only the run's file names."""
-    if given is None and references.is_reference(stored):
+    if given is None and is_reference(stored):
         raise ValueError(
             f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
         )

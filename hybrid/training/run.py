@@ -336,7 +336,7 @@ class Run:
         closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
         self._hear(self.rounds.heard)
-        self.training.chosen.hear(self.rounds.losses)
+        self.training.chosen.take_losses(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.totals["gap_steps"] += self.rounds.gap_steps

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Allowed
 from solvers.blocks.block import Block
 from solvers.blocks.optimizer_state import (
     clone_optimizer,
@@ -20,10 +23,25 @@ Shape = tuple[int, ...]
 LINEAR, MLP = "linear", "mlp"
 
 
-def check(kind: str) -> None:
-    """ValueError unless `kind` is "linear" or "mlp:WIDTH"."""
-    if kind != LINEAR and not re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind):
-        raise ValueError(f"head is {kind!r}; write linear, or mlp:WIDTH as in mlp:128")
+HeadKind = Annotated[
+    str,
+    Allowed(
+        "be linear, or mlp:WIDTH as in mlp:128",
+        lambda kind: kind == LINEAR or re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind) is not None,
+    ),
+]
+
+
+def check_cuts(setup: Any, cuts: Sequence[int], remedy: str) -> None:
+    """ValueError unless a head, of what crosses each of these cuts, makes the network's output."""
+    for k in cuts:
+        if k in setup.packed:
+            raise ValueError(
+                f"several tensors cross cut {k}, and an auxiliary head works on one: cut "
+                f"elsewhere, or {remedy}"
+            )
+        if setup.output is not None:
+            sizes(setup.shapes[k - 1], setup.output, convolves=False)
 
 
 def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from solvers.acting import Acts, Count, NotNegative, Settings
 from solvers.base import Program, Recorder
 from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
-from solvers.checks import check_choices, check_numbers
 from solvers.exact.filling import BubbleFill
 from solvers.exact.micro_batches import MicroBatch, micro_batches
 from solvers.exact.pipeline import Op, pass_order
@@ -21,25 +22,45 @@ from solvers.exact.wire import Wire, WireFormat
 from solvers.state import Tensors
 from solvers.windows import Batch, PhaseStats, Record, Window
 
+UNUSED = (
+    "leave it out, set its default where a run that goes on has another value, or set the "
+    "solver's own setting of that name where it has one"
+)
+TRAINS = Acts(
+    "there are serial corrections (rounds.correct_every, rounds.serial_epochs)",
+    lambda run: run.setup.corrects or run.setup.fills,
+    UNUSED,
+)
+PASSES = Acts(
+    "there are serial corrections (rounds.correct_every, rounds.serial_epochs), or forward passes "
+    "that start a window",
+    lambda run: run.setup.corrects or run.setup.fills or run.solver.alternates,
+    UNUSED,
+)
+
 
 @dataclass(frozen=True)
-class PassSettings:
+class PassSettings(Settings):
     """How an exact pass runs: as the solver `backprop`, and as other methods' correction."""
 
-    micro_batches: int = 1
+    acts: ClassVar[Mapping[str, Acts]] = {
+        "correction.micro_batches": TRAINS,
+        "correction.clip_norm": TRAINS,
+        "correction.recompute": TRAINS,
+        "correction.messages": PASSES,
+        "correction.filter": PASSES,
+    }
+
+    micro_batches: Count = 1
     """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of the whole network's gradient; 0: no clipping."""
     recompute: bool = False
     """Keep only block inputs, and run forward again before backward: less memory, same bits."""
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
-    filter: int = 1
+    filter: Count = 1
     """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, not_negative=("clip_norm",), at_least_one=("micro_batches", "filter"))
-        check_choices(self)
 
 
 class ExactPass(Program):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts, Count, Needs
 from solvers.base import Program, Setup, Solver, program_of
 from solvers.blocks import heads
 from solvers.blocks.buffers import frozen_statistics
-from solvers.blocks.heads import Head
-from solvers.checks import check_choices, check_numbers
+from solvers.blocks.heads import Head, HeadKind
 from solvers.state import State
 from solvers.windows import Batch, PhaseStats, Window
 
@@ -23,6 +23,9 @@ PROGRESS_INTERVAL = 8
 
 A block is at most twice as many mini-batches ahead, so that its outputs do not pile up.
 """
+
+CHUNKED = Acts("solver.style is 'chunked'", lambda run: run.solver.style == "chunked")
+HEADED = Acts("some block has an auxiliary head", lambda run: run.solver.headed(run.setup.blocks))
 
 
 @dataclass(frozen=True)
@@ -44,43 +47,29 @@ class LocalUpdates(Solver):
     has_auxiliary_weights: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"labels"})
 
+    needs: ClassVar = (
+        Needs(
+            "solver.chunks is at most the number of blocks",
+            lambda run: run.solver.style != "chunked" or run.solver.chunks <= run.setup.blocks,
+            "ask for fewer chunks, or more blocks",
+            here=lambda run: f"it is {run.solver.chunks} of {run.setup.blocks}",
+        ),
+        Needs(
+            "the network gives one tensor, because an auxiliary head makes one",
+            lambda run: not run.setup.several_outputs or not run.solver.headed(run.setup.blocks),
+            "choose another solver",
+        ),
+    )
+
     style: Style = "greedy"
     """Which gradients cross a cut: none, one cut's, or those inside a chunk."""
-    chunks: int = 2
+    chunks: Annotated[Count, CHUNKED] = 2
     """Runs of blocks that are trained as one (chunked); 1: back-propagation, K: greedy."""
-    head: str = "linear"
+    head: Annotated[HeadKind, HEADED] = "linear"
     """Auxiliary head, behind a mean over pixels: linear, or mlp:WIDTH with a hidden layer."""
 
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(self, at_least_one=("chunks",))
-        heads.check(self.head)
-
     def check(self, setup: Setup) -> None:
-        if self.style != "chunked":
-            self.refuse_inert(f"solver.style is {self.style!r}", "chunks")
-        elif self.chunks > setup.blocks:
-            raise ValueError(
-                f"solver.chunks is {self.chunks}, of {setup.blocks} blocks: ask for fewer"
-            )
-        headed = [k for k in range(setup.blocks) if self.has_head(k, setup.blocks)]
-        if setup.several_outputs and headed:
-            raise ValueError(
-                "the network gives several tensors, and an auxiliary head makes one: choose "
-                "another solver"
-            )
-        if packed := [k + 1 for k in headed if k + 1 in setup.packed]:
-            raise ValueError(
-                f"several tensors cross cut {packed[0]}, and an auxiliary head works on one: cut "
-                "elsewhere, or choose another solver"
-            )
-        output = setup.output
-        for k in headed if output is not None else ():
-            assert output is not None
-            shape = setup.shapes[k]
-            heads.sizes(shape, output, convolves=False)
-        if not any(self.has_head(index, setup.blocks) for index in range(setup.blocks)):
-            self.refuse_inert("no block has an auxiliary head", "head")
+        heads.check_cuts(setup, [k + 1 for k in self.headed(setup.blocks)], "choose another solver")
 
     def crosses(self, index: int, count: int) -> bool:
         """Whether an adjoint crosses the cut behind block `index`."""
@@ -94,6 +83,10 @@ class LocalUpdates(Solver):
         if index == count - 1 or (self.style == "overlapping" and index == 0):
             return False
         return self.style != "chunked" or not self.crosses(index, count)
+
+    def headed(self, count: int) -> list[int]:
+        """The blocks whose loss is their own head's."""
+        return [index for index in range(count) if self.has_head(index, count)]
 
 
 @program_of(LocalUpdates)

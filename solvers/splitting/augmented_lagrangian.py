@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts, NotNegative
 from solvers.base import Setup, program_of
 from solvers.kernels import Stepped, step_limit
-from solvers.splitting.penalty import Penalty, PenaltyProgram
+from solvers.splitting.penalty import CORRECTED, Penalty, PenaltyProgram
 from solvers.windows import Record, Rows
+
+MOVES = Acts(
+    "multipliers move, between several sweeps or from carried records",
+    lambda run: run.solver.moves(run.setup),
+)
 
 
 @dataclass(frozen=True)
@@ -40,31 +46,17 @@ class AugmentedLagrangian(Penalty):
 
     name: ClassVar[str] = "augmented-lagrangian"
 
-    multiplier_start: Literal["zero", "adjoint"] = "adjoint"
+    multiplier_start: Annotated[Literal["zero", "adjoint"], CORRECTED] = "adjoint"
     """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
-    kappa_step: float = 1.0
+    kappa_step: Annotated[NotNegative, MOVES] = 1.0
     """Step of the multipliers between sweeps, in units of lam_step 2 lam_beta."""
-    lam_move: Literal["step", "limit"] = "limit"
+    lam_move: Annotated[Literal["step", "limit"], MOVES] = "limit"
     """What an exchange does to lam and kappa: a step, or its limit for a large lam_beta."""
-    lam_start: Literal["feasible", "stepped"] = "feasible"
+    lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "feasible"
     """Where lam starts: the recorded activations, or one lam step from them."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kappa_step < 0:
-            raise ValueError(f"kappa_step is {self.kappa_step}; it must be 0 or positive")
-
-    def check(self, setup: Setup) -> None:
-        super().check(setup)
-        if not setup.correct_every:
-            self.refuse_inert("no correction gives the adjoint to start from", "multiplier_start")
-        if not self.moves(setup):
-            why = "multipliers stay as they are in a single sweep or a gap"
-            self.refuse_inert(why, "kappa_step", "lam_move")
-        elif self.lam_move == "limit":
-            self.refuse_inert("under lam_move=limit lam is x after an exchange", "balance_ratio")
-            if self.lam_start == "feasible" or not setup.correct_every:
-                self.refuse_inert("lam_move is limit, not step", "lam_step", "lam_beta")
+    def steps_lam(self, setup: Setup) -> bool:
+        return self.moves(setup) and self.lam_move == "step"
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         before, after = super().buffers(setup)

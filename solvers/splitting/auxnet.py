@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Count, NotNegative, Positive, Share
 from solvers.base import Program, Shape, Solver, program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.checks import check_choices, check_momentum, check_numbers
 from solvers.layers.auxiliary import HASHED, auxiliary_network
 from solvers.splitting.subproblem import couple_backward
 from solvers.state import State, entries
@@ -55,33 +55,22 @@ class AuxNet(Solver):
     alternates: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
 
-    beta: float = 5e-4
+    beta: Positive = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
-    lam_step: float = 1.0
+    lam_step: NotNegative = 1.0
     """Step from x_{k-1} to the wanted lam*, in units of 1 / (2 beta)."""
     multiplier: Literal["none", "adjoint"] = "none"
     """What a block trains towards: lam, or lam with kappa = -p_in, for which it waits."""
-    local_lr: float | None = None
+    local_lr: Positive | None = None
     """Learning rate of the parallel phase over the schedule's; unset: 0.1, without correction 1."""
-    momentum: float | None = 0.9
+    momentum: Share | None = 0.9
     """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimizer."""
-    width: int = 16
+    width: Count = 16
     """Channels, or features, of the networks a_k."""
-    depth: int = 1
+    depth: Count = 1
     """Layers of a_k; for images 3 x 3 convolutions, at least one for every halving of the size."""
-    aux_lr: float = 1e-3
+    aux_lr: Positive = 1e-3
     """Learning rate of v_k (Adam)."""
-
-    def __post_init__(self) -> None:
-        rate = () if self.local_lr is None else ("local_lr",)
-        check_numbers(
-            self,
-            positive=("beta", "aux_lr", *rate),
-            not_negative=("lam_step",),
-            at_least_one=("width", "depth"),
-        )
-        check_momentum(self.momentum)
-        check_choices(self)
 
 
 @program_of(AuxNet)

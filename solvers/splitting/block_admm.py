@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts, Count, Needs, NotNegative, Positive
 from solvers.base import Setup, program_of, values_of
-from solvers.checks import check_numbers
 from solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
 from solvers.layers.factorization import Factorization
 from solvers.layers.projection import Free, leading_projection, projection, skipping
@@ -19,6 +19,24 @@ from solvers.splitting.online import OnlineSweeps
 from solvers.splitting.store import FORMATS, channels_last
 from solvers.state import State
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
+
+EXCHANGES = Acts(
+    "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
+    lambda run: run.setup.exchanges,
+)
+CARRIED = Acts(
+    "duals outlive a window (rounds.window is all, rounds.correct_every not 1)",
+    lambda run: run.setup.carried,
+)
+FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
+PLAIN_CUT = Acts(
+    "a cut has no factorization, whose Z has a closed form",
+    lambda run: _has_plain_cut(run),
+)
+STEPS_OF_Z = Acts(
+    "a cut has no factorization, or solver.order is 'jacobi' in a window whose Z are not kept",
+    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
+)
 
 
 @dataclass(frozen=True)
@@ -59,62 +77,46 @@ class BlockADMM(AugmentedLagrangian):
     factorizes: ClassVar[bool] = True
 
     sweeps: ClassVar[int] = 2
+    acts: ClassVar = {
+        "solver.filter": Needs(
+            "no cut has a factorization, which has every pixel",
+            lambda run: not run.setup.factorized,
+        )
+    }
 
     beta: float = field(init=False, repr=False, default=0.0)
     lam_beta: float | None = field(init=False, repr=False, default=None)
     lam_move: Literal["step", "limit"] = field(init=False, repr=False, default="step")
-    rho: float = 1e-3
+    rho: Positive = 1e-3
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
     order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
     """All blocks from the same old values, or one after the other with the newest."""
-    lam_step: float = 2e-3
+    lam_step: Annotated[NotNegative, PLAIN_CUT] = 2e-3
     """Gradient step of Z, in units of 1 / rho."""
-    kappa_step: float = 1.0
+    kappa_step: Annotated[NotNegative, EXCHANGES] = 1.0
     """Step of the scaled dual U."""
-    theta_steps: int = 1
+    theta_steps: Count = 1
     """Optimizer steps of the weights in each visit of a mini-batch."""
-    z_steps: int = 1
+    z_steps: Annotated[Count, STEPS_OF_Z] = 1
     """Gradient steps of Z in each visit."""
     optimizer: Literal["shared", "sgd", "adam"] = "shared"
     """The optimizer of the weights' steps: the exact pass's, or one of the solver's own."""
-    constraint: str = "none"
+    constraint: Annotated[str, PLAIN_CUT] = "none"
     """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
-    factor_rho: float = 1e-3
+    factor_rho: Annotated[Positive, FACTORIZED] = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorization."""
-    dual_limit: float = 10.0
+    dual_limit: Annotated[NotNegative, CARRIED] = 10.0
     """Growth of a dual at which it starts again from zero, with a notice; 0: never."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("rho", "factor_rho"))
         object.__setattr__(self, "beta", self.rho / 2)
         super().__post_init__()
-        check_numbers(self, at_least_one=("theta_steps", "z_steps"))
-        check_numbers(self, not_negative=("dual_limit",))
         if self.optimizer != "sgd" and self.momentum is not None:
             raise ValueError(
                 f"momentum is {self.momentum} but the optimizer is {self.optimizer!r}: momentum "
                 "is of the solver's own SGD, so set optimizer=sgd"
             )
         projection(self.constraint)
-
-    def check(self, setup: Setup) -> None:
-        super().check(setup)
-        if not setup.exchanges:
-            why = "there is no other sweep to use the dual of the first"
-            self.refuse_inert(why, "kappa_step")
-        if not setup.carried:
-            self.refuse_inert("the duals of a window end with it", "dual_limit")
-        if not setup.factorized:
-            self.refuse_inert("there is no factorization", "factor_rho")
-        if setup.factorized and self.filter > 1:
-            raise ValueError(
-                f"solver.filter is {self.filter}, but a factorization has every pixel: leave it out"
-            )
-        if setup.factorized and len(setup.factorized) == setup.blocks - 1:
-            why = "every cut has a factorization, whose Z has a closed form"
-            self.refuse_inert(why, "lam_step", "constraint")
-            if self.order == "gauss-seidel" or setup.carried:
-                self.refuse_inert(why, "z_steps")
 
     def moves(self, setup: Setup) -> bool:
         return setup.window > 0
@@ -356,3 +358,9 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
     def _as_block_input(self, lam: Tensor) -> Tensor:
         """lam as the block's input: in the filter mode "input" the upsampling of S lam."""
         return lam if self._whole else upsample(self._pool(lam), self.solver.filter)
+
+
+def _has_plain_cut(run: Any) -> bool:
+    """Whether a cut has no factorization."""
+    setup = run.setup
+    return not setup.factorized or len(setup.factorized) < setup.blocks - 1

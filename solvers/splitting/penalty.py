@@ -5,20 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from solvers.acting import Acts, Count, NotNegative, OverOne, Positive, Share
 from solvers.base import Setup, Solver, SubProblems, program_of, values_of
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.draws import Key
-from solvers.checks import check_choices, check_momentum, check_numbers, check_ratio
 from solvers.kernels import Constraint, Stepped, ascend, step
 from solvers.splitting.auxiliary_store import AuxiliaryStore
 from solvers.splitting.coefficients import Coefficients
 from solvers.splitting.store import FORMATS
 from solvers.splitting.subproblem import classification_step, coupling_step
 from solvers.windows import Batch, Classified, PhaseStats, Rows, Window
+
+CORRECTED = Acts(
+    "corrections give the adjoint to start from (rounds.correct_every is above 0)",
+    lambda run: run.setup.correct_every,
+)
+LAM_STEPS = Acts(
+    "lam takes steps, between several sweeps or from carried records",
+    lambda run: run.solver.steps_lam(run.setup),
+)
+LAM_STEPS_OR_STARTS = Acts(
+    "lam takes steps, between several sweeps or as it starts (solver.lam_start 'stepped')",
+    lambda run: (
+        run.solver.steps_lam(run.setup)
+        or (run.solver.lam_start == "stepped" and run.setup.correct_every)
+    ),
+)
+COMPARED = Acts(
+    "whole rounds, or the residuals of a third sweep and the second, can be compared "
+    "(rounds.correct_every is 1, or rounds.sweeps at least 4)",
+    lambda run: run.setup.correct_every == 1 or run.setup.sweeps >= 4,
+)
+OWN_STEPS = Acts(
+    "local steps are their own, in a window or with rounds.fill_step 'own'",
+    lambda run: run.setup.window or run.setup.own_fill or not run.setup.fills,
+)
+FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
 
 
 @dataclass(frozen=True)
@@ -52,67 +78,40 @@ class Penalty(Solver):
     fills: ClassVar[bool] = True
     captures: ClassVar[bool] = True
 
-    beta: float = 5e-4
+    beta: Positive = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
     beta_unit: Literal["square", "energy"] = "square"
-    """What beta multiplies: squared norms, or squared norms over the activations' energy."""
-    lam_beta: float | None = None
+    """What beta is a coefficient of: squared norms, or their share of the activations' energy."""
+    lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
     """Penalty coefficient of the steps of lam (and of kappa); unset: beta."""
-    lam_step: float = 1.0
+    lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
     """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
-    lam_start: Literal["feasible", "stepped"] = "stepped"
+    lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"
     """Where lam starts: the recorded activations, or one lam step from them."""
-    local_lr: float = 0.6
+    local_lr: Positive = 0.6
     """Learning rate of the parallel phase, relative to the schedule's."""
-    momentum: float | None = None
+    momentum: Annotated[Share | None, OWN_STEPS] = None
     """Momentum of the parallel phase's own SGD; unset: it shares the exact pass's optimizer."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of one block's gradient in the parallel phase; 0: no clipping."""
-    filter: int = 1
+    filter: Count = 1
     """Side of the squares that the coupling averages over (the downsampling filter S)."""
-    filter_mode: Literal["coupling", "input"] = "coupling"
+    filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
     """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
     storage: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of what is stored and exchanged."""
-    balance_ratio: float = 0.0
+    balance_ratio: Annotated[OverOne, LAM_STEPS] = 0.0
     """Ratio of primal to dual residual, either way, at which beta changes, usually 10; 0: never."""
-    return_ratio: float = 3.0
+    return_ratio: Annotated[Positive, COMPARED] = 3.0
     """Growth of a cut's relative residual between probes at which training returns to serial."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            positive=("beta", "local_lr", "return_ratio"),
-            not_negative=("lam_step", "clip_norm"),
-        )
-        if self.lam_beta is not None:
-            check_numbers(self, positive=("lam_beta",))
-        check_ratio(self, "balance_ratio")
-        if self.filter < 1:
-            raise ValueError(f"filter is {self.filter}; it must be at least 1 (1: no filter)")
-        check_momentum(self.momentum)
-        check_choices(self)
-
-    def check(self, setup: Setup) -> None:
-        if setup.fills and not setup.window and not setup.own_fill:
-            why = "gaps are filled with rounds.fill_step=added, which has no step of its own"
-            self.refuse_inert(why, "momentum")
-        if not setup.correct_every:
-            self.refuse_inert("no correction gives the adjoint for a first step", "lam_start")
-        if not self.moves(setup):
-            why = "lam stays where it starts in a single sweep or a gap"
-            self.refuse_inert(why, "balance_ratio")
-            if self.lam_start == "feasible" or not setup.correct_every:
-                self.refuse_inert(why, "lam_step", "lam_beta")
-        if setup.correct_every != 1 and setup.sweeps < 4:
-            why = "it compares whole rounds, or a third sweep's residual with the second's"
-            self.refuse_inert(why, "return_ratio")
-        if self.filter == 1:
-            self.refuse_inert("solver.filter is 1", "filter_mode")
 
     def moves(self, setup: Setup) -> bool:
         """Whether auxiliary variables move, not only weights."""
         return setup.exchanges
+
+    def steps_lam(self, setup: Setup) -> bool:
+        """Whether lam takes steps of `lam_step` once it has started."""
+        return self.moves(setup)
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         """Names of what is stored per sample at the cut before and at the cut after a block."""

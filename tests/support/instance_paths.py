@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from conditions import check
 from problems import Fixed, Problem, copied
 from torch import nn
 from torch.func import functional_call
@@ -58,7 +59,7 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
 
     def program(block, links):
         setup = setup_of(problem)
-        solver.check(setup)
+        check(solver, setup)
         mine = solver.start(block, links, setup)
         if watch is not None:
             watch(mine)

@@ -132,7 +132,7 @@ def test_gaps_of_another_number_of_blocks_are_refused(number, few):
 
 def test_virtual_links_under_mpirun_are_refused(few):
     made = trainer(Backprop(), links=LinkSettings(kind="virtual"))
-    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.* 2 MPI ranks: start it "):
+    with pytest.raises(ValueError, match=r"^links.kind is 'virtual'.*: start it .+$"):
         made.settle(few[0], ranks=2)
 
 
@@ -152,7 +152,11 @@ def test_the_summary_says_who_computed():
 @pytest.mark.parametrize(
     ("train", "rounds", "said"),
     [
-        ({"graphs": True}, {"window": 4}, "train.graphs is True, but there is no GPU"),
+        (
+            {"graphs": True},
+            {"window": 4},
+            "train.graphs is True, which has an effect only where there is a GPU",
+        ),
         ({"kernels": "cupy"}, {"window": 4}, "no GPU"),
         ({"precision": "float16"}, {"fill": True}, "choose bfloat16, or give a --window"),
     ],

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from hybrid.settings.config import LinkSettings, Section
 from hybrid.settings.limits import LARGE, MANY
+from solvers.acting import Acts
+
+REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
 
 
 class RlSettings(Section):
@@ -40,16 +44,16 @@ class RlSettings(Section):
     temperature: float | None = Field(default=None, gt=0, le=LARGE)
     """Weight of the policy's entropy; unset: learned, for an entropy of -1 for each action."""
     representation: bool = True
-    """Learn from features of states and actions; off: from states and actions themselves."""
-    units: int = Field(default=240, ge=1, le=100_000)
+    """Learn from features of states and actions; off: from these themselves."""
+    units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
     """Units of phi, and of psi, in all their layers together."""
-    layers: int = Field(default=8, ge=1, le=1000)
+    layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
     """Layers of phi and of psi, with equal shares of the units."""
-    representation_lr: float = Field(default=3e-4, gt=0, le=LARGE)
+    representation_lr: Annotated[float, REPRESENTED] = Field(default=3e-4, gt=0, le=LARGE)
     """Learning rate of the representation (Adam)."""
     random_steps: int | None = Field(default=None, ge=0, le=MANY)
     """Environment steps with random actions first; unset: a tenth of all, at most 10,000."""
-    pretrain_steps: int | None = Field(default=None, ge=0, le=MANY)
+    pretrain_steps: Annotated[int | None, REPRESENTED] = Field(default=None, ge=0, le=MANY)
     """Updates of only the representation after those; unset: as many as random steps."""
     replay_size: int = Field(default=1_000_000, ge=1, le=MANY)
     """Number of the newest transitions from which mini-batches are drawn."""
@@ -108,16 +112,29 @@ class RlSettings(Section):
         return self._interval(self.checkpoint_every, 10)
 
 
+class RlLinkSettings(LinkSettings):
+    """[links] as `hybrid rl` has them."""
+
+    acts: ClassVar[dict[str, Acts]] = {
+        "links.gpu_aware": Acts(
+            "the command may use GPUs, which hybrid rl does not", lambda run: False
+        ),
+        "links.timeout": Acts(
+            "several processes wait for each other, under mpirun", lambda run: run.ranks
+        ),
+    }
+
+
 class RlConfig(Section):
     """All settings of a run of `hybrid rl`."""
 
     rl: RlSettings = RlSettings()
-    links: LinkSettings = LinkSettings()
+    links: RlLinkSettings = RlLinkSettings()
 
 
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
-    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": LinkSettings}
+    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": RlLinkSettings}
     return {
         f"{section}.{key}": info.description or ""
         for section, cls in sections.items()
