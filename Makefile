@@ -7,6 +7,9 @@ WORKERS ?= 2
 # which few of the kinds of faults `make test` strikes with; all of them are in test-slow
 FAULTS ?= 0
 BIN := .venv/bin
+# packages beside the core, which import it: each has its own pyproject.toml and tests
+WINGS := wings/rl wings/messages
+TESTS := tests $(WINGS:%=%/tests)
 # mpirun refuses root and more ranks than cores unless told otherwise
 MPI_ENV := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 	PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
@@ -23,7 +26,7 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
+	$(BIN)/pytest $(TESTS) -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
 	$(BIN)/pytest -m alone tests/hybrid/bench tests/hybrid/plan
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python .ci/audit.py
@@ -34,10 +37,10 @@ docs: .venv/ready
 
 # and the property tests with many random cases in place of a few that are always the same
 test-slow: .venv/ready
-	$(BIN)/pytest -m "(slow or hypothesis) and not gpu" --hypothesis-profile long --timeout 7200
+	$(BIN)/pytest $(TESTS) -m "(slow or hypothesis) and not gpu" --hypothesis-profile long --timeout 7200
 
 coverage: .venv/ready
-	$(BIN)/pytest -n $(WORKERS) --cov --cov-report=term:skip-covered
+	$(BIN)/pytest $(TESTS) -n $(WORKERS) --cov --cov-report=term:skip-covered
 
 audit: .venv/ready
 	$(BIN)/python .ci/audit.py
@@ -55,10 +58,11 @@ bench: .venv/ready
 gpu-bench: $(if $(filter .venv/bin,$(BIN)),.venv/ready)
 	$(firstword $(wildcard $(BIN)/python $(BIN)/python3) $(BIN)/python) docs/benchmarks/gpu_all.py
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml $(WINGS:%=%/pyproject.toml) constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) --editable '.[mpi,report,zoo,rl,dev,docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt $(PIP_FLAGS) \
+		--editable '.[mpi,report,zoo,dev,docs]' $(WINGS:%=--editable %)
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv build *.egg-info wings/*/*.egg-info wings/*/build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -2,13 +2,15 @@
 
 import sys
 from contextlib import nullcontext
+from importlib.metadata import entry_points
 
 from hybrid.ranks.stopping import listening
 
 
 def main() -> None:
     """Run the command; a training hears a request to stop even while Python still imports."""
-    with listening(last=True) if sys.argv[1:2] in (["train"], ["rl"]) else nullcontext():
+    trainings = {"train", *entry_points(group="hybrid.commands").names}
+    with nullcontext() if trainings.isdisjoint(sys.argv[1:2]) else listening(last=True):
         from hybrid import cli
 
         cli.main()

@@ -37,8 +37,8 @@ class Links(Protocol):
 
     rank: int
     size: int
-    virtual: bool
-    """Whether its clock counts the work of one thread a rank alone."""
+    clocked: bool
+    """Whether its clock counts the work of one thread for each rank alone."""
 
     def to_next(self, tensor: Tensor) -> None: ...
     def from_previous(self) -> Tensor: ...

@@ -6,33 +6,46 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 from solvers import registry
 
 ROOT = Path(__file__).parents[1]
-FILES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("hybrid", "solvers")
-    for path in sorted((ROOT / package).rglob("*.py"))
+
+
+def modules(package):
+    """The modules of a package and their files."""
+    return {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+FILES = modules(ROOT / "hybrid") | modules(ROOT / "solvers")
+WINGS = {
+    project.parent / name: modules(project.parent / name)
+    for project in sorted(ROOT.glob("wings/*/pyproject.toml"))
+    for name in [f"hybrid_{project.parent.name}"]
 }
+"""Packages that import those above, and that none of those knows of."""
+ALL = FILES | {module: path for own in WINGS.values() for module, path in own.items()}
 
 # A room is a package, or a module that stands by itself, and imports from the rooms below it only.
 # `hybrid` is the package's face, hybrid/__init__.py; `solvers` is the methods, a file each.
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
-    *("hybrid", "hybrid.rl", "hybrid.runs", "hybrid.training"),
+    *("hybrid", "hybrid.runs", "hybrid.training"),
     *("hybrid.method", "hybrid.training.callbacks.base", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.samplers.registry"),
+    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
     *("hybrid.ranks.grid", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.messages", "solvers.named", "solvers.checks", "solvers.acting"),
+    *("solvers.named", "solvers.checks", "solvers.acting"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
@@ -52,15 +65,15 @@ NAMED = {
 def imports(module):
     """The modules of this project that a module imports, within functions and for types, too."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(ast.parse(ALL[module].read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} has a relative import"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in FILES else str(node.module))
-    return frozenset(found & FILES.keys())
+                found.add(inner if inner in ALL else str(node.module))
+    return frozenset(found & ALL.keys())
 
 
 def room(module):
@@ -87,17 +100,28 @@ def test_imports_run_downwards():
 
 
 def test_no_import_goes_in_a_circle():
-    TopologicalSorter({module: imports(module) for module in FILES}).prepare()  # else CycleError
+    TopologicalSorter({module: imports(module) for module in ALL}).prepare()  # else CycleError
 
 
-@pytest.mark.parametrize("module", FILES)
-def test_a_file_is_short(module):
-    assert len(FILES[module].read_text().splitlines()) <= LONGEST_FILE
+def test_nothing_knows_of_a_wing():
+    for own in WINGS.values():
+        assert own
+        others = ALL.keys() - own.keys()
+        assert {(m, other) for m in others for other in imports(m) & own.keys()} == set()
+    names = re.compile(rf"\b({'|'.join([folder.name for folder in WINGS])})\b")
+    commands = re.compile(rf"`?hybrid ({'|'.join(folder.parent.name for folder in WINGS)})\b")
+    texts = {module: path.read_text() for module, path in FILES.items()}
+    assert [m for m, text in texts.items() if names.search(text) or commands.search(text)] == []
+
+
+def test_a_file_is_short():
+    lengths = {module: len(path.read_text().splitlines()) for module, path in ALL.items()}
+    assert {m: length for m, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
 def test_a_folder_is_not_crowded():
     crowd: dict[Path, list[str]] = {}
-    for module, path in FILES.items():
+    for module, path in ALL.items():
         if module not in HOMES:
             crowd.setdefault(path.parent, []).append(path.name)
     assert {str(p): files for p, files in crowd.items() if len(files) > FULLEST_FOLDER} == {}
@@ -119,7 +143,7 @@ READERS = {
     "hybrid.reading": "the one way",
     "hybrid.data.files.download": "what it has fetched itself, by a checksum",
     "hybrid.data.files.formats": "the user's own images",
-    "hybrid.data.files.unpickle": "the user's own images",
+    "hybrid.data.files.pickled": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",
@@ -153,7 +177,7 @@ OTHERWISE = {
 
 def opening(module):
     """The functions of a module that call what opens a file."""
-    for function in ast.walk(ast.parse(FILES[module].read_text())):
+    for function in ast.walk(ast.parse(ALL[module].read_text())):
         if isinstance(function, ast.FunctionDef):
             calls = [x.func for x in ast.walk(function) if isinstance(x, ast.Call)]
             named = {x.id for x in calls if isinstance(x, ast.Name)}
@@ -169,5 +193,5 @@ def is_folder(method):
 
 def test_what_others_may_have_put_somewhere_is_read_in_one_way():
     """Else a pipe hangs a command, a hole takes the memory, and a link shows another's file."""
-    found = {one for module in FILES if module not in READERS for one in opening(module)}
+    found = {one for module in ALL if module not in READERS for one in opening(module)}
     assert found == OTHERWISE.keys(), "read it by hybrid.reading"

@@ -23,6 +23,7 @@ def test_the_name_that_is_installed_is_the_one_that_is_advised():
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("hybrid/**/*.py"),
         *ROOT.glob("solvers/**/*.py"),
+        *ROOT.glob("wings/**/*.py"),
     ]:
         for name in re.findall(r"pip install '([\w-]+)\[", path.read_text()):
             assert name == DISTRIBUTION, path

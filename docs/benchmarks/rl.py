@@ -17,8 +17,8 @@ from statistics import fmean, median, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hybrid.rl import start
-from hybrid.rl.resolve import load
+from hybrid_rl.resolve import load
+from hybrid_rl.run import train
 
 FILE = Path(__file__).with_suffix(".json")
 COMMON: dict[str, Any] = {
@@ -76,7 +76,7 @@ def learnt(settings: dict[str, Any]) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         out = Path(folder, "run")
         wall, cpu = time.perf_counter(), time.process_time()
-        summary = start.train(load(None, COMMON | settings), out, False)
+        summary = train(load(None, COMMON | settings), out, False)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     curve = [[x["step"], x["return"]] for x in lines if x["phase"] == "evaluation"]
@@ -90,7 +90,7 @@ def rated(settings: dict[str, Any]) -> dict[str, Any]:
     short = {"rl.steps": length, "rl.random_steps": length // 6, "rl.pretrain_steps": 0}
     quiet = {"rl.evaluate_every": length, "rl.episodes": 1, "rl.report_every": length}
     wanted = COMMON | short | quiet | settings | {"links.kind": "virtual"}
-    summary = start.train(load(None, wanted), None, False)
+    summary = train(load(None, wanted), None, False)
     return {k: summary[k] for k in ("steps_per_second", "updates_per_second", "idle_share")}
 
 

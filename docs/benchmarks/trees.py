@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solvers.messages import AnyOrder, Executor, Layer, Static, Together
+from hybrid_messages import AnyOrder, Executor, Layer, Static, Together
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from expression_trees import (

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from solvers.messages import (
+from hybrid_messages import (
     AnyOrder,
     Cond,
     Entry,

@@ -6,22 +6,49 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from typing import Annotated
+from importlib.metadata import entry_points
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from hybrid.cli import cluster, compare, discover, folders, rl, train
+from hybrid.cli import cluster, compare, discover, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
 
+GROUP = "hybrid.commands"
+"""The entry points by which another package adds a command that trains: NAME = "module:app"."""
+
+
+class Commands(TyperGroup):
+    """The commands of this package, and those of others, which are imported when asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        others = sorted(entry_points(group=GROUP).names - self.commands.keys())
+        return [*super().list_commands(ctx), *others]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        for point in () if found else entry_points(group=GROUP, name=cmd_name):
+            try:
+                return typer.main.get_command(point.load())
+            except (ImportError, AttributeError) as error:
+                raise ValueError(
+                    f"the package that adds the command {cmd_name!r} cannot be imported: {error}: "
+                    "install it again, or uninstall it"
+                ) from None
+        return found
+
+
 app = typer.Typer(
+    cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Train networks in blocks, over MPI: auxiliary variables, delayed gradients, replicas.",
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
-for group in (train, rl, compare, cluster, folders, discover):
+for group in (train, compare, cluster, folders, discover):
     app.registered_commands += group.commands.registered_commands
 
 

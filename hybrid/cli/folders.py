@@ -95,10 +95,10 @@ def report(
 
 
 def _check_classifies(run: Path) -> None:
-    from hybrid.rl.resolve import is_run
+    from hybrid.report import command_of
 
-    if is_run(run):
+    if (other := command_of(run)) is not None:
         raise ValueError(
-            f"{run} is a run of hybrid rl, which has no test data and no one network: "
-            "its summary.json has the returns, and hybrid report of it alone draws them"
+            f"{run} is a run of hybrid {other[0]}, which has no test data and no one network: "
+            "its summary.json has the results, and hybrid report of this run only draws them"
         )

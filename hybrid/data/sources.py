@@ -12,7 +12,8 @@ from torch import Tensor
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
 from hybrid.data.files.download import Download
-from hybrid.data.files.formats import check_labels, read_cifar_binary, read_cifar_python, read_idx
+from hybrid.data.files.formats import check_labels, read_cifar_binary, read_idx
+from hybrid.data.files.pickled import read_cifar_python
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from solvers.checks import unknown

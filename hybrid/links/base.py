@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
-from typing import Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, one_line
-from hybrid.ranks.grid import Place
+from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
@@ -45,11 +47,34 @@ class Traffic:
         return sum(self.waiting_seconds.values())
 
 
-class RankLinks(ABC):
-    """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks."""
+@dataclass(frozen=True)
+class Start:
+    """What links start a program on."""
 
-    virtual = False
-    """Whether its clock counts the work of one thread a rank alone."""
+    grid: Grid
+    settings: LinkSettings = field(default_factory=LinkSettings)
+    device: torch.device | None = None
+    """Of this process's blocks; None: the CPU."""
+    side_by_side: Arrangement = "chain"
+    comm: Any = None
+    """The communicator of the ranks that a launcher started; None without a launcher."""
+    local_rank: int = 0
+
+
+class RankLinks(ABC):
+    """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks.
+
+    A class of links of one's own derives from it, or from a class that does, has a `name`, and is
+    made known by an entry point of the group "hybrid.links".
+    """
+
+    name: ClassVar[str] = ""
+    in_one_process: ClassVar[bool] = True
+    """Whether all ranks are in this process; else each is a process that a launcher started."""
+    clocked = False
+    """Whether its clock counts the work of one thread for each rank, over a network of settings."""
+    settings: ClassVar[frozenset[str]] = frozenset()
+    """The settings of [links] that have an effect, beside `kind`."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -60,6 +85,11 @@ class RankLinks(ABC):
         """Told of every wait: a name, and two readings of `perf_counter`."""
         self.waits_since: float | None = None
         """Since when, by `now`, it has waited for another rank; None while it does not."""
+
+    @classmethod
+    @abstractmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        """Run the program on every rank; give the result of the first rank in this process."""
 
     def run(self, program: Program[T]) -> T:
         """Run this rank's program."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import PeerError, Program, RankLinks
+from hybrid.links.base import PeerError, Program, RankLinks, Start
 from hybrid.ranks.grid import Grid
 
 T = TypeVar("T")
@@ -70,9 +70,16 @@ class ThreadLinks(RankLinks):
     far.
     """
 
+    name = "threads"
+
     def __init__(self, number: int, room: Room) -> None:
         super().__init__(room.places[number])
         self._room = room
+
+    @classmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        threads, (blocks, replicas) = torch.get_num_threads(), start.grid
+        return run_threads(blocks, program, threads, cls, replicas)[0]
 
     def flush(self) -> None:
         """Nothing to wait for: a reference has left when it is put."""

@@ -17,6 +17,7 @@ from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid
+from hybrid.ranks.starting import link_class
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
@@ -75,7 +76,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             "--set train.device=cpu"
         )
     ranks = found.split.blocks * found.split.replicas
-    threads = 1 if found.links.kind == "virtual" else launch.threads_per_rank(ranks)
+    threads = 1 if link_class(found.links).clocked else launch.threads_per_rank(ranks)
     found.train = found.train.model_copy(update={"threads": found.train.threads or threads})
     asked = load(path, {**overrides, "solver.name": registry.DEFAULT}).split
     if not (asked.blocks or asked.cuts or asked.replicas):
@@ -86,7 +87,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 
 def network(found: Config) -> Network:
     """What joins the ranks; all must call it."""
-    if found.links.kind == "virtual":
+    if link_class(found.links).clocked:
         return Network.asked(found.links)
     comm = launch.communicator()
     return IN_ONE_PROCESS if comm is None else measured_network(comm)

@@ -37,7 +37,7 @@ from solvers.sync.base import Strategy
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 """Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
 
-Measured with tuned learning rates: docs/benchmarks/auxiliary.md, "What a sweep is worth".
+Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
 """
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")

@@ -1,5 +1,5 @@
 """The report of a run: one HTML page of tables, curves and, for factorized models, the factors."""
 
-from hybrid.report.single import compare, write
+from hybrid.report.single import command_of, compare, write
 
-__all__ = ["compare", "write"]
+__all__ = ["command_of", "compare", "write"]

@@ -1,4 +1,4 @@
-"""Charts in one style: plotly's figures, which zoom and tell their values in the page."""
+"""Charts in one style: plotly's figures, which zoom and show their values in the page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY = "#2b6ca3", "#d9822b", "#555555"
 SEVERAL = (BLUE, ORANGE, "#3a9d6e", "#b5433f", "#7a4fa3", "#8a6a4f", "#cc6fa8", "#777777")
-"""Colors of things that have no order; after the last the first comes again."""
+"""Colors of things that have no order; after the last, the first is used again."""
 _HEIGHT = 350
 _NAMED = 8
-"""Of more things in an order the legend has only the first and the last."""
+"""Of more ranks, cuts or blocks, the legend has only the first and the last."""
 _MARKED, _MOST = 300, 2000
-"""Points of a curve that have a mark each, and that are drawn, evenly chosen."""
+"""The most points that get a mark each, and the most that are drawn, evenly chosen."""
 
 
 def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> Figure:
-    """Axes with their names, nothing drawn in them; ValueError where plotly is missing."""
+    """Empty axes with their names; ValueError where plotly is missing."""
     try:
         from plotly.graph_objects import Figure
     except ImportError:
@@ -46,10 +46,10 @@ def chart(across: str, up: str, height: int = _HEIGHT, *, log: bool = False) -> 
 
 
 def logarithmic(figure: Figure, ticks: Sequence[float] = ()) -> None:
-    """A logarithmic axis upwards, with `ticks` or with 1, 2 and 5 of each decade, or decades.
+    """A logarithmic y axis, with `ticks` or with few ticks of plotly's choice.
 
-    A tick tells its value: plotly's own is 5 for 0.05, and of one decade it labels every digit, one
-    over the other, unless it is asked for three at most.
+    A tick shows its value: plotly by itself writes 5 for 0.05, and within one decade it labels
+    every digit, one over the other, unless it is asked for at most three.
     """
     figure.update_yaxes(type="log", tickformat="~g", nticks=3)
     if ticks:
@@ -68,9 +68,9 @@ def curve(
     mode: str = "",
     **more: Any,
 ) -> None:
-    """A line with a mark a point where they are few, since a single point has no line.
+    """A line, with a mark for each point where they are few, as a single point has no line.
 
-    What is not finite is a hole. `more` goes to the line: dash, shape.
+    A value that is not finite is a gap. `more` goes to the line: dash, shape.
     """
     each = -(-len(xs) // _MOST) or 1
     figure.add_scatter(
@@ -87,7 +87,7 @@ def curve(
 def band(
     figure: Figure, xs: Sequence[float], low: Sequence[float], high: Sequence[float], color: str
 ) -> None:
-    """The room between two curves, in a lighter shade."""
+    """The area between two curves, in a lighter shade."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     figure.add_scatter(
         x=[*xs, *reversed(xs)],
@@ -102,7 +102,7 @@ def band(
 
 
 def in_order(kind: str, number: int, first: int = 0) -> Iterable[tuple[str, str, bool]]:
-    """Color and name of each of several things in an order; whether the legend has it."""
+    """The color and name of each rank, cut or block, and whether the legend has it."""
     from plotly.colors import sample_colorscale
 
     places = [0.88 * i / max(1, number - 1) for i in range(number)]

@@ -1,10 +1,10 @@
-"""Several runs beside each other: those that differ in their seed alone are one row."""
+"""Several runs beside each other: runs that differ only in their seed share a row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import accumulate, cycle
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, mean, stdev
@@ -14,32 +14,30 @@ from hybrid.report.chart import SEVERAL, band, chart, curve
 from hybrid.report.page import Html, drawing, heading, page, paragraph, row, table
 from hybrid.report.records import Line, Record, read
 from hybrid.report.tables import UNKNOWN, amount
-from hybrid.report.timeline import spans, timeline
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SEED = "train.seed"
 _PLACES = ("data.dir",)
-"""Settings that say where, and not what."""
-Points = list[tuple[float, float]]
+"""Settings of where things lie, which make no difference to a run."""
 
 
 @dataclass
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     records: list[Record]
 
     def values(self, name: str) -> list[float]:
-        """Of each run that has it: a number of its summary."""
+        """A number of the summary of each run that has it, of a list the largest."""
         found = [getattr(record.summary, name) for record in self.records]
         return [float(max(x) if isinstance(x, list) else x) for x in found if x not in (None, [])]
 
     @property
     def epochs(self) -> str:
-        """Those after which its runs were tested last."""
+        """The epochs after which its runs were tested last."""
         tested = [[x.epoch for x in record.lines if x.phase == "test"] for record in self.records]
         return " and ".join(map(str, sorted({own[-1] for own in tested if own})))
 
@@ -61,15 +59,11 @@ def compared(runs: Sequence[Path]) -> bytes:
     groups = _groups(records, flat, differ)
     parts = [_overview(groups), _settings(groups, differ)]
     parts += [heading(2, "Curves"), *(_curves(groups))]
-    drawn = [(group.label, _timeline(group)) for group in groups]
-    shown = [drawing(figure, label, label) for label, figure in drawn if figure is not None]
-    if shown:
-        parts += [heading(2, "What each rank did when, in a few steps"), *shown]
     return page(f"{len(records)} runs compared", parts)
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """Settings by "section.key"; of a run of the library, what its summary tells."""
+    """Settings by "section.key"; those of a library run come from its summary."""
     if record.settings is None:
         told = record.summary
         return {"model.name": told.model, "solver.name": told.solver, "split.blocks": told.blocks}
@@ -88,7 +82,7 @@ def _groups(
     for numbers in found.values():
         settings = flat[numbers[0]]
         name = str(settings.get("solver.name"))
-        # what tells it from another of the same method
+        # the settings in which it differs from others of the same method
         same = [flat[i] for i in range(len(flat)) if flat[i].get("solver.name") == name]
         own = [k for k in differ if len({repr(s.get(k)) for s in same}) > 1]
         more = [f"{key.partition('.')[2]} {settings[key]}" for key in own if key in settings]
@@ -97,7 +91,7 @@ def _groups(
 
 
 def _overview(groups: Sequence[Group]) -> Html:
-    """A row a group, with its difference in accuracy to the first one."""
+    """A row for each group, with its difference in accuracy from the first one."""
 
     def cells(group: Group) -> list[str]:
         accuracy = group.values("test_accuracy")
@@ -120,7 +114,7 @@ def _overview(groups: Sequence[Group]) -> Html:
 
 
 def _gain(group: Group, first: Group) -> str:
-    """Points of accuracy over another group's, and why they may say nothing of the method."""
+    """Points of accuracy over the first group's, and why the two cannot be compared."""
     mine, theirs = group.values("test_accuracy"), first.values("test_accuracy")
     if group is first or not (mine and theirs):
         return "" if group is first else UNKNOWN
@@ -134,7 +128,7 @@ def _gain(group: Group, first: Group) -> str:
 
 
 def _spread(values: Sequence[float], form: str, unit: str = "", scale: float = 1.0) -> str:
-    """The mean and, of several, the standard deviation."""
+    """The mean and, of several values, the standard deviation."""
     if not values:
         return UNKNOWN
     scaled = [scale * value for value in values]
@@ -152,116 +146,78 @@ def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:
     return table("What differs", ("", *(group.label for group in groups)), rows)
 
 
-def _minutes(lines: Sequence[Line]) -> dict[int, float]:
-    """Step -> minutes of training until then."""
-    total, found = 0.0, {0: 0.0}
-    for line in lines:
-        total += line.seconds
-        found[line.step] = total / 60
-    return found
+@dataclass(frozen=True)
+class Panel:
+    """A quantity of the lines of a phase; the phase `trained` is the serial one, if there is any.
+
+    None is a line without the quantity.
+    """
+
+    quantity: str
+    phase: str
+    of: Callable[[Line], float | None]
+    log: bool = False
+
+    def points(self, record: Record) -> dict[int, float]:
+        """Step -> value; a logarithmic axis has no place for 0."""
+        phases = {line.phase for line in record.lines}
+        phase = self.phase
+        if phase == "trained":
+            phase = "serial" if "serial" in phases else "parallel"
+        own = [x for x in record.lines if phase in (x.phase, "any")]
+        found = {x.step: value for x in own if (value := self.of(x)) is not None}
+        return {x: y for x, y in found.items() if isfinite(y) and (y > 0 or not self.log)}
 
 
-def _tested(of: Callable[[Line], float | None]) -> Callable[[Record], Points]:
-    def points(record: Record) -> Points:
-        own = [line for line in record.lines if line.phase == "test"]
-        return [(x.step, value) for x in own if (value := of(x)) is not None]
-
-    return points
-
-
-def _trained(of: Callable[[Line], float | None]) -> Callable[[Record], Points]:
-    """Of the serial phase where there is one, else of the parallel one."""
-
-    def points(record: Record) -> Points:
-        kinds = {line.phase for line in record.lines}
-        phase = "serial" if "serial" in kinds else "parallel"
-        own = [line for line in record.lines if line.phase == phase]
-        return [(x.step, value) for x in own if (value := of(x)) is not None]
-
-    return points
-
-
-def _residual(record: Record) -> Points:
-    own = [line for line in record.lines if line.phase == "parallel" and line.residual]
-    return [(line.step, mean(line.residual)) for line in own]
-
-
-def _idle(record: Record) -> Points:
-    return [(line.step, 100 * max(line.idle)) for line in record.lines if line.idle]
-
-
-def _windows(record: Record) -> Points:
-    return [(line.step, float(line.window)) for line in record.lines if line.window]
-
-
-PANELS: tuple[tuple[str, str, Callable[[Record], Points], bool], ...] = (
-    (
-        "Test accuracy",
-        "%",
-        _tested(lambda x: None if x.accuracy is None else 100 * x.accuracy),
-        False,
+PANELS = {
+    "Test accuracy": Panel("%", "test", lambda x: None if x.accuracy is None else 100 * x.accuracy),
+    "Test loss": Panel("loss", "test", lambda x: x.loss),
+    "Training loss": Panel("loss", "trained", lambda x: x.loss, log=True),
+    "Learning rate": Panel("rate", "trained", lambda x: x.learning_rate),
+    "Throughput of the phase that trains": Panel("images/s", "trained", Line.images_per_second),
+    "Idle share of the rank that waits most": Panel(
+        "waited, %", "any", lambda x: 100 * max(x.idle) if x.idle else None
     ),
-    ("Test loss", "loss", _tested(lambda x: x.loss), False),
-    ("Training loss", "loss", _trained(lambda x: x.loss), True),
-    ("Learning rate", "rate", _trained(lambda x: x.learning_rate), False),
-    ("Throughput of the phase that trains", "images/s", _trained(Line.images_per_second), False),
-    ("Idle share of the rank that waits most", "waited, %", _idle, False),
-    ("Relative residual, mean over the cuts", "residual", _residual, True),
-    ("Window", "mini-batches", _windows, False),
-)
-"""Title, quantity, (step, value) of a run, whether the axis is logarithmic."""
+    "Relative residual, mean over the cuts": Panel(
+        "residual", "parallel", lambda x: mean(x.residual) if x.residual else None, log=True
+    ),
+    "Window": Panel("mini-batches", "any", lambda x: float(x.window) if x.window else None),
+}
+AXES = ("epochs", "minutes of training")
 
 
 def _curves(groups: Sequence[Group]) -> Iterable[Html]:
-    """Each quantity by epochs and, of what is tested, by time."""
-    for title, quantity, of, log in PANELS:
-        axes = [("epochs", _by_epoch), ("minutes of training", _by_minutes)]
-        figures = [_overlaid(groups, quantity, of, log, name, place) for name, place in axes]
-        pictures = [
-            drawing(figure, f"{title} by {name}", f"{title}, by {name}")
-            for figure, (name, _) in zip(figures, axes, strict=True)
-            if figure is not None
-        ]
-        if pictures:
-            yield row(pictures)
+    """Each quantity by epochs and by time."""
+    for title, panel in PANELS.items():
+        figures = [_overlaid(groups, panel, axis) for axis in AXES]
+        yield row(
+            drawing(figure, f"{title} by {axis}", f"{title}, by {axis}")
+            for figure, axis in zip(figures, AXES, strict=True)
+            if figure.data
+        )
 
 
-def _by_epoch(record: Record, step: float) -> float:
-    last = record.lines[-1]
-    return step * last.epoch / last.step if last.step else 0.0
-
-
-def _by_minutes(record: Record, step: float) -> float:
-    return _minutes(record.lines).get(int(step), 0.0)
-
-
-def _overlaid(
-    groups: Sequence[Group],
-    quantity: str,
-    of: Callable[[Record], Points],
-    log: bool,
-    name: str,
-    place: Callable[[Record, float], float],
-) -> Figure | None:
-    """A curve a group: the mean of its runs, and between the least and the most a band."""
-    figure = chart(name, quantity, log=log)
+def _overlaid(groups: Sequence[Group], panel: Panel, axis: str) -> Figure:
+    """A curve for each group: the mean of its runs, and a band from the least to the greatest."""
+    figure = chart(axis, panel.quantity, log=panel.log)
     for group, color in zip(groups, cycle(SEVERAL), strict=False):
-        # a logarithmic axis has no place for 0
-        series = [
-            {x: (place(r, x), y) for x, y in of(r) if isfinite(y) and (y > 0 or not log)}
-            for r in group.records
-        ]
-        series = [points for points in series if points]
-        common = sorted(set.intersection(*map(set, series))) if series else []
+        series = [(_places(r, axis), points) for r in group.records if (points := panel.points(r))]
+        common = sorted(set.intersection(*(set(points) for _, points in series))) if series else []
         if not common:
             continue
-        xs = [mean(points[x][0] for points in series) for x in common]
-        ys = [[points[x][1] for points in series] for x in common]
+        xs = [mean(places[step] for places, _ in series) for step in common]
+        ys = [[points[step] for _, points in series] for step in common]
         if len(series) > 1:
             band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], color)
         curve(figure, xs, [mean(y) for y in ys], color, group.label)
-    return figure if figure.data else None
+    return figure
 
 
-def _timeline(group: Group) -> Figure | None:
-    return timeline(spans(group.records[0].run / "trace.json"))
+def _places(record: Record, axis: str) -> dict[int, float]:
+    """Step -> epochs, or minutes of training, until then."""
+    last = record.lines[-1]
+    if axis == "epochs":
+        per_step = last.epoch / last.step if last.step else 0.0
+        return {line.step: line.step * per_step for line in record.lines}
+    minutes = accumulate(line.seconds / 60 for line in record.lines)
+    return {line.step: until for line, until in zip(record.lines, minutes, strict=True)}

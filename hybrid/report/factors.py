@@ -1,4 +1,4 @@
-"""What each factor of a factorization layer responds to."""
+"""Which test images and classes each factor of a factorization layer responds to."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from hybrid.models import mode, units
 from solvers.layers.factorization import Factorization
 
 IMAGES = 2000
-"""Test images that a layer is shown, spread over the data set."""
+"""Test images that are passed through a layer, spread over the data set."""
 STRONGEST = 8
-"""Images shown of each factor."""
+"""Images that the page shows for each factor."""
 SHOWN = 64
-"""Factors shown of a layer."""
+"""Factors that the page shows for a layer."""
 SILENT = 1e-6
 """A factor whose largest mean code is at most this share of the layer's largest is unused."""
 _BATCH = 250
@@ -61,8 +61,8 @@ def layers(model: nn.Sequential) -> list[tuple[str, Factorization]]:
     return [(name, part) for name, part in _parts(model) if isinstance(part, Factorization)]
 
 
-def kept_dictionary(tensors: dict[str, Tensor]) -> bool:
-    """Whether a state dict has what a factorization layer keeps, so that the model may have one."""
+def has_dictionary(tensors: dict[str, Tensor]) -> bool:
+    """Whether a state dict has a dictionary, as that of a factorization layer has."""
     return any(name.rpartition(".")[2] == "dictionary" for name in tensors)
 
 
@@ -70,7 +70,7 @@ def kept_dictionary(tensors: dict[str, Tensor]) -> bool:
 def responses(
     model: nn.Sequential, name: str, layer: Factorization, test: Dataset, limit: int = IMAGES
 ) -> Responses:
-    """Show up to `limit` test images to the composed network up to `layer`, in evaluation mode."""
+    """Pass up to `limit` test images through the network up to `layer`, in evaluation mode."""
     number = min(limit, len(test))
     ids = torch.arange(number) * len(test) // number
     with mode(model, training=False):
@@ -97,7 +97,7 @@ def responses(
 def _factors(
     model: nn.Sequential, layer: Factorization, test: Dataset, chosen: dict[int, Tensor]
 ) -> list[Factor]:
-    """The factors with the images chosen for them, each image passed through once."""
+    """The factors with their chosen images; each image passes through the network once."""
     ids = torch.cat(list(chosen.values())).unique()
     M = torch.cat([_codes(model, layer, test, part) for part in ids.split(_BATCH)])
     mapped = M.dim() > 2 and M[0, 0].numel() > 1

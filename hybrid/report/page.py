@@ -1,7 +1,7 @@
-"""An HTML page that stands alone: nothing is fetched, every text is escaped.
+"""A self-contained HTML page: nothing is fetched, and every text is escaped.
 
-Its markup is page.html's macros. Charts are data, which plotly's library, within the page, draws:
-they zoom and tell their values. No other script may run: the page's policy has the hashes of two.
+The markup is in the macros of page.html. Charts are data, which plotly's library, within the page,
+draws. No other script may run: the page's content policy has the hashes of the two scripts.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def picture(png: bytes, alt: str, title: str = "") -> Html:
-    """A PNG within the page, maybe below a title; `alt` says what it shows."""
+    """A PNG within the page, with a title above it if there is one; `alt` says what it shows."""
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Html(_macros().figure(_macros().image(source, alt), title))
 
 
 def drawing(figure: Figure, alt: str, title: str = "") -> Html:
-    """A chart within the page, maybe below a title; `alt` says what it shows."""
+    """A chart within the page, with a title above it if there is one; `alt` says what it shows."""
     from plotly.io.json import to_json_plotly
 
-    # its own JSON, for others refuse half a surrogate pair; "<" could end the element it is in
+    # plotly's own JSON accepts half a surrogate pair; an unescaped "<" could end the element
     json = to_json_plotly(figure, engine="json").replace("<", "\\u003c")
     return Html(_macros().figure(_macros().drawing(Html(json), alt), title))
 
@@ -89,5 +89,5 @@ def page(title: str, parts: Iterable[Html]) -> bytes:
 
 
 def _hash(script: str) -> str:
-    """As a policy names a script."""
+    """The name of a script in a content policy."""
     return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""What a run folder tells of its run, checked as it is read."""
+"""What a run folder says about its run, validated as it is read."""
 
 import json
 import os
@@ -29,9 +29,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Line(BaseModel):
-    """A line of metrics.jsonl; lists are per cut where nothing else is said of them.
+    """A line of metrics.jsonl; lists are per cut unless stated otherwise.
 
-    A test has its metrics besides.
+    A line of a test also has its metrics.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -50,16 +50,16 @@ class Line(BaseModel):
     primal: PerCut = []
     dual: PerCut = []
     staleness: PerBlock = []
-    """Of each block, of how many gradients by their weights' updates since the forward pass."""
+    """For each block: the number of gradients by their weights' updates since the forward pass."""
     window: int = Field(default=0, ge=0, lt=2**53)
     sweeps: int = Field(default=0, ge=0, lt=2**53)
     correct_every: int = Field(default=0, ge=0, lt=2**53)
     accepted: float | None = Field(default=None, ge=0, le=1)
-    """Share of an epoch's candidates that a sampler took."""
+    """Share of an epoch's candidates that the sampler accepted."""
     accepted_by_class: Annotated[list[float | None], Field(max_length=4096)] = []
 
     def images_per_second(self) -> float | None:
-        """Of the phase; None where it counts no samples."""
+        """Throughput of the phase; None where the line counts no samples."""
         return self.samples / self.seconds if self.seconds > 0 and self.samples else None
 
 
@@ -95,7 +95,7 @@ class Summary(BaseModel):
 
 
 class Start(BaseModel):
-    """A line of starts.jsonl: what a run was started, or resumed, by."""
+    """A line of starts.jsonl: by what a run was started or resumed."""
 
     time: str = ""
     step: int = 0
@@ -103,18 +103,16 @@ class Start(BaseModel):
     hosts: list[str] = []
     version: str | None = None
     commit: str | None = None
-    python: str = ""
     packages: dict[str, str] = {}
-    slurm_job: str | None = None
 
 
 @dataclass
 class Record:
-    """A run as its folder holds it."""
+    """A run, as its folder has it."""
 
     run: Path
     settings: Config | None
-    """None for a run of the library, whose settings no file holds."""
+    """None for a library run, whose settings are in no file."""
     summary: Summary
     ended: bool
     lines: list[Line]
@@ -135,24 +133,24 @@ def read(run: Path) -> Record:
         checked(Summary, read_whole(path, MOST_BYTES), path) if ended else _so_far(settings, lines)
     )
     starts: list[Start] = []
-    with suppress(ValueError):  # it tells where the run came from, and no more
+    with suppress(ValueError):  # the report does without the origin of the run
         starts = _read(Start, run / "starts.jsonl")
     return Record(run, settings, summary, ended, lines, starts)
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
-    """Those of metrics.jsonl; ValueError if there is none yet."""
+    """The lines of metrics.jsonl; ValueError if there is none yet."""
     found = _read(cls, path)
     if not found:
         raise ValueError(
-            f"{path} has 0 whole lines, a report needs at least 1: "
+            f"{path} has 0 whole lines, and a report needs at least 1: "
             "wait for the run's first line, or start the run again"
         )
     return found
 
 
 def _read(cls: type[M], path: Path) -> list[M]:
-    """The lines of a file that may be missing, without a last one that the run's end cut off."""
+    """The lines of a file that may be missing, without a last line that is cut off."""
     whole = enumerate(reading.read_lines(path), 1) if os.path.lexists(path) else ()
     return [checked(cls, text, f"{path} line {n}") for n, text in whole if text.strip()]
 
@@ -168,7 +166,7 @@ def _settings(path: Path) -> Config | None:
 
 
 def checked(cls: type[M], content: bytes, place: object) -> M:
-    """What a file, or a line of one, tells; ValueError, naming the place, if it is none of that."""
+    """A file, or a line of one, as `cls`; ValueError, naming the place, if it is something else."""
     try:
         found = json.loads(content)
         if isinstance(found, dict):
@@ -182,7 +180,7 @@ def checked(cls: type[M], content: bytes, place: object) -> M:
 
 
 def _so_far(settings: Config | None, lines: list[Line]) -> Summary:
-    """What a run that has not ended would say of itself after its last line."""
+    """The summary of a run that has not ended, from its lines so far."""
     serial, parallel = ([x for x in lines if x.phase == kind] for kind in ("serial", "parallel"))
     serial_seconds, parallel_seconds = (sum(x.seconds for x in own) for own in (serial, parallel))
     total = serial_seconds + parallel_seconds

@@ -11,7 +11,7 @@ UNKNOWN = "-"
 
 
 def facts(summary: Summary, ended: bool) -> Html:
-    """What was run and how it went; rows of which nothing is known are left out."""
+    """What was run and how it went, without rows of which nothing is known."""
     before = f", cut before {', '.join(summary.cuts)}" if summary.cuts else ""
     waited = max(summary.checkpoint_seconds, default=None)
     rows = [
@@ -30,7 +30,7 @@ def facts(summary: Summary, ended: bool) -> Html:
         ("of it, serial phases", summary.serial_seconds or None, "{:.1f} s"),
         ("of it, parallel phases", summary.parallel_seconds or None, "{:.1f} s"),
         ("local steps in gaps of serial phases", _gaps(summary), "{}"),
-        ("images a second", summary.images_per_second, "{:,.1f}"),
+        ("images per second", summary.images_per_second, "{:,.1f}"),
         ("returns to serial training", summary.returns_to_serial, "{}"),
         ("waited for checkpoints", waited, "{:.2f} s"),
     ]
@@ -39,7 +39,7 @@ def facts(summary: Summary, ended: bool) -> Html:
 
 
 def _gaps(summary: Summary) -> str | None:
-    """Local steps of all ranks, and the share of the training that they took of a rank."""
+    """Local steps of all ranks, and the share of the training time that they took."""
     seconds, training = summary.gap_seconds, summary.train_seconds
     if not any(summary.gap_steps):
         return None
@@ -50,7 +50,7 @@ def _gaps(summary: Summary) -> str | None:
 
 
 def starts(found: Sequence[Start]) -> Html | None:
-    """A row a start of the run; None if its folder does not say."""
+    """A row for each start of the run; None if the folder has no starts.jsonl."""
     rows = [
         (
             start.time.replace("T", " ").replace("+00:00", " UTC"),
@@ -67,13 +67,13 @@ def starts(found: Sequence[Start]) -> Html | None:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    """Each with the number of its ranks."""
+    """Each host with the number of its ranks."""
     counted = Counter(names)
     return ", ".join(f"{name} ({n} ranks)" if n > 1 else name for name, n in counted.items())
 
 
 def ranks(summary: Summary) -> Html | None:
-    """A row a rank; None if the run does not say."""
+    """A row for each rank; None if the summary has nothing about ranks."""
     columns: list[tuple[str, list[str]]] = [
         ("idle share", [_cell(idle, "{:.1%}") for idle in summary.idle_share]),
         ("sent", [*map(amount, summary.bytes_sent)]),
@@ -90,7 +90,7 @@ def ranks(summary: Summary) -> Html | None:
 
 
 def rollbacks(summary: Summary) -> Html | None:
-    """A row a return to a checkpoint; None if there was none."""
+    """A row for each return to a checkpoint; None if there was none."""
     kinds = ("exact", "local")
     rows = [
         (str(x.step), x.reason, str(x.to), *(_cell(x.rates.get(kind), "{:g}") for kind in kinds))
@@ -102,7 +102,7 @@ def rollbacks(summary: Summary) -> Html | None:
 
 
 def cuts(summary: Summary) -> Html | None:
-    """A row a cut; None for a run without cuts."""
+    """A row for each cut; None for a run without cuts."""
     rows = [
         (str(number), name or UNKNOWN, _cell(residual, "{:.3g}"))
         for number, (name, residual) in enumerate(zip_longest(summary.cuts, summary.residual), 1)

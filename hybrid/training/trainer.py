@@ -23,7 +23,7 @@ from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.ranks import caches, launch
 from hybrid.ranks.grid import Arrangement, Grid
-from hybrid.ranks.starting import start
+from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
@@ -33,8 +33,7 @@ from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from solvers import Solver, acting, registry
-from solvers.acting import Known
+from solvers import Solver, registry
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
 from solvers.kernels import choose
@@ -201,8 +200,8 @@ class Trainer(RunOptions, RoundOptions):
                 data.close()
 
     def threads(self, blocks: int) -> int:
-        """Intra-operation threads of one rank; virtual ranks are alone on the machine."""
-        if self.links.kind == "virtual":
+        """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
+        if link_class(self.links).clocked:
             return self.train.threads or 1
         return self.train.threads or launch.threads_per_rank(blocks)
 
@@ -229,5 +228,5 @@ class Trainer(RunOptions, RoundOptions):
 
     def _check(self, ranks: int) -> None:
         self._check_ranks(ranks)
-        acting.check({"links": self.links}, Known(links=self.links, ranks=ranks))
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         self.check()

@@ -47,8 +47,8 @@ class MicroBatch(NamedTuple):
         return (self.stop - self.start) / self.samples
 
     @property
-    def ends(self) -> bool:
-        """Whether it is its mini-batch's last."""
+    def is_last(self) -> bool:
+        """Whether it is the last of its mini-batch."""
         return self.stop == self.samples
 
 

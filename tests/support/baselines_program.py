@@ -7,13 +7,13 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from hybrid.bench.pipelines import Pipeline
+from hybrid.bench.processes import host_cores, process_group
 from problems import trained_by_hand
 from torch import nn
 
 from hybrid import models
 from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.pipelines import Pipeline
-from hybrid.bench.processes import host_cores, process_group
 from hybrid.bench.recipes import BASE, OwnContender
 from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks

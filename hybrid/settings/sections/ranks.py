@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from hybrid.links.registry import AUTO, LINKS
 from hybrid.settings.limits import LARGE, MANY
 from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
@@ -49,7 +50,6 @@ class SplitSettings(Section):
     """MPI ranks that follow each other: a chain, peers, or (auto) those that send more."""
 
 
-VIRTUAL = Acts("links.kind is 'virtual'", lambda run: run.links.kind == "virtual")
 ON_GPUS = Acts(
     "the command may use GPUs, which hybrid rl does not", lambda run: run.command != "rl"
 )
@@ -57,12 +57,14 @@ WAITS = Acts(
     "several processes wait for each other, which hybrid rl has under mpirun alone",
     lambda run: run.command != "rl" or run.ranks,
 )
-ONE_PROCESS = Needs(
-    "there is one process",
-    lambda run: run.links.kind != "virtual" or run.ranks == 1,
-    "start it without mpirun",
-    here=lambda run: f"there are {run.ranks} MPI ranks",
-)
+
+
+def _of_links(name: str, *kinds: str) -> Acts:
+    """Where the links between the ranks read a setting, as these kinds do."""
+    return Acts(
+        f"links.kind is one that reads it, as {' and '.join(kinds)} do{'es' * (len(kinds) == 1)}",
+        lambda run: name in run.link_settings,
+    )
 
 
 class LinkSettings(Section):
@@ -70,16 +72,31 @@ class LinkSettings(Section):
 
     acts: ClassVar[dict[str, Acts]] = {"links.*": in_commands("train", "plan", "rl")}
 
-    kind: Annotated[Literal["auto", "virtual"], ONE_PROCESS] = "auto"
+    kind: str = LINKS.default
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
-    gpu_aware: Annotated[Literal["auto", "on", "off"], ON_GPUS] = "auto"
+    gpu_aware: Annotated[
+        Literal["auto", "on", "off"], ON_GPUS, _of_links("gpu_aware", "auto", "mpi")
+    ] = "auto"
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
-    gigabits_per_second: Annotated[float, VIRTUAL] = Field(default=10.0, gt=0, le=LARGE)
+    gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
+        default=10.0, gt=0, le=LARGE
+    )
     """Rate of a virtual link, each way."""
-    timeout: Annotated[float | None, WAITS] = Field(default=None, ge=0, le=LARGE)
+    timeout: Annotated[float | None, WAITS, _of_links("timeout", "auto", "mpi")] = Field(
+        default=None, ge=0, le=LARGE
+    )
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
-    latency_microseconds: Annotated[float, VIRTUAL] = Field(default=10.0, ge=0, le=LARGE)
+    latency_microseconds: Annotated[float, _of_links("latency_microseconds", "virtual")] = Field(
+        default=10.0, ge=0, le=LARGE
+    )
     """Latency of a virtual link."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind != AUTO and kind not in LINKS:
+            raise ValueError(f"it must be one of {AUTO}, {', '.join(LINKS)}")
+        return kind
 
 
 DROPS = Acts("checkpoint.keep_last is above 0", lambda run: run.checkpoint.keep_last)

@@ -75,7 +75,7 @@ def check(found, least_charts):
 
 def test_the_report_of_one_run(hybrid, run_folder, browse):
     output(hybrid("report", run_folder))
-    check(browse((run_folder / "report" / "index.html").as_uri(), "one-run.png"), 7)
+    check(browse((run_folder / "report" / "index.html").as_uri(), "one-run.png"), 6)
 
 
 def test_three_methods_with_three_seeds_each(hybrid, tmp_path, browse):

@@ -7,7 +7,6 @@ import pytest
 from trainings import digits, fitted, trainer
 
 from hybrid.ranks.grid import Place
-from hybrid.report.timeline import Span, spans, timeline
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
@@ -65,7 +64,6 @@ def test_every_mode_shows_its_passes(name, tmp_path):
         _check_nested(own)
     keys = [e["args"] for e in found if e["name"] == "forward" and "args" in e]
     assert {key["step"] for key in keys} == {0, 1, 2, 3}
-    assert timeline(spans(run / "trace.json")) is not None
 
 
 def _check_nested(own):
@@ -107,26 +105,3 @@ def test_a_long_run_keeps_its_first_spans_and_its_last(monkeypatch):
         trace.add(str(number), number, number + 1)
     kept = [event["name"] for event in trace.events if event["ph"] == "X"]
     assert kept == ["0", "1", "2", "7", "8", "9"]
-
-
-def test_a_damaged_trace_draws_nothing(tmp_path):
-    file = tmp_path / "trace.json"
-    assert spans(file) == []
-    for text in ("", "[1]", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X", "pid": -1}]}'):
-        file.write_text(text)
-        assert spans(file) == []
-    huge = {"ph": "X", "pid": 0, "name": "step", "ts": 1.7e308, "dur": 1e308}
-    file.write_text(json.dumps({"traceEvents": [huge, huge]}))
-    assert spans(file) == []
-    assert timeline([Span(name="step", pid=0, ts=0, dur=1)]) is None
-    many = [Span(name="step", pid=i % 3000, ts=i, dur=1) for i in range(9000)]
-    assert len({row for bars in timeline(many).data for row in bars.y}) == 64
-    # a picture of time has no gap where there are spans: of too many it shows less time
-    dense = [Span(name="forward", pid=i % 40, ts=i // 40, dur=1) for i in range(40_000)]
-    dense += [Span(name="step", pid=0, ts=n, dur=1) for n in (0, 900)]
-    drawn = timeline(dense)
-    until = drawn.layout.xaxis.range[1]
-    ends = [at + took for bars in drawn.data for at, took in zip(bars.base, bars.x, strict=True)]
-    assert until > 0
-    assert max(ends) >= until
-    assert sum(len(bars.x) for bars in drawn.data) <= 6000

@@ -20,6 +20,7 @@ from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
 from solvers.layers.bundle import call
 
+BLOCKS = [4, pytest.param(1, marks=pytest.mark.slow)]
 LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]
 """The first test of one takes 2 to 10 s: 12 steps and three traces. Two are for every day."""
 
@@ -104,12 +105,12 @@ def run(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
     assert_same(run(name, blocks).weights, by_hand(name).weights)
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, blocks, run):
     found, expected = run(name, blocks).summary, by_hand(name)
     assert found["test_loss"] == pytest.approx(expected.loss, rel=1e-9)
@@ -117,7 +118,7 @@ def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, block
     assert metrics == pytest.approx([expected.metric], rel=1e-5)
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_a_checkpoint_is_a_state_dict_of_the_users_module(name, blocks, run):
     found = weights(run(name, blocks).out)
     fresh = ZOO[name].make()

@@ -2,13 +2,10 @@
 
 import sys
 
-import gymnasium
 import misused
 import pytest
-import torch
 from answers import assert_one_line, refusal
 from misused import Exiting, Items, X, after, fit, layers, leaving
-from rl_runs import words
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -127,28 +124,6 @@ def test_the_command_ends_with_one_line_and_a_status(use, hybrid, tmp_path, monk
     answer = hybrid("train", *flags, "--epochs", 1, "--out", "run")
     sys.modules.pop("own", None)
     assert_one_line(answer, *parts)
-
-
-class Tired(gymnasium.Env):
-    """Ends the process at its thirtieth step."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-    action_space = gymnasium.spaces.Box(-1, 1, (1,))
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        return torch.zeros(2).numpy(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return torch.zeros(2).numpy(), 0.0, self.steps == 30 and leaving(), False, {}
-
-
-def test_an_environment_that_exits_ends_the_command_with_one_line(hybrid, monkeypatch, tmp_path):
-    gymnasium.register("Tired-v0", Tired)
-    answer = hybrid("rl", *words(env="Tired-v0"), "--out", tmp_path / "run")
-    gymnasium.registry.pop("Tired-v0")
-    assert_one_line(answer, HERE, ENDS, "details in ")
 
 
 def test_an_interrupt_goes_on_as_it_is():

@@ -1,0 +1,136 @@
+"""Launching programs, each with a hard time limit; how much the property tests try."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+# before torch is imported, here and in what tests start: workers share the cores
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest
+from commands import command
+from hypothesis import HealthCheck, settings
+from world import World, for_mpirun
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+Command = Callable[..., tuple[int, str, str]]
+BIN = Path(sys.executable).parent
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+settings.register_profile(
+    "quick", max_examples=12, deadline=None, derandomize=True, suppress_health_check=CHECKS
+)
+settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=CHECKS)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-seed", type=int, default=0, help="which kinds of faults strike")
+
+
+GROUPS = {
+    "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)"
+    r"|wings/\w+/tests/test_on_ranks",
+    "slurm": r"tests/slurm/",
+    "faults": r"tests/faults/",
+    "two hosts": r"tests/hybrid/ranks/test_two_hosts",
+    "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
+}
+"""What one worker does, and first of all: each group shares what is slow to start, as a cluster.
+
+Further files are done by one worker, too, for the sake of their fixtures. The last are large, and
+their tests are done one by one in the end, by who is free.
+"""
+
+
+def _group(nodeid: str) -> tuple[bool, str]:
+    """Whether it comes in the end, and the name of what is done by one worker."""
+    for name, files in GROUPS.items():
+        if re.match(files, nodeid):
+            return not name, name or nodeid
+    return False, nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(GROUPS)}
+    of = {item.nodeid: _group(item.nodeid) for item in items}
+    items.sort(key=lambda item: (of[item.nodeid][0], order.get(of[item.nodeid][1], len(order))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)[1]
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Launch:
+    """`mpirun(n, *command)` runs it on `n` ranks; `limit` seconds, then it is an error."""
+
+    def launch(
+        ranks: int, *command: object, limit: float = 100
+    ) -> subprocess.CompletedProcess[str]:
+        return _run([BIN / "mpirun", "-n", ranks, *command], limit)
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[World]:
+    """Three ranks of one mpirun; `world.run(n, "module:function", ...)` on `n` of them."""
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def hybrid_cli() -> Path:
+    """The installed `hybrid` command."""
+    return BIN / "hybrid"
+
+
+@pytest.fixture
+def hybrid() -> Command:
+    """Run the command in this process: (exit status, stdout, stderr)."""
+    return command
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run: two blocks, two epochs of five steps."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    words = ("--epochs", 2, "--batch-size", 256, "--set", "train.threads=1", "--out", out)
+    status, _, err = command("train", *words)
+    assert status == 0, err
+    return out
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def _run(command: list[object], limit: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        env=os.environ | for_mpirun(),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )

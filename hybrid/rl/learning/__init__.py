@@ -1,1 +1,0 @@
-"""What is learnt, and from what: networks, losses, the replay buffer."""

@@ -1,0 +1,37 @@
+"""Training by messages through a graph of nodes (Gaunt et al., arXiv 1705.09786, sections 3 to 5).
+
+It knows torch, and nothing of blocks, links and runs. docs/messages.md has a
+complete example.
+"""
+
+from hybrid_messages.any_order import AnyOrder
+from hybrid_messages.control import Cond, Loop, Loss, Outcome, Phi, Source
+from hybrid_messages.executor import Entry, Executor, Static
+from hybrid_messages.graph import Graph
+from hybrid_messages.joins import Bcast, Concat, Group, Sum, Ungroup
+from hybrid_messages.layer import Layer, Together
+from hybrid_messages.node import Message, Node, State
+
+__all__ = [
+    "AnyOrder",
+    "Bcast",
+    "Concat",
+    "Cond",
+    "Entry",
+    "Executor",
+    "Graph",
+    "Group",
+    "Layer",
+    "Loop",
+    "Loss",
+    "Message",
+    "Node",
+    "Outcome",
+    "Phi",
+    "Source",
+    "State",
+    "Static",
+    "Sum",
+    "Together",
+    "Ungroup",
+]

@@ -1,0 +1,142 @@
+"""Nodes that route messages, and the loss, where they turn around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hybrid_messages.node import Cache, Message, Node, State
+
+
+class Source(Node):
+    """Where instances enter the graph; their gradients end here."""
+
+    inputs = 0
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        return [Message(0, message.state, message.payload)]
+
+    def backward(self, message: Message) -> list[Message]:
+        return []
+
+
+class Cond(Node):
+    """Branches: a message leaves by the output that a function of its state chooses.
+
+    Backward it joins, and needs no memory: a gradient goes the one way back.
+    """
+
+    def __init__(self, choose: Callable[[Any], int], ways: int = 2) -> None:
+        self.choose, self.outputs = choose, ways
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        way = int(self.choose(message.state))
+        if not 0 <= way < self.outputs:
+            raise ValueError(f"the chosen way is {way}; there are 0 to {self.outputs - 1}")
+        return [Message(way, message.state, message.payload)]
+
+    def backward(self, message: Message) -> list[Message]:
+        return [Message(0, message.state, message.payload)]
+
+
+class Phi(Node):
+    """Joins branches, and remembers where each message came from: backward it branches."""
+
+    def __init__(self, ways: int = 2) -> None:
+        self.inputs = ways
+        self._came: Cache[int] = Cache()
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        if learn:
+            self._came.put(message.state, message.port)
+        return [Message(0, message.state, message.payload)]
+
+    def backward(self, message: Message) -> list[Message]:
+        return [Message(self._came.pop(message.state), message.state, message.payload)]
+
+
+class Loop(Node):
+    """Runs an instance through a body until a function of its state says stop, maybe at once.
+
+        input 0: enter        output 0: to the body
+        input 1: a turn done  output 1: leave
+
+    `step` gives the state of the next turn, another one each time. Backward the gradient takes
+    the turns in the opposite order, as each is remembered by the state that it had.
+    """
+
+    inputs = 2
+    outputs = 2
+
+    def __init__(self, until: Callable[[Any], bool], step: Callable[[Any], State]) -> None:
+        self.until, self.step = until, step
+        self._turns: Cache[tuple[int, State]] = Cache()
+        self._left: Cache[int] = Cache()
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        port, state, payload = message
+        if self.until(state):
+            if learn:
+                self._left.put(state, port)
+            return [Message(1, state, payload)]
+        following = self.step(state)
+        if following == state:
+            raise ValueError("`step` has given the same state again: count the turns in it")
+        if learn:
+            self._turns.put(following, (port, state))
+        return [Message(0, following, payload)]
+
+    def backward(self, message: Message) -> list[Message]:
+        if message.port == 1:
+            return [Message(self._left.pop(message.state), message.state, message.payload)]
+        port, state = self._turns.pop(message.state)
+        return [Message(port, state, message.payload)]
+
+
+class Outcome(NamedTuple):
+    """Of a message that has come to a loss."""
+
+    state: State
+    loss: float
+    output: Tensor
+
+
+class Loss(Node):
+    """The end of the way up: loss(x, target(state)), a number; its gradient goes back down.
+
+    A network may have several, and an instance may come to several or many times to one: the
+    gradient is then that of the sum.
+    """
+
+    outputs = 0
+
+    def __init__(
+        self, loss: Callable[[Tensor, Tensor], Tensor], target: Callable[[Any], Tensor]
+    ) -> None:
+        self.loss, self.target = loss, target
+        self.outcomes: list[Outcome] = []
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        _, state, payload = message
+        x = payload.detach().requires_grad_(learn)
+        with torch.set_grad_enabled(learn):
+            loss = self.loss(x, self.target(state))
+        value = float(loss.detach())
+        if not isfinite(value):
+            raise ValueError(f"the loss is {value}; a lower learning rate may keep it finite")
+        self.outcomes.append(Outcome(state, value, payload))
+        if not learn:
+            return []
+        (gradient,) = torch.autograd.grad(loss, [x])
+        return [Message(0, state, gradient)]
+
+    def backward(self, message: Message) -> list[Message]:
+        raise ValueError("nothing lies above a loss")
+
+    def clear(self) -> None:
+        super().clear()
+        self.outcomes = []

@@ -1,0 +1,140 @@
+"""The graph: named nodes, and edges from outputs to inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from hybrid_messages.control import Loss, Source
+from hybrid_messages.layer import Layer
+from hybrid_messages.node import Message, Node
+from solvers import checks
+
+
+class Letter(NamedTuple):
+    """A message and the node whose inbox it goes to."""
+
+    node: int
+    forward: bool
+    message: Message
+
+
+class Graph:
+    """Nodes by name, and edges (from, to): "name" or "name:port", the first port being 0.
+
+    Every port has one edge. To send one output to two nodes, put a `Bcast` between; to bring two
+    outputs to one input, a `Phi` (either of them) or a `Sum` (both). Circles are allowed.
+    """
+
+    def __init__(self, nodes: Mapping[str, Node], edges: Iterable[tuple[str, str]]) -> None:
+        self.names, self.nodes = list(nodes), list(nodes.values())
+        self._up: list[dict[int, tuple[int, int]]] = [{} for _ in nodes]
+        self._down: list[dict[int, tuple[int, int]]] = [{} for _ in nodes]
+        for start, end in edges:
+            self._join(self._port(start), self._port(end), f"{start} -> {end}")
+        self._check()
+
+    def index(self, name: str) -> int:
+        """The number of a node; ValueError for an unknown name."""
+        if name not in self.names:
+            raise ValueError(checks.unknown(name, self.names, "node"))
+        return self.names.index(name)
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The nodes that learn."""
+        pairs = zip(self.names, self.nodes, strict=True)
+        return {name: node for name, node in pairs if isinstance(node, Layer)}
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The nodes where messages turn around."""
+        return [node for node in self.nodes if isinstance(node, Loss)]
+
+    def handle(
+        self, at: int, forward: bool, messages: Sequence[Message], learn: bool
+    ) -> list[Letter]:
+        """What a node sends for messages of one direction; an error names the node."""
+        node = self.nodes[at]
+        try:
+            sent = node.forward_all(messages, learn) if forward else node.backward_all(messages)
+        except Exception as error:
+            raise ValueError(self._fault(at, messages, error)) from error
+        rises = forward and not isinstance(node, Loss)
+        ways = self._up[at] if rises else self._down[at]
+        return [
+            Letter(to, rises, Message(port, message.state, message.payload))
+            for message in sent
+            for to, port in [ways[message.port]]
+        ]
+
+    def kept(self) -> int:
+        """Entries of all caches: 0 after a run."""
+        return sum(len(cache) for node in self.nodes for cache in node.caches())
+
+    def check_forgotten(self, instance: int) -> None:
+        """ValueError if a node still keeps something of an instance that has ended."""
+        for name, node in zip(self.names, self.nodes, strict=True):
+            if left := node.kept(instance):
+                raise ValueError(
+                    f"node {name!r} still waits for messages of {left[0]}"
+                    f"{f' and {len(left) - 1} more' if left[1:] else ''}, and none is under way"
+                )
+
+    def drain(self) -> None:
+        """At the end of a run, layers step with the gradients that are left."""
+        for layer in self.layers.values():
+            layer.drain()
+
+    def clear(self) -> None:
+        """Forget what a run that failed has left."""
+        for node in self.nodes:
+            node.clear()
+
+    def _fault(self, at: int, messages: Sequence[Message], error: Exception) -> str:
+        first = messages[0]
+        more = f" and {len(messages) - 1} more" if messages[1:] else ""
+        kind = "" if type(error) in (ValueError, RuntimeError) else f"{type(error).__name__}: "
+        text = str(error).partition("\n")[0]
+        shape = tuple(first.payload.shape)
+        return f"node {self.names[at]!r}, {first.state}{more}, payload {shape}: {kind}{text}"
+
+    def _port(self, end: str) -> tuple[int, int]:
+        name, _, port = end.partition(":")
+        if port and not port.isdecimal():
+            raise ValueError(f"{end!r}: a port is a number, as in {name + ':1'!r}")
+        return self.index(name), int(port or 0)
+
+    def _join(self, start: tuple[int, int], end: tuple[int, int], edge: str) -> None:
+        for (at, port), ways, other, kind, remedy in (
+            (start, self._up, end, "output", "Bcast"),
+            (end, self._down, start, "input", "Phi or a Sum"),
+        ):
+            name, ports = self.names[at], getattr(self.nodes[at], f"{kind}s")
+            if port >= ports:
+                raise ValueError(f"{edge}: {name!r} has {ports} {kind}s, so no {kind} {port}")
+            if port in ways[at]:
+                raise ValueError(
+                    f"{edge}: {kind} {port} of {name!r} has an edge already; put a {remedy} there"
+                )
+            ways[at][port] = other
+
+    def _check(self) -> None:
+        if not any(isinstance(node, Source) for node in self.nodes):
+            raise ValueError("the graph has no Source, so nothing can enter it")
+        if len({id(node) for node in self.nodes}) < len(self.nodes):
+            raise ValueError("one node stands under two names; give each its own")
+        for kind, ways in (("output", self._up), ("input", self._down)):
+            for name, node, joined in zip(self.names, self.nodes, ways, strict=True):
+                for port in range(getattr(node, f"{kind}s")):
+                    if port not in joined:
+                        raise ValueError(f"{kind} {port} of {name!r} has no edge")
+        owner: dict[int, str] = {}
+        for name, layer in self.layers.items():
+            for parameter in layer.parameters:
+                other = owner.setdefault(id(parameter), name)
+                if other != name:
+                    raise ValueError(
+                        f"{other!r} and {name!r} share a parameter; make them one layer, with a"
+                        " Phi before it and a Cond behind it"
+                    )

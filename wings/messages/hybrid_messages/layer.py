@@ -1,0 +1,204 @@
+"""Nodes that compute: a module with an optimizer of its own, on one message or on several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_messages.node import Cache, Message, Node
+
+
+class _Cached(NamedTuple):
+    """What a forward message met: its payload, what became of it, and after how many updates."""
+
+    x: Tensor
+    y: Tensor | None
+    updates: int
+
+
+class Layer(Node):
+    r"""A module f( . ; w) and its optimizer, which steps by itself.
+
+        forward(i, x):    cache[i] <- x;  send f(x; w)
+        backward(i, dy):  (dx, dw) <- vjp of f at (cache.pop(i), w);  send dx;  acc += dw;  c += 1
+                          if c >= min_update_frequency:  w <- step with acc / c;  acc, c <- 0
+
+    w in a vjp are the weights of that moment: where they are still those of the forward pass its
+    graph is taken, otherwise f runs again. A payload is one sample, with no batch dimension unless
+    the user gives it one. A remainder is applied at the end of a run, divided by its own count.
+
+    Following Gaunt et al., arXiv 1705.09786, section 3.
+    """
+
+    most = 1
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        min_update_frequency: int = 1,
+    ) -> None:
+        if min_update_frequency < 1:
+            raise ValueError(
+                f"min_update_frequency is {min_update_frequency}; it must be at least 1"
+            )
+        self.module, self.optimizer = module, optimizer
+        self.min_update_frequency = min_update_frequency
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        _check_repeatable(module)
+        _check_optimized(self.parameters, optimizer)
+        self.updates = 0
+        """Steps of its optimizer."""
+        self.staleness: Counter[int] = Counter()
+        """Messages by the updates between their forward and their backward pass."""
+        self._cache: Cache[_Cached] = Cache()
+        self._gradients = 0  # c
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        _, state, payload = message
+        if not learn:
+            with torch.no_grad():
+                return [Message(0, state, self.module(payload))]
+        x, y = self._run(payload)
+        self._cache.put(state, _Cached(x, y, self.updates))
+        return [Message(0, state, y.detach())]
+
+    def backward(self, message: Message) -> list[Message]:
+        _, state, gradient = message
+        x, y, updates = self._cache.pop(state)
+        self.staleness[self.updates - updates] += 1
+        if y is None or updates != self.updates:
+            x, y = self._run(x)
+        dx = self._pull(x, y, gradient)
+        self._count(1)
+        return [Message(0, state, dx)]
+
+    def drain(self) -> None:
+        """The end of a run: steps with what is left over."""
+        if self._gradients:
+            self._step()
+
+    def clear(self) -> None:
+        super().clear()
+        self._gradients = 0
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _run(self, payload: Tensor) -> tuple[Tensor, Tensor]:
+        x = payload.detach()
+        if x.is_floating_point():
+            x.requires_grad_()
+        with torch.enable_grad():
+            return x, self.module(x)
+
+    def _pull(self, x: Tensor, y: Tensor, gradient: Tensor) -> Tensor:
+        """The vjp: dx; dw is added up where torch keeps gradients."""
+        if y.requires_grad:
+            torch.autograd.backward([y], [gradient])
+        if x.grad is not None:
+            return x.grad
+        # of indices: nothing, but a message all the same, for those that wait for it
+        return torch.zeros(x.shape, dtype=gradient.dtype, device=x.device)
+
+    def _count(self, gradients: int) -> None:
+        self._gradients += gradients
+        if self._gradients >= self.min_update_frequency:
+            self._step()
+
+    def _step(self) -> None:
+        count, self._gradients = self._gradients, 0
+        if self.optimizer is None:
+            return
+        for parameter in self.parameters:
+            if parameter.grad is not None and count > 1:
+                parameter.grad /= count
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+
+
+class Together(Layer):
+    """As `Layer`, up to `most` waiting messages a call, those of one shape stacked.
+
+    No message waits for others to come, and nothing is padded: it is the inbox that makes the
+    batch. The module sees payloads with a new first dimension and must treat its rows alone, as
+    linear layers and elementwise functions do. Every backward pass runs it again, as those that
+    went up together need not come back together. Sums are those of `Layer` but for their order.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        min_update_frequency: int = 1,
+        most: int = 64,
+    ) -> None:
+        super().__init__(module, optimizer, min_update_frequency)
+        if most < 1:
+            raise ValueError(f"most is {most}; it must be at least 1")
+        self.most: int = most
+
+    def forward(self, message: Message, learn: bool) -> list[Message]:
+        return self.forward_all([message], learn)
+
+    def backward(self, message: Message) -> list[Message]:
+        return self.backward_all([message])
+
+    def forward_all(self, messages: Sequence[Message], learn: bool) -> list[Message]:
+        sent: list[Message] = []
+        for alike in _by_shape(messages, [message.payload for message in messages]):
+            with torch.no_grad():
+                rows = self.module(torch.stack([x for _, x in alike]))
+            for ((_, state, _), x), row in zip(alike, rows, strict=True):
+                if learn:
+                    self._cache.put(state, _Cached(x, None, self.updates))
+                sent.append(Message(0, state, row))
+        return sent
+
+    def backward_all(self, messages: Sequence[Message]) -> list[Message]:
+        met = [self._cache.pop(message.state) for message in messages]
+        self.staleness.update(self.updates - each.updates for each in met)
+        sent: list[Message] = []
+        for alike in _by_shape(messages, [each.x for each in met]):
+            x, y = self._run(torch.stack([x for _, x in alike]))
+            dx = self._pull(x, y, torch.stack([message.payload for message, _ in alike]))
+            rows = zip(alike, dx, strict=True)
+            sent += [Message(0, message.state, row) for (message, _), row in rows]
+        self._count(len(messages))
+        return sent
+
+
+def _check_repeatable(module: nn.Module) -> None:
+    for name, each in module.named_modules():
+        draws = isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0
+        if draws or isinstance(each, nn.modules.batchnorm._NormBase):
+            raise ValueError(
+                f"{type(each).__name__}{f' {name!r}' if name else ''} cannot be in a layer, which"
+                " may run twice for one message and sees one sample at a time: take LayerNorm or"
+                " GroupNorm, or none"
+            )
+
+
+def _check_optimized(parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    groups = optimizer.param_groups if optimizer else []
+    held = {id(p) for group in groups for p in group["params"] if p.requires_grad}
+    if held != {id(p) for p in parameters}:
+        raise ValueError(
+            f"the module has {len(parameters)} parameters to train and its optimizer holds"
+            f" {len(held)}, which must be the same: give every layer an optimizer of its own"
+            " module's parameters, or requires_grad_(False) to a module that is not trained"
+        )
+
+
+def _by_shape(
+    messages: Sequence[Message], inputs: Sequence[Tensor]
+) -> Iterable[list[tuple[Message, Tensor]]]:
+    """Messages with their inputs, those together whose inputs have one shape and type."""
+    found: dict[tuple[torch.Size, torch.dtype], list[tuple[Message, Tensor]]] = {}
+    for message, x in zip(messages, inputs, strict=True):
+        found.setdefault((x.shape, x.dtype), []).append((message, x))
+    return found.values()

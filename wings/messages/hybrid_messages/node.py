@@ -1,0 +1,136 @@
+"""The base of all nodes: messages, the states that name them, and what a node keeps of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+Item = TypeVar("Item")
+
+
+class State(Protocol):
+    """Names a message among those of its node and direction: hashable and immutable.
+
+    A NamedTuple or a frozen dataclass with the field `instance` and whatever control nodes need:
+    a place in a tree, a turn of a loop.
+    """
+
+    @property
+    def instance(self) -> int:
+        """The training sample that it belongs to."""
+
+    def __hash__(self) -> int: ...
+
+
+class Message(NamedTuple):
+    """What travels on an edge: an output forward, or its gradient, of the same shape, backward."""
+
+    port: int
+    """Of the node that receives it: an input when it goes forward, an output backward."""
+    state: State
+    payload: Tensor
+
+
+class Cache(Generic[Item]):
+    """What a node keeps between a forward message and its backward message, by state."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[State, Item]] = {}
+
+    def put(self, state: State, item: Item) -> None:
+        """ValueError if the state names an item already."""
+        of_instance = self._kept.setdefault(state.instance, {})
+        if state in of_instance:
+            raise ValueError(
+                "a message of this state is here already; a state names one message at a time,"
+                " so let it change from turn to turn"
+            )
+        of_instance[state] = item
+
+    def get(self, state: State) -> Item | None:
+        """The item, which stays; None without one."""
+        return self._kept.get(state.instance, {}).get(state)
+
+    def pop(self, state: State) -> Item:
+        """Take the item out; ValueError without one."""
+        of_instance = self._kept.get(state.instance, {})
+        if state not in of_instance:
+            raise ValueError("no forward message of this state is waiting for its gradient here")
+        item = of_instance.pop(state)
+        if not of_instance:
+            del self._kept[state.instance]
+        return item
+
+    def of(self, instance: int) -> list[State]:
+        """The states of an instance that have an item."""
+        return list(self._kept.get(instance, ()))
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._kept.values())))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+
+class Waiting(Cache["list[Tensor | None]"]):
+    """Parts of one whole, in the order of their places, until the last is there."""
+
+    def add(self, whole: State, place: int, part: Tensor, places: int) -> list[Tensor] | None:
+        """All parts, once none is missing; ValueError if the place is taken."""
+        parts = self.get(whole)
+        if parts is None:
+            parts = [None for _ in range(places)]
+            self.put(whole, parts)
+        if parts[place] is not None:
+            raise ValueError(f"part {place} of {places} has come twice")
+        parts[place] = part
+        if any(each is None for each in parts):
+            return None
+        return [each for each in self.pop(whole) if each is not None]
+
+
+class Node(ABC):
+    """Numbered inputs and outputs, each joined to one of another node by an edge of the graph.
+
+    A forward message comes to an input and causes messages from outputs, at once or when others
+    have come. Their gradients come back to those outputs and cause one to the input. Only the node
+    itself touches what it keeps, so it needs no lock.
+    """
+
+    inputs: int = 1
+    outputs: int = 1
+    most: int | None = None
+    """Messages that it handles at a time; None: all that wait."""
+
+    @abstractmethod
+    def forward(self, message: Message, learn: bool) -> Sequence[Message]:
+        """Messages by output. Without `learn` no gradient will come: keep nothing for it."""
+
+    @abstractmethod
+    def backward(self, message: Message) -> Sequence[Message]:
+        """Gradients by input; the message's port is the output that its gradient came to."""
+
+    def forward_all(self, messages: Sequence[Message], learn: bool) -> Sequence[Message]:
+        """Several at once, in order."""
+        return [sent for message in messages for sent in self.forward(message, learn)]
+
+    def backward_all(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Several at once, in order."""
+        return [sent for message in messages for sent in self.backward(message)]
+
+    def caches(self) -> Sequence[Cache[Any]]:
+        """All that it keeps, so that a run can check that nothing is left."""
+        return [value for value in vars(self).values() if isinstance(value, Cache)]
+
+    def kept(self, instance: int) -> list[State]:
+        """The states of an instance of which it keeps something."""
+        return [state for cache in self.caches() for state in cache.of(instance)]
+
+    def clear(self) -> None:
+        """Forget what a run that failed has left."""
+        for cache in self.caches():
+            cache.clear()

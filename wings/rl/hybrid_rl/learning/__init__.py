@@ -1,0 +1,1 @@
+"""What is learned, and from what: networks, losses, the replay buffer."""

@@ -1,0 +1,129 @@
+"""The settings of `hybrid rl`, declared once, as `hybrid.settings` declares those of training."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Annotated
+
+from pydantic import Field
+
+from hybrid.settings.config import LinkSettings, Section
+from hybrid.settings.limits import LARGE, MANY
+from solvers.acting import Acts
+
+REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
+
+
+class RlSettings(Section):
+    """[rl] the environment, the networks, and who does what when."""
+
+    env: str = Field(default="Pendulum-v1", pattern=r"^[\w-]+(/[\w-]+)?$", max_length=200)
+    """An environment of gymnasium with bounded real actions: Pendulum-v1, Hopper-v5, ..."""
+    steps: int = Field(default=10_000, ge=1, le=MANY)
+    """Environment steps, of all actors together."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of weights, episodes and draws."""
+    blocks: int = Field(default=0, ge=0, le=MANY)
+    """Ranks: representation, learner, actors, the last has the rest; 0: MPI's, or 1."""
+    actors: int = Field(default=1, ge=1, le=1000)
+    """Actors, each with an environment of its own; all step once between two updates."""
+    lag: int = Field(default=3, ge=1, le=10_000)
+    """An actor's step t has the weights after update t - lag; from 3 on all work at once."""
+    updates: int = Field(default=1, ge=1, le=1000)
+    """Updates of representation and learner after each step of all actors."""
+    width: int = Field(default=256, ge=1, le=100_000)
+    """Units of both layers of critics and policy."""
+    batch_size: int = Field(default=256, ge=2, le=MANY)
+    """Transitions an update, drawn with replacement."""
+    lr: float = Field(default=3e-4, gt=0, le=LARGE)
+    """Learning rate of critics, policy and temperature (Adam)."""
+    discount: float = Field(default=0.99, ge=0, lt=1)
+    """Worth of a reward a step later."""
+    polyak: float = Field(default=0.005, gt=0, le=1)
+    """Share of the new weights that the target critics take at an update."""
+    temperature: float | None = Field(default=None, gt=0, le=LARGE)
+    """Worth of the policy's entropy; unset: learned, so that the entropy is minus one an action."""
+    representation: bool = True
+    """Learn from features of states and actions; off: from these themselves."""
+    units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
+    """Units of the representation in all its layers, of phi and of psi each."""
+    layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
+    """Layers of phi and of psi; they share the units alike."""
+    representation_lr: Annotated[float, REPRESENTED] = Field(default=3e-4, gt=0, le=LARGE)
+    """Learning rate of the representation (Adam)."""
+    random_steps: int | None = Field(default=None, ge=0, le=MANY)
+    """Environment steps with random actions first; unset: a tenth of all, at most 10,000."""
+    pretrain_steps: Annotated[int | None, REPRESENTED] = Field(default=None, ge=0, le=MANY)
+    """Updates of the representation alone after them; unset: as many as random steps."""
+    replay_size: int = Field(default=1_000_000, ge=1, le=MANY)
+    """The newest transitions that are kept to draw from."""
+    evaluate_every: int | None = Field(default=None, ge=1, le=MANY)
+    """Environment steps between evaluations; unset: a twentieth of all."""
+    episodes: int = Field(default=10, ge=1, le=10_000)
+    """Episodes of an evaluation, without noise."""
+    report_every: int = Field(default=100, ge=1, le=MANY)
+    """Environment steps between reports, at which alone a run can be stopped."""
+    checkpoint_every: int | None = Field(default=None, ge=1, le=MANY)
+    """Environment steps between checkpoints; unset: a tenth of all."""
+    keep_last: int = Field(default=2, ge=0, le=MANY)
+    """Checkpoints to keep; 0: all."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
+
+    @property
+    def rounds(self) -> int:
+        """Steps of each actor."""
+        return self.steps // self.actors
+
+    @property
+    def random_rounds(self) -> int:
+        """Steps of each actor before the first update."""
+        given = self.random_steps
+        return ceil((min(10_000, self.steps // 10) if given is None else given) / self.actors)
+
+    @property
+    def pretraining(self) -> int:
+        """Updates of the representation alone."""
+        if not self.representation:
+            return 0
+        given = self.pretrain_steps
+        return self.random_rounds * self.actors if given is None else given
+
+    def _interval(self, steps: int | None, share: int) -> int:
+        """Steps of each actor in an interval of environment steps; unset: 1 / `share` of all."""
+        return max(1, ceil((self.steps // share if steps is None else steps) / self.actors))
+
+    def end_after(self, rounds: int) -> int:
+        """The next round after which there is a report, an evaluation or a checkpoint."""
+        R, T = self.random_rounds, self.rounds
+        reports = self._interval(self.report_every, 1)
+        intervals = (self.evaluation_interval, self.checkpoint_interval, reports)
+        due = [(rounds // interval + 1) * interval for interval in intervals]
+        return min(*due, R if rounds < R else T, T)
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Rounds between evaluations."""
+        return self._interval(self.evaluate_every, 20)
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Rounds between checkpoints."""
+        return self._interval(self.checkpoint_every, 10)
+
+
+class RlConfig(Section):
+    """All settings of a run of `hybrid rl`."""
+
+    rl: RlSettings = RlSettings()
+    links: LinkSettings = LinkSettings()
+
+
+def help_texts() -> dict[str, str]:
+    """Every "section.key", and what it means."""
+    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": LinkSettings}
+    return {
+        f"{section}.{key}": info.description or ""
+        for section, cls in sections.items()
+        for key, info in cls.model_fields.items()
+    }
