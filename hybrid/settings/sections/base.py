@@ -19,7 +19,7 @@ def is_reference(name: str) -> bool:
 
 
 def in_commands(*names: str) -> Acts:
-    """Where only some of the commands train, bench, plan and rl read a setting."""
+    """Where only some of the commands train, bench and plan read a setting."""
     return Acts(f"the command is {' or '.join(names)}", lambda run: run.command in names)
 
 

@@ -12,7 +12,6 @@ from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
-    in_commands,
     is_reference,
 )
 from solvers.acting import REPLICAS, Acts, Needs
@@ -50,15 +49,6 @@ class SplitSettings(Section):
     """MPI ranks that follow each other: a chain, peers, or (auto) those that send more."""
 
 
-ON_GPUS = Acts(
-    "the command may use GPUs, which hybrid rl does not", lambda run: run.command != "rl"
-)
-WAITS = Acts(
-    "several processes wait for each other, which hybrid rl has under mpirun alone",
-    lambda run: run.command != "rl" or run.ranks,
-)
-
-
 def _of_links(name: str, *kinds: str) -> Acts:
     """Where the links between the ranks read a setting, as these kinds do."""
     return Acts(
@@ -70,19 +60,19 @@ def _of_links(name: str, *kinds: str) -> Acts:
 class LinkSettings(Section):
     """[links] how the blocks reach each other."""
 
-    acts: ClassVar[dict[str, Acts]] = {"links.*": in_commands("train", "plan", "rl")}
+    acts: ClassVar[dict[str, Acts]] = {"links.*": TRAIN_OR_PLAN}
 
     kind: str = LINKS.default
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
-    gpu_aware: Annotated[
-        Literal["auto", "on", "off"], ON_GPUS, _of_links("gpu_aware", "auto", "mpi")
-    ] = "auto"
+    gpu_aware: Annotated[Literal["auto", "on", "off"], _of_links("gpu_aware", "auto", "mpi")] = (
+        "auto"
+    )
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, gt=0, le=LARGE
     )
     """Rate of a virtual link, each way."""
-    timeout: Annotated[float | None, WAITS, _of_links("timeout", "auto", "mpi")] = Field(
+    timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi")] = Field(
         default=None, ge=0, le=LARGE
     )
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -12,6 +12,15 @@ from hybrid.settings.limits import LARGE, MANY
 from solvers.acting import Acts
 
 REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
+
+
+class RlLinkSettings(LinkSettings):
+    """[links] how the ranks reach each other; they compute on the CPU."""
+
+    acts: ClassVar[dict[str, Acts]] = {
+        "links.gpu_aware": Acts("a command computes on GPUs", lambda run: False),
+        "links.timeout": Acts("there are several processes", lambda run: run.ranks),
+    }
 
 
 class RlSettings(Section):
@@ -116,12 +125,12 @@ class RlConfig(Section):
     """All settings of a run of `hybrid rl`."""
 
     rl: RlSettings = RlSettings()
-    links: LinkSettings = LinkSettings()
+    links: RlLinkSettings = RlLinkSettings()
 
 
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
-    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": LinkSettings}
+    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": RlLinkSettings}
     return {
         f"{section}.{key}": info.description or ""
         for section, cls in sections.items()
