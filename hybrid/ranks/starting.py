@@ -14,6 +14,7 @@ from hybrid.links.registry import AUTO, LINKS
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
+from solvers.acting import Known, check
 
 T = TypeVar("T")
 
@@ -54,8 +55,8 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
     """
     kind = settings.kind
     if kind == AUTO:
-        return
-    if LINKS[kind].in_one_process and ranks:
+        read = LINKS["threads"].settings | LINKS["mpi"].settings
+    elif LINKS[kind].in_one_process and ranks:
         raise ValueError(
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
             f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
@@ -65,6 +66,9 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"
         )
+    else:
+        read = LINKS[kind].settings
+    check({"links": settings}, Known(link_settings=read))
 
 
 def _explained(program: Program[T]) -> Program[T]:

@@ -33,8 +33,7 @@ from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from solvers import Solver, acting, registry
-from solvers.acting import Known
+from solvers import Solver, registry
 from solvers.blocks.block import Block
 from solvers.exact.exact_pass import PassSettings
 from solvers.kernels import choose
@@ -229,7 +228,5 @@ class Trainer(RunOptions, RoundOptions):
 
     def _check(self, ranks: int) -> None:
         self._check_ranks(ranks)
-        launched = ranks if ranks > 1 or launch.communicator() else 0
-        check_links(self.links, launched)
-        acting.check({"links": self.links}, Known(links=self.links, ranks=ranks))
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         self.check()

@@ -12,7 +12,6 @@ from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,
-    in_commands,
     is_reference,
 )
 from solvers.acting import REPLICAS, Acts, Needs
@@ -50,32 +49,36 @@ class SplitSettings(Section):
     """MPI ranks that follow each other: a chain, peers, or (auto) those that send more."""
 
 
-def _taken(name: str) -> Acts:
-    """Where the links of a kind have that setting."""
+def _of_links(name: str, *kinds: str) -> Acts:
+    """Where the links between the ranks read a setting, as these kinds do."""
     return Acts(
-        "links.kind names links with a rate and a latency of their own, as 'virtual' does",
-        lambda run: run.links.kind != AUTO and name in LINKS[run.links.kind].settings,
-        here=lambda run: f"links.kind is {run.links.kind!r}",
+        f"links.kind is one that reads it, as {' and '.join(kinds)} do{'es' * (len(kinds) == 1)}",
+        lambda run: name in run.link_settings,
     )
-
-
-RATE, LATENCY = _taken("gigabits_per_second"), _taken("latency_microseconds")
 
 
 class LinkSettings(Section):
     """[links] how the blocks reach each other."""
 
-    acts: ClassVar[dict[str, Acts]] = {"links.*": in_commands("train", "plan")}
+    acts: ClassVar[dict[str, Acts]] = {"links.*": TRAIN_OR_PLAN}
 
     kind: str = LINKS.default
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
-    gpu_aware: Literal["auto", "on", "off"] = "auto"
+    gpu_aware: Annotated[Literal["auto", "on", "off"], _of_links("gpu_aware", "auto", "mpi")] = (
+        "auto"
+    )
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
-    gigabits_per_second: Annotated[float, RATE] = Field(default=10.0, gt=0, le=LARGE)
+    gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
+        default=10.0, gt=0, le=LARGE
+    )
     """Rate of a virtual link, each way."""
-    timeout: float | None = Field(default=None, ge=0, le=LARGE)
+    timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi")] = Field(
+        default=None, ge=0, le=LARGE
+    )
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
-    latency_microseconds: Annotated[float, LATENCY] = Field(default=10.0, ge=0, le=LARGE)
+    latency_microseconds: Annotated[float, _of_links("latency_microseconds", "virtual")] = Field(
+        default=10.0, ge=0, le=LARGE
+    )
     """Latency of a virtual link."""
 
     @field_validator("kind")

@@ -16,8 +16,7 @@ ALIKE = Needs(
     "leave it out, or choose sync.name=all-reduce",
 )
 ALIKE_IN_FLOAT16 = Needs(
-    "it is not 'float16', or replicas have the same weights after every step, as with sync.name "
-    "all-reduce",
+    "it is not 'float16', or replicas have the same weights after every step (all-reduce)",
     lambda run: run.train.precision != "float16" or run.replicas == 1 or run.sync.exact,
     "choose bfloat16, or sync.name=all-reduce",
 )

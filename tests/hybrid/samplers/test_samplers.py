@@ -382,7 +382,7 @@ def test_settings_have_limits(make, reason):
 def test_losses_that_do_not_come_are_one_line(few):
     """Of a method of one's own that tells none."""
     made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
-    assert "was told 0 losses of 64 samples: take a solver that tells" in refused(made, few)
+    assert "has 0 losses of 64 samples: take a solver that reports" in refused(made, few)
 
 
 class Silent(Backprop):

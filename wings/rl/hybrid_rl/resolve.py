@@ -87,7 +87,7 @@ def check_start(config: RlConfig, ranks: int) -> None:
     if max(ranks, rl.blocks) > 2 + rl.actors:
         raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
     check_links(links, ranks)
-    acting.check({"links": links}, Known(ranks=ranks, links=links))
+    acting.check({"links": links}, Known(ranks=ranks))
 
 
 def _check(config: RlConfig) -> None:
@@ -117,7 +117,7 @@ def _check(config: RlConfig) -> None:
             f"rl.units is {rl.units}, which is not a multiple of rl.layers ({rl.layers}): take "
             f"{max(1, rl.units // rl.layers) * rl.layers}"
         )
-    acting.check({"rl": rl, "links": links}, Known(rl=rl, links=links))
+    acting.check({"rl": rl, "links": links}, Known(rl=rl))
 
 
 def too_many(ranks: int, actors: int) -> str:

@@ -14,6 +14,15 @@ from solvers.acting import Acts
 REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
 
 
+class RlLinkSettings(LinkSettings):
+    """[links] how the ranks reach each other; they compute on the CPU."""
+
+    acts: ClassVar[dict[str, Acts]] = {
+        "links.gpu_aware": Acts("a command computes on GPUs", lambda run: False),
+        "links.timeout": Acts("there are several processes", lambda run: run.ranks),
+    }
+
+
 class RlSettings(Section):
     """[rl] the environment, the networks, and the order of steps and updates."""
 
@@ -110,19 +119,6 @@ class RlSettings(Section):
     def checkpoint_interval(self) -> int:
         """Rounds between checkpoints."""
         return self._interval(self.checkpoint_every, 10)
-
-
-class RlLinkSettings(LinkSettings):
-    """[links] as `hybrid rl` has them."""
-
-    acts: ClassVar[dict[str, Acts]] = {
-        "links.gpu_aware": Acts(
-            "the command may use GPUs, which hybrid rl does not", lambda run: False
-        ),
-        "links.timeout": Acts(
-            "several processes wait for each other, under mpirun", lambda run: run.ranks
-        ),
-    }
 
 
 class RlConfig(Section):

@@ -262,9 +262,9 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("links.gpu_aware=on", "which hybrid rl does not"),
-        ("links.latency_microseconds=3", "links.kind is 'auto'"),
-        ("links.timeout=3", "under mpirun"),
+        ("links.gpu_aware=on", "a command computes on GPUs"),
+        ("links.latency_microseconds=3", "links.kind is one that reads it"),
+        ("links.timeout=3", "there are several processes"),
     ],
 )
 def test_settings_of_links_that_cannot_act_are_refused(word, says, hybrid):
