@@ -22,7 +22,7 @@ def installed() -> dict[str, str]:
 
 
 def versions(found: dict[str, str]) -> list[Finding]:
-    """A line each; only mpi4py is missed."""
+    """One line for each; only a missing mpi4py has a remedy."""
     remedies = {"mpi4py": "pip install 'hybrid-blocks[mpi]' to run under mpirun"}
     return [
         Finding(name, number or "not installed", "" if number else remedies.get(name, ""))
@@ -31,7 +31,7 @@ def versions(found: dict[str, str]) -> list[Finding]:
 
 
 def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
-    """Names what differs from rank 0."""
+    """Up to three versions that differ from those of rank 0."""
     differing = [
         f"{name} {here or 'missing'} on rank 0, {there[name] or 'missing'} on rank {rank}"
         for name, here in ranks[0].items()

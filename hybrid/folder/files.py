@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and where they say they are."""
+"""Files that are whole or absent, and are never written through links."""
 
 import errno
 import os
@@ -49,9 +49,9 @@ def remove(path: Path, first: str = "") -> None:
 
 
 def rename(source: Path, target: Path) -> bool:
-    """Give a file or folder another name at once; False where its file system cannot.
+    """Rename a file or folder atomically; False if its file system cannot.
 
-    One that a container has put over others (overlay) refuses it for folders of the lower ones.
+    A container's overlay refuses it for folders of its lower layers.
     """
     try:
         os.replace(source, target)
@@ -63,10 +63,10 @@ def rename(source: Path, target: Path) -> bool:
 
 
 def move(source: Path, target: Path, last: str = "") -> None:
-    """Rename a file or folder, or copy it and remove it where that cannot be.
+    """Rename a file or folder; copy and remove it where the file system cannot rename it.
 
-    The file `last`, without which the folder counts for nothing, is the last to be copied and the
-    first to be removed: broken off anywhere, the whole of it is at one of the two places.
+    The file `last`, without which the folder does not count, is copied last and removed first:
+    wherever this is interrupted, one of the two places has the whole folder.
     """
     if not rename(source, target):
         _copy(source, target, last)
@@ -75,7 +75,7 @@ def move(source: Path, target: Path, last: str = "") -> None:
 
 
 def _copy(source: Path, target: Path, last: str) -> None:
-    """Onto the disk; pipes and the like hold nothing and are left out."""
+    """Copy onto the disk; pipes and devices, which have no content, are left out."""
     if source.is_symlink():
         target.symlink_to(os.readlink(source))
     elif source.is_dir():
@@ -112,7 +112,7 @@ def check_link(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of writing name the file, as those of opening it do."""
+    """Let errors of writing name the file, as those of opening it do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a run comes from: software, machine, command."""
+"""The origin of a run: its software, machine and command."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 DISTRIBUTION = "hybrid-blocks"
 """This package's name where packages are installed from."""
 PACKAGES = ("torch", "numpy", "safetensors", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
-"""What the bits of a run may depend on."""
+"""The packages that the bits of a run may depend on."""
 
 
 def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
-    """Of a run that starts at `step` on ranks of those hosts, in order; JSON-able."""
+    """The origin, for JSON, of a run that starts at `step` on ranks of these hosts, in order."""
     found: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,
@@ -39,7 +39,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this package's sources, if they lie in a repository or pip knows it."""
+    """The commit of this package's sources, if they are in a repository or pip knows it."""
     with suppress(PackageNotFoundError, OSError, ValueError, AttributeError):
         told = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
         if found := told.get("vcs_info", {}).get("commit_id"):
