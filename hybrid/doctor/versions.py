@@ -2,11 +2,9 @@
 
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 from hybrid.doctor.finding import Finding
-from hybrid.folder.origin import DISTRIBUTION
+from hybrid.folder.origin import DISTRIBUTION, version_of
 
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""
@@ -16,8 +14,8 @@ def installed() -> dict[str, str]:
     """Version of Python and of each package; empty where it is not installed."""
     found = {"python": platform.python_version()} | dict.fromkeys(PACKAGES, "")
     for name in (*PACKAGES[1:], DISTRIBUTION, "cupy-cuda12x", "cupy-cuda13x"):
-        with suppress(PackageNotFoundError):
-            found[name.partition("-")[0]] = version(name)
+        if number := version_of(name):
+            found[name.partition("-")[0]] = number
     return found
 
 

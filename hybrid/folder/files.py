@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 
@@ -60,6 +61,15 @@ def rename(source: Path, target: Path) -> bool:
             raise
         return False
     return True
+
+
+def free_name(path: Path) -> Path:
+    """The first of PATH-1, PATH-2, ... that does not exist."""
+    return next(
+        found
+        for number in count(1)
+        if not os.path.lexists(found := path.with_name(f"{path.name}-{number}"))
+    )
 
 
 def move(source: Path, target: Path, last: str = "") -> None:

@@ -27,10 +27,10 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
         "step": step,
         "command": shlex.join(sys.argv),
         "hosts": list(hosts),
-        "version": _version(DISTRIBUTION),
+        "version": version_of(DISTRIBUTION),
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": {name: known for name in PACKAGES if (known := _version(name))},
+        "packages": {name: known for name in PACKAGES if (known := version_of(name))},
         "system": platform.platform(),
     }
     if job := os.environ.get("SLURM_JOB_ID"):
@@ -59,7 +59,8 @@ def commit() -> str | None:
     return None
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -14,6 +14,7 @@ from hybrid.folder.files import (
     check_file,
     check_folder,
     check_link,
+    free_name,
     move,
     naming,
     remove,
@@ -76,9 +77,7 @@ class RunFolder:
         """
         if self.newest() is not None or not (self.path / "metrics.jsonl").exists():
             return None
-        number = 1
-        while os.path.lexists(aside := self.path / f"without-checkpoint-{number}"):
-            number += 1
+        aside = free_name(self.path / "without-checkpoint")
         aside.mkdir()
         for name in (*_FILES, "checkpoints", "events", "report"):
             if os.path.lexists(self.path / name):

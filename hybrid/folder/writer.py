@@ -16,7 +16,7 @@ from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best
 from hybrid.folder.checkpoint import MANIFEST
-from hybrid.folder.files import move, remove, rename, sync, write_durably
+from hybrid.folder.files import free_name, move, remove, rename, sync, write_durably
 from hybrid.folder.manifest import MOST_BYTES
 from hybrid.links import AgreedError, RankLinks
 from hybrid.reading import read_whole
@@ -182,7 +182,7 @@ class Writer:
         os.replace(self._partial, final)
         for left in checkpoint.complete(self.root):
             if int(left.name) > self._step:
-                move(left, _set_aside(left), MANIFEST)
+                move(left, free_name(left.with_name(f"{left.name}.left")), MANIFEST)
         sync(self.root)
         remove(replaced, MANIFEST)
         self._prune()
@@ -227,14 +227,6 @@ class Writer:
 
 def _share_name(rank: int) -> str:
     return f"share-{rank}.json"
-
-
-def _set_aside(folder: Path) -> Path:
-    """A free name for a checkpoint that a roll-back has discarded."""
-    number = 1
-    while (free := folder.with_name(f"{folder.name}.left-{number}")).exists():
-        number += 1
-    return free
 
 
 def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
