@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from hybrid.errors import AgreedError, CodeError, StoppedError, format_error, one_line, place
+from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
 from hybrid.links.registry import AUTO, LINKS
@@ -72,7 +72,7 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
 
 
 def _explained(program: Program[T]) -> Program[T]:
-    """The program, but for errors of code that was given to it: those say where they come from."""
+    """The program, whose errors name the line if they come from code that was given to it."""
 
     @wraps(program)
     def explained(links: RankLinks) -> T:
@@ -81,7 +81,7 @@ def _explained(program: Program[T]) -> Program[T]:
         except (AgreedError, KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:
-            cause, where = error.__cause__ or error, place(error.__cause__ or error)
+            cause, where = error.__cause__ or error, code_line(error.__cause__ or error)
             if isinstance(error, ValueError) and error.__cause__ is not None:
                 text = one_line(error) + (f" ({where})" if where else "")
             elif where or not isinstance(error, Exception):
