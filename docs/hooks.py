@@ -1,4 +1,5 @@
-"""What the site has beside the pages: the commands' help, the job scripts, the changelog."""
+"""What the site has beside the pages: README and other files of the root, the commands' help, the
+job scripts."""
 
 from __future__ import annotations
 
@@ -10,6 +11,12 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).parents[1]
+ROOTED = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+}
+"""Page of the site -> the file above docs/ that it is."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -21,9 +28,9 @@ def on_files(files: Files, config: Any) -> Files:
         obj=command, ctx=typer.Context(command), name="hybrid", title="Commands"
     )
     files.append(File.generated(config, "commands.md", content=text))
-    files.append(
-        File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text())
-    )
+    for page, source in ROOTED.items():
+        content = (ROOT / source).read_text().replace("](docs/", "](")
+        files.append(File.generated(config, page, content=content))
     for script in sorted((ROOT / "jobs").iterdir()):
         files.append(File.generated(config, f"jobs/{script.name}", content=script.read_text()))
     return files

@@ -1,154 +1,119 @@
-"""Write the tables of settings from their declarations:  python docs/settings.py
+"""Write docs/settings.md, all settings with their defaults:  python docs/settings.py"""
 
-Those are docs/settings.md and, in the pages of the methods, the tables with `HEADER`.
-"""
-
-from dataclasses import fields
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import entry_points
+from itertools import takewhile
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings, values
-from hybrid.settings.resolve import resolve
-from hybrid.settings.text import to_toml
-from solvers import Backprop, registry
+from solvers import registry
 
-DOCS = Path(__file__).parent
+PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
-Defaults < a TOML file < the command line. Every setting can be given as `--set section.key=value`.
-These are all of them, with their defaults, as a run's `config.toml` holds them: what is unset is a
-comment that says what that means. A setting that cannot act in a run is refused, with the reason.
-
-```toml
-{defaults}```
-
-The table `[solver]` depends on the method:
+A setting on the command line overrides the same setting in a TOML file, and the file overrides the
+default. Every setting can be given as `--set section.key=value`. Every setting either has an effect
+or is rejected with a reason. `hybrid explain SECTION.KEY` prints what is said here, and
+`hybrid train --print-config` prints the file that a run would have. Defaults stand in brackets;
+"unset" means that no value is given, and the text says what follows from that.
 """
-HEADER = "| setting | default | meaning |\n|---|---|---|\n"
+CORRECTION = """
+## correction
 
-ALONE = ["rounds.correct_every", "rounds.window", "rounds.serial_epochs"]
-BESIDE = {
-    "augmented-lagrangian": [
-        "rounds.window",
-        "rounds.sweeps",
-        "rounds.correct_every",
-        "rounds.serial_epochs",
-    ],
-    "ampnet": [*ALONE, "model.survival"],
-    "bubble-filling": [
-        *("rounds.fill", "rounds.fill_step", "rounds.fill_samples", "rounds.gaps"),
-        *("rounds.window", "rounds.sweeps"),
-        *("correction.micro_batches", "solver.local_lr", "solver.beta"),
-    ],
-    "ddg": ALONE,
-    "deepfacto": ["model.factorize", "solver.factor_rho"],
-    "local-updates": ALONE,
-    "replicas": ["split.replicas", "split.blocks", "split.side_by_side", "sync.name"],
-}
-"""Settings that a page's table has beside its method's own."""
-SECTIONS = {
-    "sync": "how [replicas](replicas.md) keep together",
-    "sampler": "who [chooses the samples](samplers.md)",
-}
+The serial passes of a hybrid have the settings of [`backprop`](#backprop), as `correction.messages`
+for instance. `correction.micro_batches` is 4 where gaps are filled, and the method's own number
+where serial rounds stand beside a delayed method.
+"""
+OTHERS = """
+## {name}
+
+These are the settings of [`hybrid {name}`]({name}.md), which has `[links]` beside them.
+
+"""
+Rows = dict[str, tuple[str, str]]
+"""Setting -> its default and its meaning."""
 
 
-def written() -> dict[Path, str]:
-    """Every page with settings, and the text that the declarations make of it."""
-    pages = {DOCS / "settings.md": _all_settings()}
-    for path in DOCS.glob("*.md"):
-        before, header, after = path.read_text().partition(HEADER)
-        if header:
-            keys = [*BESIDE.get(path.stem, []), *_own(path.stem)]
-            rest = after[after.index("\n\n") :]
-            others = entry_points(group="hybrid.settings", name=path.stem)
-            rows = [_row(key, path.stem) for key in keys] if keys else _of_another_package(others)
-            if not rows:
-                continue
-            pages[path] = before + header + "\n".join(rows) + rest
-    return pages
+def written() -> str:
+    """The page, as the declarations make it."""
+    sections = (_section(section) for section in Config.model_fields)
+    others = (
+        OTHERS.format(name=point.name) + _list(point.name, _declared(point.load()))
+        for point in entry_points(group="hybrid.settings")
+    )
+    return "".join([HEAD, *sections, *others])
 
 
-def _all_settings() -> str:
-    parts = [HEAD.format(defaults=to_toml(resolve({})))]
-    for name in registry.OWN:
-        config = to_toml(resolve({"solver": {"name": name}}))
-        table = config[config.index("[solver]") : config.index("[correction]")]
-        parts.append(f"```toml\n{table.strip()}\n```\n")
-    for section, text in SECTIONS.items():
-        parts.append(f"The table `[{section}]` depends on {text}:\n")
-        for name in NAMED[section]:
-            config = to_toml(resolve({section: {"name": name}}))
-            table = config[config.index(f"[{section}]") :].split("\n\n")[0]
-            parts.append(f"```toml\n{table.strip()}\n```\n")
-    return "\n".join(parts)
+def _section(section: str) -> str:
+    if section == "correction":
+        return CORRECTION
+    kinds = _kinds(section)
+    known = known_settings(registry.DEFAULT)
+    made = dict(getattr(Config(), section))
+    found = {"name": made["name"]} if kinds else made
+    rows = {key: (_shown(value), known[f"{section}.{key}"]) for key, value in found.items()}
+    return f"\n## {section}\n\n{_list(section, rows)}" + "".join(
+        f"\n### `{name}`\n\n{_own(section, name, kinds)}" for name in kinds
+    )
 
 
-def _home(page: str) -> str:
-    """The section whose settings a page is about; empty if none."""
-    return next((section for section, known in NAMED.items() if page in known), "")
-
-
-def _own(method: str) -> list[str]:
-    """A method's settings, without those in the table of a method that it derives from."""
-    if section := _home(method):
-        return [f"{section}.{f.name}" for f in fields(NAMED[section][method])]
-    if method not in registry.OWN:
-        return []
-    cls = registry.solver_class(method)
-    above = {
-        f.name
-        for base in cls.__mro__[1:]
-        if HEADER in _page(getattr(base, "name", ""))
-        for f in fields(base)
-    }
-    return [f"solver.{f.name}" for f in fields(cls) if f.init and f.name not in above]
-
-
-def _page(method: str) -> str:
-    path = DOCS / f"{method}.md"
-    return path.read_text() if path.exists() else ""
-
-
-def _row(key: str, page: str) -> str:
-    if section := _home(page):
-        known = known_settings(registry.DEFAULT, {section: page})
-        return f"| `{key}` | {_default(key, page)} | {known[key]} |"
-    methods = [page] if page in registry.OWN else [registry.DEFAULT, *registry.OWN]
-    method = next(name for name in methods if key in known_settings(name))
-    return f"| `{key}` | {_default(key, method)} | {known_settings(method)[key]} |"
-
-
-def _default(key: str, method: str) -> str:
-    section, _, name = key.partition(".")
-    made: Any = {"correction": Backprop}.get(section)
-    if section in NAMED and method in NAMED[section]:
-        made = NAMED[section][method]
+def _kinds(section: str) -> dict[str, type]:
+    """What the `name` of a section may name; none where a section has no such setting."""
     if section == "solver":
-        made = registry.solver_class(method)
-    if section in NAMED and name == "name":
-        return NAMED[section].default
-    found = values(made())[name] if made else getattr(getattr(Config(), section), name)
-    if found is None:
+        return {name: registry.solver_class(name) for name in registry.OWN}
+    return {name: NAMED[section][name] for name in NAMED.get(section, ())}
+
+
+def _own(section: str, name: str, kinds: dict[str, type]) -> str:
+    """The list of a method, a strategy or a sampler; of one like an earlier one, what differs."""
+    rows = _rows(section, name, kinds[name])
+    if not rows:
+        return "It has no settings.\n"
+    others = {other: _rows(section, other, kinds[other]) for other in takewhile(name.__ne__, kinds)}
+    near = min(others, key=lambda other: len(_differing(rows, others[other])), default="")
+    if not near or 3 * len(_differing(rows, others[near])) > 2 * len(rows):
+        return _list(section, rows)
+    new = {key: row for key, row in rows.items() if others[near].get(key) != row}
+    missing = ", ".join(f"`{key}`" for key in others[near] if key not in rows)
+    but = f" without {missing}" if missing else ""
+    also = ", with these in addition or instead:" if new else "."
+    text = fill(f"It has the settings of [`{near}`](#{near}){but}{also}", 119)
+    return f"{text}\n\n{_list(section, new)}" if new else f"{text}\n"
+
+
+def _differing(rows: Rows, others: Rows) -> set[str]:
+    return {key for key in rows | others if rows.get(key) != others.get(key)}
+
+
+def _rows(section: str, name: str, made: Any) -> Rows:
+    known = known_settings(name if section == "solver" else registry.DEFAULT, {section: name})
+    return {
+        key: (_shown(value), known[f"{section}.{key}"]) for key, value in values(made()).items()
+    }
+
+
+def _declared(settings: Any) -> Rows:
+    """Of a command of another package, which has settings of its own."""
+    found = settings.model_fields.items()
+    return {key: (_shown(field.default), field.description or "") for key, field in found}
+
+
+def _list(section: str, rows: Rows) -> str:
+    lines = (f"- `{section}.{key}` ({default}): {text}" for key, (default, text) in rows.items())
+    return "".join(f"{fill(line, 119, subsequent_indent='  ')}\n" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
         return "unset"
-    if isinstance(found, float):
-        return f"{found:g}"
-    return "none" if found in ("", [], {}) else str(found).lower()
-
-
-def _of_another_package(points: EntryPoints) -> list[str]:
-    """Of a command that has settings of its own; none where its package is not installed."""
-    rows = []
-    for point in points:
-        for name, field in point.load().model_fields.items():
-            default = "unset" if field.default is None else field.default
-            shown = f"{default:g}" if isinstance(default, float) else str(default)
-            shown = shown.lower() if isinstance(default, bool) else shown
-            rows.append(f"| `{point.name}.{name}` | {shown} | {field.description} |")
-    return rows
+    if value in ("", [], {}):
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":
-    for path, text in written().items():
-        path.write_text(text)
+    PAGE.write_text(written())

@@ -23,9 +23,9 @@ CALLS = {
 # their modules are constants, or what an installed package's metadata names
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
-    *("hybrid/__init__.py", "solvers/__init__.py", "solvers/registry.py"),
-    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "solvers/named.py"),
-    "hybrid/runs/references.py",
+    *("hybrid/__init__.py", "solvers/__init__.py"),
+    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "hybrid/links/__init__.py"),
+    *("solvers/named.py", "hybrid/runs/references.py"),
 }
 
 
@@ -55,8 +55,6 @@ UNSAFE = {"shell", "allow_pickle"}
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_can_run_what_a_file_holds(path):
     allowed = ["importlib.import_module"] * (str(path.relative_to(ROOT)) in IMPORTING)
-    # every name that it looks up is a stand-in, as tests/hybrid/data/test_unpickle.py shows
-    allowed += ["pickle"] * (path == ROOT / "hybrid" / "data" / "files" / "unpickle.py")
     # a user's data set goes to its own worker processes, through no file
     allowed += ["multiprocessing.get_context"] * (path.name == "fetching.py")
     # a worker asks which process it works for

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hybrid import data, models, split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
-from hybrid.method.setup import make_block
+from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from solvers import AugmentedLagrangian, Batch, Block

@@ -20,10 +20,10 @@ from typing import Any
 from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
 from hybrid.plan.planner import Planner
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
-from hybrid.training.replicas import Grid
 from solvers import DDG
 
 FILE = Path(__file__).with_suffix(".json")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hybrid import data, models, split
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.setup import make_block
+from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window

@@ -13,8 +13,8 @@ from torch import Tensor
 from solvers import DDG
 from solvers.base import program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import Flight
 from solvers.delayed.ddg import StashingProgram
+from solvers.delayed.flights import Flight
 from solvers.exact.micro_batches import MicroBatch
 from solvers.windows import PhaseStats
 
@@ -76,8 +76,8 @@ class MendedProgram(StashingProgram):
         self._flying = flight
         super()._backward(flight)
 
-    def _adjoint(self, part: MicroBatch, dtype: torch.dtype) -> Tensor:
-        p_out = super()._adjoint(part, dtype)
+    def _receive_adjoint(self, part: MicroBatch, dtype: torch.dtype) -> Tensor:
+        p_out = super()._receive_adjoint(part, dtype)
         assert self._flying.out is not None
         self._returned = (self._flying.out.detach(), p_out)
         return p_out
@@ -90,7 +90,7 @@ class MendedProgram(StashingProgram):
     def _step(self, part: MicroBatch) -> None:
         for mini_batch in self._home:
             self._add_local(mini_batch[part.number])
-        if part.ends:
+        if part.is_last:
             for p, total in self._sums.items():
                 if p.grad is not None:
                     p.grad.add_(total, alpha=self.solver.local_lr / len(self._home))
@@ -128,7 +128,7 @@ class MendedProgram(StashingProgram):
         decay, momentum = group["weight_decay"], group["momentum"]
         decayed = set(group["params"])
         before = []
-        if self.solver.spike and part.ends:
+        if self.solver.spike and part.is_last:
             for p in self.block.module.parameters():
                 assert p.grad is not None
                 before.append(p.grad + decay * p.detach() if p in decayed else p.grad.clone())

@@ -24,7 +24,7 @@ from torch import nn
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.setup import make_block
+from hybrid.method.blocks import make_block
 from hybrid.optimizers.making import make
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError

@@ -6,28 +6,26 @@ import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hybrid.bench import report
-from hybrid.bench.loops import DataParallel, PlainLoop
+from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
-from hybrid.bench.pipelines import SCHEDULES, Pipeline
-from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recipes
-from hybrid.cuts.partition import Blocks, default_sample, split
+from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
+from hybrid.cuts.partition import split
 from hybrid.links import AgreedError, run_threads
 from hybrid.links.mpi import MpiLinks, arranged
-from hybrid.method.setup import check_size, share_size
+from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
@@ -37,11 +35,12 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import refuse_rounds
 from hybrid.training.evaluation import measure
-from hybrid.training.replicas import Grid, closest
+from hybrid.training.replicas import arrangement
 from solvers import Batch, registry
 from solvers.blocks.block import Block
-from solvers.exact.pipeline import Gaps, fit
 from solvers.kernels import choose
+
+NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}
 
 
 class Bench:
@@ -54,26 +53,30 @@ class Bench:
         micro_batches: Sequence[int],
         only: Sequence[str],
         out: Path,
+        others: Mapping[str, Callable[[Chain], Contender]] = NO_OTHERS,
     ) -> None:
+        """`others` makes rows beside this project's own, from the network."""
         _refuse(settings)
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
             # hours of measuring must not end at a folder nobody may write to
             tempfile.TemporaryFile(dir=out).close()
         self.out = out
-        self.comm, self.settings = comm, settings
+        self.comm, self.settings, self.others = comm, settings, others
         self.micro_batches, self.only = list(micro_batches), list(only)
         mine = methods.solver(settings)
         classes = map(registry.solver_class, registry.names())
         solvers = [mine if kind is type(mine) else kind() for kind in classes]
-        made = recipes(micro_batches, methods.correction(settings), solvers)
+        memory_gb = settings.rounds.memory_gb
+        made = recipes(micro_batches, methods.correction(settings), solvers, memory_gb)
         size = settings.train.batch_size
-        parts = [1, *(m for m in micro_batches if 1 < m <= size)]
-        self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in parts}
+        accumulated = [1, *(m for m in micro_batches if 1 < m <= size)]
+        self.bases = {(accumulating(m) if m > 1 else BASE).name: m for m in accumulated}
         """The ways to train on one rank, of which the fastest is the base case."""
-        self.left_out = {r.name: f"a mini-batch has {size} samples" for r in made if r.parts > size}
+        too_many = [recipe.name for recipe in made if recipe.micro_batches > size]
+        self.left_out = dict.fromkeys(too_many, f"a mini-batch has {size} samples")
         """Rows that cannot be, and why."""
-        made = [recipe for recipe in made if recipe.parts <= size]
+        made = [recipe for recipe in made if recipe.micro_batches <= size]
         self.own = {recipe.name: (recipe, Grid(comm.size)) for recipe in made}
         self.own |= self._replicated(made)
         self.threads = settings.train.threads or 1
@@ -88,33 +91,29 @@ class Bench:
         """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
         wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
         sync, first = methods.sync(self.settings), self.micro_batches[0]
-        every = [Grid(K, ranks // K) for K in range(ranks - 1, 0, -1) if ranks % K == 0]
+        every = factorizations(ranks, ranks - 1)
         if wanted.replicas > 1:
             every = [Grid(wanted.blocks, wanted.replicas)]
         found: dict[str, tuple[Recipe, Grid]] = {}
         for grid in every:
-            (K, R), share = grid, share_size(size, 0, grid.replicas)
+            K, share = grid.blocks, share_size(size, 0, grid.replicas)
+            fitting = [r for r in made if r.micro_batches <= share]
             m = 1 if K == 1 else first
-            rows = [r for r in made if r.solver.exact and r.serial.micro_batches == m][:1]
-            worth = {
-                r: (-r.solver.parts(share), r.solver.progress(K, share) or 0.0)
-                for r in made
-                if r.alone and K > 1 and r.solver.progress(K, share)
-            }
-            rows += sorted(worth, key=lambda r: worth[r])[-1:]
+            rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
+            worth = [
+                (-r.solver.parts(share), r.solver.progress(K, share), r)
+                for r in fitting
+                if r.delayed and K > 1 and r.solver.progress(K, share)
+            ]
+            rows += [r for *_, r in sorted(worth, key=itemgetter(0, 1))[-1:]]
             for r in rows:
-                if size < R * max(r.serial.micro_batches, r.solver.parts(share)):
-                    continue
                 found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
         return found
 
     def connect(self) -> None:
-        """Settle the rows, and let the ranks reach each other through torch, too.
-
-        All must call it; AgreedError if `only` names no row.
-        """
+        """Settle the rows; all ranks call it. AgreedError if `only` names no row."""
         self.cores = self.comm.bcast(len(host_cores()))
-        there = [*self._theirs(self.model(0)), *self.own]
+        there = [*self._loops(self.model(0)), *self.others, *self.own]
         words = [word.casefold() for word in self.only]
         chosen = [n for n in there if any(word in n.casefold() for word in words or [""])]
         if not chosen:
@@ -122,30 +121,29 @@ class Bench:
                 f"--rows {','.join(self.only)} names no row; there are: {'; '.join(there)}"
             )
         self.chosen = list(dict.fromkeys([*self.bases, *chosen]))
-        process_group(self.comm, self.device)
 
     def model(self, seed: int) -> Chain:
         """The network with the weights of a seed."""
         chosen = self.settings.train.model_copy(update={"seed": seed})
         return build.model(self.settings.model_copy(update={"train": chosen}), self.train)
 
-    def blocks(self, model: Chain, count: int) -> Blocks:
-        """The cuts of our own rows of so many blocks."""
+    def problem(self, model: Chain, count: int) -> Problem:
+        """What our own rows of so many blocks train."""
         asked = self.settings.split
         cuts = asked.cuts if len(asked.cuts) == count - 1 else None
         blocks = split(model, count, cuts=cuts, balance=asked.balance, inside=asked.inside)
-        blocks = blocks.fitted(default_sample(model, None))
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
-        return blocks
+        return Problem.of(build.options(self.settings), blocks, self.train, self.test)
 
     def contenders(self, seed: int, out: Container[str] = ()) -> dict[str, Contender]:
-        """The base case, torch's own ways, ours, as far as they are chosen, can be and not out."""
+        """The chosen rows that can be and are not in `out`, the base case first."""
         model = self.model(seed)
         # measured cuts differ from one time to the next
-        blocks = cache(partial(self.blocks, model))
-        makers = self._theirs(model)
+        problem = cache(partial(self.problem, model))
+        makers = self._loops(model)
+        makers |= {name: partial(make, model) for name, make in self.others.items()}
         makers |= {
-            name: partial(self._ours, blocks, recipe, grid)
+            name: partial(self._ours, problem, recipe, grid)
             for name, (recipe, grid) in self.own.items()
         }
         made: dict[str, Contender] = {}
@@ -159,35 +157,22 @@ class Bench:
                 self.left_out[name] = str(error)
         return made
 
-    def _ours(self, cut: Callable[[int], Blocks], recipe: Recipe, grid: Grid) -> Contender:
+    def _ours(self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid) -> Contender:
         """One of our own rows; ValueError for a grid that cannot be."""
-        settings, size, (K, R) = self.settings, self.settings.train.batch_size, grid
-        blocks = cut(K)
-        gaps: list[Gaps] = []
-        if recipe.fill:
-            costs = replace(blocks, costs=[]).block_costs()
-            gaps = fit(costs, size, recipe.serial.micro_batches)
-        side = settings.split.side_by_side
-        if side == "auto":
-            shapes = blocks.cut_shapes(default_sample(blocks.model, None))
-            side = closest(blocks, shapes, size, R, recipe.sync)
-        links = MpiLinks(arranged(self.comm.Dup(), R, side), self.device, replicas=R)
-        return OwnContender(recipe, blocks, links, gaps, settings, self.device)
+        K, R = grid
+        method = recipe.method(problem(K), build.options(self.settings), R)
+        comm = arranged(self.comm.Dup(), R, arrangement(method))
+        return MethodContender(method, MpiLinks(comm, self.device, replicas=R))
 
-    def _theirs(self, model: Chain) -> dict[str, Callable[[], Contender]]:
-        """What makes the base case and torch's own ways."""
-        sgd, device, cores = self.settings.optimizer, self.device, self.cores
-        makers: dict[str, Callable[[], Contender]] = {
-            name: partial(PlainLoop, model, sgd, self.threads, device, m)
-            for name, m in self.bases.items()
+    def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
+        """What makes the hand-written loops, which train on the first rank."""
+        here, every = self.comm.rank == 0, f"plain loop, {self.cores} threads"
+        loops = {name: (self.threads, m) for name, m in self.bases.items()}
+        loops[every] = self.cores, 1
+        return {
+            name: partial(PlainLoop, model, self.settings.optimizer, *loop, self.device, here)
+            for name, loop in loops.items()
         }
-        makers |= {
-            f"plain loop, {cores} threads": partial(PlainLoop, model, sgd, cores, device),
-            "torch DistributedDataParallel": partial(DataParallel, model, sgd, device),
-        }
-        for kind, m in product(SCHEDULES, self.micro_batches):
-            makers[f"torch {kind}, m={m}"] = partial(Pipeline, model, sgd, kind, m, device)
-        return makers
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
@@ -277,7 +262,6 @@ class Bench:
         if target is not None:
             self._write(facts, speeds, runs)
             runs = self.to_accuracy(target, lengths, seeds)
-        dist.destroy_process_group()
         return self._write(facts | {"target": target}, speeds, runs)
 
     def _facts(self) -> dict[str, Any]:
@@ -294,7 +278,7 @@ class Bench:
             "data": settings.data.name,
             "batch_size": size,
             "precision": settings.train.precision,
-            "cuts": self.blocks(model, min(self.comm.size, len(units(model)))).cuts,
+            "cuts": self.problem(model, min(self.comm.size, len(units(model)))).blocks.cuts,
             "bases": [name for name in self.bases if name not in self.left_out],
             "epoch_images": len(self.train) // size * size,
         }
@@ -328,5 +312,5 @@ def _refuse(settings: Config) -> None:
 
 def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
     row.train(batches)
-    if isinstance(row, OwnContender):
+    if isinstance(row, MethodContender):
         row.end_epoch()

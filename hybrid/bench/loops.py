@@ -1,19 +1,17 @@
-"""What a PyTorch user would use otherwise: the plain loop, and DistributedDataParallel."""
+"""What a PyTorch user writes on one device: the plain loop, and the loop that accumulates."""
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.measure import CPU, Contender
-from hybrid.bench.processes import compute_threads
 from hybrid.optimizers.making import make
 from hybrid.settings.config import OptimizerSettings
 from solvers import Batch
@@ -22,7 +20,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class TorchContender(Contender):
-    """What torch's own ways share: a network of their own, its optimizer and a clock."""
+    """What rows of torch alone share: a network of their own, its optimizer and a clock."""
 
     _model: Any
     """What this rank holds of the network; None where that is nothing."""
@@ -63,10 +61,10 @@ class TorchContender(Contender):
 
 
 class PlainLoop(TorchContender):
-    """A hand-written loop on rank 0 alone; the other ranks return at once.
+    """A hand-written loop on one rank, whose `here` is true; the other ranks return at once.
 
     With more `threads` than the cores this process is bound to, it takes all of the host's for as
-    long as it trains. The other ranks should sleep meanwhile, not poll: `dist.barrier` sleeps.
+    long as it trains. The other ranks should sleep meanwhile, as they do in `meet`.
     With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
     """
 
@@ -75,12 +73,12 @@ class PlainLoop(TorchContender):
         model: nn.Module,
         optimizer: OptimizerSettings,
         threads: int = 1,
-        device: torch.device = CPU,
         micro_batches: int = 1,
+        device: torch.device = CPU,
+        here: bool = True,
     ) -> None:
         self._threads, self._micro_batches = threads, micro_batches
-        alone = not dist.is_initialized() or dist.get_rank() == 0
-        self._model = prepared(model).to(device) if alone else None
+        self._model = prepared(model).to(device) if here else None
         super().__init__(self._model or nn.Module(), optimizer, device)
 
     def train(self, batches: Sequence[Batch]) -> None:
@@ -99,42 +97,6 @@ class PlainLoop(TorchContender):
         return None if self._model is None else on_cpu(self._model.state_dict())
 
 
-class DataParallel(TorchContender):
-    """DistributedDataParallel: rank r trains on the r-th of K equal parts of every mini-batch.
-
-    BatchNorm normalizes by a rank's own part; torch's default copies rank 0's running statistics
-    to everyone before every step, and they are what `state_dict` gives. `train` raises ValueError
-    for a mini-batch that K does not divide, since gradients are averaged over ranks.
-    """
-
-    def __init__(
-        self, model: nn.Module, optimizer: OptimizerSettings, device: torch.device = CPU
-    ) -> None:
-        self._model = DistributedDataParallel(
-            prepared(model).to(device), device_ids=[device] if device.type == "cuda" else None
-        )
-        super().__init__(self._model, optimizer, device)
-        trained = sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
-        size = dist.get_world_size()
-        # torch does not tell: a ring all-reduce; rank 0's copies of the statistics are not counted
-        self._bytes_a_step = 2 * (size - 1) / size * trained
-
-    def train(self, batches: Sequence[Batch]) -> None:
-        size = dist.get_world_size()
-        for batch in batches:
-            check_divides(size, "ranks", batch)
-        with self._running():
-            for batch in batches:
-                ids = batch.ids.chunk(size)[dist.get_rank()]
-                out = self._model(batch.source.images(ids, batch.step))
-                cross_entropy(out, batch.source.labels(ids, batch.step)).backward()
-                self._step(batch.learning_rate)
-                self._sent += self._bytes_a_step
-
-    def state_dict(self) -> dict[str, Tensor] | None:
-        return on_cpu(self._model.module.state_dict()) if dist.get_rank() == 0 else None
-
-
 def prepared(model: Model) -> Model:
     """A copy of its own, channels_last and in training mode."""
     own = deepcopy(model).train()
@@ -147,10 +109,38 @@ def on_cpu(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
-def check_divides(parts: int, what: str, batch: Batch) -> None:
-    """ValueError unless a mini-batch can be cut into so many equal parts."""
-    if len(batch) % parts:
-        near = parts * max(1, len(batch) // parts)
-        raise ValueError(
-            f"{parts} {what} do not divide a batch of {len(batch)}: take a batch of {near}"
-        )
+def host_cores() -> set[int]:
+    """The cores of this host this process could use if its launcher had not bound it."""
+    bound = os.sched_getaffinity(0)
+    try:
+        # the kernel keeps those that exist and that the process's container may use
+        os.sched_setaffinity(0, range(max(os.cpu_count() or 1, max(bound) + 1)))
+        return os.sched_getaffinity(0)
+    except OSError:
+        return bound
+    finally:
+        os.sched_setaffinity(0, bound)
+
+
+@contextmanager
+def compute_threads(threads: int) -> Iterator[None]:
+    """`threads` compute threads, on all of the host's cores if they are more than the bound ones.
+
+    Every thread of the process is moved: those of torch's pool keep the cores of their making.
+    """
+    before, bound = torch.get_num_threads(), os.sched_getaffinity(0)
+    torch.set_num_threads(threads)
+    if threads > len(bound):
+        _bind(host_cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        if threads > len(bound):
+            _bind(bound)
+
+
+def _bind(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)

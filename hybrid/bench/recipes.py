@@ -1,63 +1,76 @@
-"""The settings that `bench` and `plan` compare, one recipe a row."""
+"""The ways to train that `bench` and `plan` compare, one recipe for each row."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from shlex import quote
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from hybrid.bench.measure import CPU, Contender
-from hybrid.cuts.partition import Blocks, default_sample
+from hybrid.bench.measure import Contender
 from hybrid.links import RankLinks
-from hybrid.method.setup import Method, factorized_cuts, make_block, share_size
-from hybrid.settings.config import Config
-from solvers import Backprop, Batch, Setup, Solver, Window, registry
-from solvers.base import Shape
+from hybrid.method.method import Method
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.method.settle import settle
+from hybrid.settings.config import RoundSettings
+from hybrid.settings.rounds import WINDOW, settled
+from solvers import Backprop, Batch, Solver, Window, registry
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import Gaps
 from solvers.exact.wire import WireFormat
 from solvers.sync.base import Strategy
 from solvers.sync.messages import MessageFormat
 from solvers.sync.registry import STRATEGIES
 
+MEMORY_GB = RoundSettings().memory_gb
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to train: a solver, and a serial pass beside it unless it trains alone."""
+    """The settings of one row: what a run needs to train in the same way."""
 
     name: str
     solver: Solver
     correction: PassSettings = field(default_factory=PassSettings)
-    sweeps: int = 0
-    fill: bool = False
-    window: int = 4
+    rounds: RoundSettings = field(default_factory=RoundSettings)
+    """With everything decided that was unset."""
     sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep together, where there are any."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", settled(self.solver, self.rounds))
 
     @property
     def windowed(self) -> bool:
         """Whether a round sweeps over a window that a serial pass has gone over."""
-        return self.sweeps > 0 and self.solver.alternates
+        return self.solver.alternates and self.rounds.window is not None
 
     @property
-    def alone(self) -> bool:
-        """Whether a pipeline that is never flushed does all."""
+    def delayed(self) -> bool:
+        """Whether it trains in a pipeline that is never flushed, without corrections."""
         return not self.solver.alternates and not self.solver.exact
 
     @property
     def serial(self) -> PassSettings:
+        """The settings of its exact passes."""
         return self.solver if isinstance(self.solver, PassSettings) else self.correction
 
     @property
-    def parts(self) -> int:
-        """m, the micro-batches that its name tells."""
+    def micro_batches(self) -> int:
+        """The number m of micro-batches in its name."""
         return max(self.serial.micro_batches, getattr(self.solver, "micro_batches", 1) or 1)
+
+    def method(self, problem: Problem, options: Options, replicas: int = 1) -> Method:
+        """The method of a run with these settings; ValueError, as there, if it cannot train."""
+        own = replace(options, sync=self.sync, replicas=replicas)
+        if replicas == 1:  # what is asked of replicas holds for the rows that have some
+            own.side_by_side = "auto"
+            own.train = own.train.model_copy(update={"sync_batchnorm": False})
+        return settle(problem, self.solver, self.correction, self.rounds, own)
 
     def narrowed(self, messages: WireFormat) -> Recipe | None:
         """The same with messages of fewer bits; None if it has as few, or no choice."""
@@ -92,11 +105,13 @@ class Recipe:
         if self.solver.alternates:
             made |= _changed("correction", self.correction)
             if self.windowed:
-                made |= {"rounds.window": self.window, "rounds.sweeps": self.sweeps}
-            if self.fill:
+                made |= {f"rounds.{k}": getattr(self.rounds, k) for k in ("window", "sweeps")}
+            if self.rounds.fill:
                 made["rounds.fill"] = True
-                # a run with gaps filled has more than one unless it is told
+                # a run with gaps filled has several unless it is given their number
                 made["correction.micro_batches"] = self.correction.micro_batches
+            if self.rounds.gaps:
+                made["rounds.gaps"] = [list(pair) for pair in self.rounds.gaps]
         return made
 
     def flags(self) -> str:
@@ -104,33 +119,9 @@ class Recipe:
         own = {"solver.name": "--solver", "rounds.window": "--window", "rounds.sweeps": "--sweeps"}
         parts = []
         for key, value in self.settings().items():
-            text = str(value).lower() if isinstance(value, bool) else value
-            parts.append(f"{own[key]} {text}" if key in own else f"--set {key}={text}")
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            parts.append(f"{own[key]} {text}" if key in own else f"--set {quote(f'{key}={text}')}")
         return " ".join(parts)
-
-    def method(
-        self,
-        blocks: Blocks,
-        shapes: Sequence[Shape],
-        batch_size: int,
-        gaps: Sequence[Gaps],
-        replicas: int = 1,
-    ) -> Method:
-        """What the rounds of the first replica's ranks are started from."""
-        setup = Setup(
-            tuple(shapes),
-            share_size(batch_size, 0, replicas),
-            window=self.window if self.windowed else 0,
-            sweeps=max(self.sweeps, 1),
-            fills=self.fill,
-            correct_every=1 if self.solver.alternates else 0,
-            factorized=factorized_cuts(blocks),
-            packed=blocks.packed_cuts,
-            bundled=blocks.bundled,
-            total=batch_size if replicas > 1 else 0,
-            replicas=replicas,
-        )
-        return Method(self.solver, self.correction, setup, tuple(gaps) if self.fill else ())
 
 
 BASE = Recipe("plain loop", Backprop())
@@ -154,11 +145,13 @@ def recipes(
     micro_batches: Sequence[int],
     correction: PassSettings | None = None,
     solvers: Sequence[Solver] | None = None,
+    memory_gb: float = MEMORY_GB,
 ) -> list[Recipe]:
-    """Serial, pipelined, pipelined with half the bytes; of every other one of `solvers` a filled
-    pipeline and a windowed one, or it alone, in as many parts.
+    """Serial, pipelined, pipelined with half the bytes; every other one of `solvers` in its ways:
+    with gaps filled and with windows, or, where it has neither, with every number of micro-batches.
 
-    `correction` gives the serial passes' other settings (number format of messages, ...).
+    `correction` gives the serial passes' other settings (number format of messages, ...), and
+    `memory_gb` how much the auxiliary variables of a rank may take.
     """
     exact = Backprop(**vars(correction or PassSettings()))
     passes = {m: replace(exact, micro_batches=m) for m in (1, *micro_batches)}
@@ -172,20 +165,19 @@ def recipes(
         if solver.exact:
             continue
         if not solver.alternates:
-            made += [
-                Recipe(title, each, exact, sweeps=1)
-                for title, each in _alone(solver, micro_batches)
-            ]
+            made += [Recipe(title, each) for title, each in _delayed(solver, micro_batches)]
             continue
         for m in micro_batches if solver.fills else ():
-            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill=True))
+            fill = RoundSettings(fill=True, memory_gb=memory_gb)
+            made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill))
         m = micro_batches[-1]
-        made.append(Recipe(f"{name}, m={m}, window 4", solver, passes[m], sweeps=solver.sweeps))
+        window = RoundSettings(window=WINDOW, memory_gb=memory_gb)
+        made.append(Recipe(f"{name}, m={m}, window {WINDOW}", solver, passes[m], window))
     return made
 
 
-def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, Solver]]:
-    """A method that trains alone, with every number of micro-batches if it has a say in it."""
+def _delayed(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, Solver]]:
+    """A method without windows, with every number of micro-batches if it has that setting."""
     name: str = solver.name
     if not hasattr(solver, "micro_batches"):
         yield name, solver
@@ -199,37 +191,20 @@ def _alone(solver: Solver, micro_batches: Sequence[int]) -> Iterator[tuple[str, 
         yield f"{name}, m={m}{wire}", replace(solver, micro_batches=m)  # type: ignore[type-var]
 
 
-class OwnContender(Contender):
-    """A recipe on this rank of a grid: rounds over windows of its replica's share.
+class MethodContender(Contender):
+    """A method on this rank of a grid, with weights of its own.
 
-    Its bytes and waits are counted by its links.
+    Its links count its bytes and waits.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        blocks: Blocks,
-        links: RankLinks,
-        gaps: list[Gaps],
-        settings: Config,
-        device: torch.device = CPU,
-        shapes: Sequence[Shape] | None = None,
-    ) -> None:
-        self.recipe, self.links = recipe, links
-        model, units = deepcopy((blocks.model, blocks.units))
-        self.blocks = replace(blocks, model=model, units=units)
-        place, size = links.place, settings.train.batch_size
-        self.block = make_block(self.blocks, place.block, settings.optimizer, device)
-        if shapes is None:
-            shapes = self.blocks.cut_shapes(default_sample(model, None))
-        method = recipe.method(self.blocks, shapes, size, gaps, place.replicas).of_replica(place)
-        if place.replicas > 1:
-            share = method.setup.batch_size / size
-            self.block.sync = recipe.sync.start(self.block, links.peers, share)
-        self.rounds = method.start(self.block, links)
+    def __init__(self, method: Method, links: RankLinks) -> None:
+        self.links = links
+        self.method = method.copied().of_replica(links.place)
+        self.block = self.method.block(links)
+        self.rounds = self.method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:
-        length, sweeps = self.recipe.window, max(self.recipe.sweeps, 1)
+        length, sweeps = self.method.round_batches, self.method.setup.sweeps
         place = self.links.place
         mine = [batch.of_replica(place.replica, place.replicas) for batch in batches]
         starts = range(0, len(mine), length)
@@ -243,7 +218,7 @@ class OwnContender(Contender):
 
     def state_dict(self) -> dict[str, Tensor] | None:
         self.rounds.drain()
-        module = self.blocks.module(self.links.rank)
+        module = self.method.problem.blocks.module(self.links.rank)
         with self.block.joined():
             mine = {module.global_name(k): v.cpu() for k, v in module.state_dict().items()}
         everyone = self.links.all_gather(mine)

@@ -1,20 +1,40 @@
 """Links between blocks: threads in one process, MPI ranks, or virtual clocks."""
 
-from hybrid.errors import AgreedError
-from hybrid.links.base import PeerError, Place, Program, RankLinks, Traffic
-from hybrid.links.threads import ThreadLinks, run_threads
-from hybrid.links.virtual import Network, VirtualLinks, run_virtual
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybrid.errors import AgreedError
+    from hybrid.links.base import PeerError, Program, RankLinks, Start, Traffic
+    from hybrid.links.threads import ThreadLinks, run_threads
+    from hybrid.links.virtual import Network, VirtualLinks, run_virtual
 
 __all__ = [
     "AgreedError",
     "Network",
     "PeerError",
-    "Place",
     "Program",
     "RankLinks",
+    "Start",
     "ThreadLinks",
     "Traffic",
     "VirtualLinks",
     "run_threads",
     "run_virtual",
 ]
+
+_HOMES = {
+    "AgreedError": "hybrid.errors",
+    **dict.fromkeys(("ThreadLinks", "run_threads"), "hybrid.links.threads"),
+    **dict.fromkeys(("Network", "VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
+}
+"""Where a name is, if not in `hybrid.links.base`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: the settings, which know the registry, need no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'hybrid.links' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "hybrid.links.base")), name)

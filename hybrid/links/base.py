@@ -1,21 +1,21 @@
-"""What threads and MPI links share: a place in the grid, counters, agreement, failure."""
+"""What threads and MPI links share: sends and receives by neighbor, counters, agreement."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
-from typing import Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, one_line
+from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
-Side = Literal["chain", "peers"]
-"""Ranks that a launcher numbers one after the other: those of a chain, or peers."""
-
 
 LOOKS_AGAIN = 2e-5
 """Seconds until one that waits for any of several looks for a message again."""
@@ -48,43 +48,33 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is in the grid of K blocks x R replicas."""
+class Start:
+    """What links start a program on."""
 
-    block: int = 0
-    blocks: int = 1
-    replica: int = 0
-    replicas: int = 1
-
-    @property
-    def number(self) -> int:
-        """r K + k, whatever the launcher calls this rank."""
-        return self.replica * self.blocks + self.block
-
-    @property
-    def count(self) -> int:
-        """Ranks of the grid."""
-        return self.blocks * self.replicas
-
-    @classmethod
-    def of(cls, number: int, blocks: int, replicas: int = 1) -> "Place":
-        """The place with that number."""
-        return cls(number % blocks, blocks, number // blocks, replicas)
-
-
-def place(number: int, count: int, replicas: int, side_by_side: Side) -> Place:
-    """Of rank `number` of `count`."""
-    blocks = count // replicas
-    if side_by_side == "chain":
-        return Place.of(number, blocks, replicas)
-    return Place(number // replicas, blocks, number % replicas, replicas)
+    grid: Grid
+    settings: LinkSettings = field(default_factory=LinkSettings)
+    device: torch.device | None = None
+    """Of this process's blocks; None: the CPU."""
+    side_by_side: Arrangement = "chain"
+    comm: Any = None
+    """The communicator of the ranks that a launcher started; None without a launcher."""
+    local_rank: int = 0
 
 
 class RankLinks(ABC):
-    """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks."""
+    """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks.
 
-    virtual = False
-    """Whether its clock counts the work of one thread a rank alone."""
+    A class of links of one's own derives from it, or from a class that does, has a `name`, and is
+    made known by an entry point of the group "hybrid.links".
+    """
+
+    name: ClassVar[str] = ""
+    in_one_process: ClassVar[bool] = True
+    """Whether all ranks are in this process; else each is a process that a launcher started."""
+    clocked = False
+    """Whether its clock counts the work of one thread for each rank, over a network of settings."""
+    settings: ClassVar[frozenset[str]] = frozenset()
+    """The settings of [links] that have an effect, beside `kind`."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -95,6 +85,11 @@ class RankLinks(ABC):
         """Told of every wait: a name, and two readings of `perf_counter`."""
         self.waits_since: float | None = None
         """Since when, by `now`, it has waited for another rank; None while it does not."""
+
+    @classmethod
+    @abstractmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        """Run the program on every rank; give the result of the first rank in this process."""
 
     def run(self, program: Program[T]) -> T:
         """Run this rank's program."""
@@ -217,9 +212,7 @@ class Peers:
         place = links.place
         self.replica, self.replicas = place.replica, place.replicas
         self._links = links
-        self._numbers = [
-            Place(place.block, place.blocks, r, place.replicas).number for r in range(self.replicas)
-        ]
+        self._numbers = place.peers
         self._begun = 0
         self._arrived = [0] * self.replicas
         self._early: dict[tuple[int, int], Tensor] = {}

@@ -1,5 +1,6 @@
 """Links between MPI ranks, through mpi4py's buffer interface: no tensor is pickled."""
 
+import os
 import sys
 from collections import deque
 from math import prod
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, StoppedError, reason
-from hybrid.links.base import Place, Program, RankLinks, Side, place
+from hybrid.links import probe
+from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.staging import Outgoing, staging
+from hybrid.ranks.grid import Arrangement, Grid
 
 T = TypeVar("T")
 _DTYPES = (
@@ -23,6 +26,8 @@ _DTYPES = (
 )
 _FORMAT_TAG = 1
 _FIRST_DATA_TAG = 2
+IN_SLURM_SECONDS = 1800.0
+"""A job of Slurm's ends where a rank has waited so long, unless links.timeout says otherwise."""
 
 
 class MpiLinks(RankLinks):
@@ -43,6 +48,9 @@ class MpiLinks(RankLinks):
     work.
     """
 
+    name, in_one_process = "mpi", False
+    settings = frozenset({"gpu_aware", "timeout"})
+
     def __init__(
         self,
         comm: Any,
@@ -52,7 +60,7 @@ class MpiLinks(RankLinks):
     ) -> None:
         from mpi4py import MPI
 
-        super().__init__(Place.of(comm.rank, comm.size // replicas, replicas))
+        super().__init__(Grid(comm.size // replicas, replicas).place(comm.rank))
         self._mpi = MPI
         self._comm = comm
         self._chain = comm if replicas == 1 else comm.Split(self.place.replica, self.rank)
@@ -63,6 +71,35 @@ class MpiLinks(RankLinks):
         self._pending: deque[tuple[Any, Any]] = deque()
         self._peers_pending: deque[tuple[Any, Any]] = deque()
         """Apart: a peer may take a message much later, and nobody waits for that."""
+
+    @classmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        """Run `program` on this rank.
+
+        A failure that the ranks have not agreed on ends the whole job at once: the others may be
+        waiting for a message that will never come. So does a wait longer than `links.timeout`.
+        """
+        comm, settings, replicas = start.comm, start.settings, start.grid.replicas
+        timeout = settings.timeout
+        if timeout is None:
+            timeout = IN_SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else 0.0
+        direct, _ = probe.agreed(settings.gpu_aware, start.device, comm, start.local_rank)
+        grid = arranged(comm, replicas, start.side_by_side)
+        links, ended = cls(grid, start.device, direct, replicas), Event()
+        if timeout:
+            Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
+        try:
+            return links.run(program)
+        except (AgreedError, StoppedError):
+            raise
+        except BaseException as error:
+            abort(comm, error)
+            raise
+        finally:
+            ended.set()
+            links.free()
+            if grid is not comm:
+                grid.Free()
 
     def free(self) -> None:
         """Give back the chain's communicator; what a peer has not taken still reaches it."""
@@ -134,8 +171,8 @@ class MpiLinks(RankLinks):
         return everyone
 
     def _post(self, number: int, request: Any, buffer: Any) -> None:
-        same = Place.of(number, self.size).replica == self.place.replica
-        (self._pending if same else self._peers_pending).append((request, buffer))
+        pending = self._pending if self.place.in_chain(number) else self._peers_pending
+        pending.append((request, buffer))
 
     def _drop_completed(self) -> None:
         """Let MPI progress, and free the buffers of sends that have left."""
@@ -144,47 +181,12 @@ class MpiLinks(RankLinks):
                 pending.popleft()
 
 
-def run_mpi(
-    comm: Any,
-    program: Program[T],
-    device: torch.device | None = None,
-    gpu_aware: bool = False,
-    timeout: float = 0.0,
-    replicas: int = 1,
-    side_by_side: Side = "chain",
-) -> list[T]:
-    """Run `program` on this rank; give its result as a list of one.
-
-    Ranks of a chain lie `side_by_side` in `comm`, or ranks that own the same block.
-
-    A failure that the ranks have not agreed on ends the whole job at once: the others may be
-    waiting for a message that will never come. So does a wait of more than `timeout` seconds; 0:
-    none is too long.
-    """
-    grid = arranged(comm, replicas, side_by_side)
-    links = MpiLinks(grid, device, gpu_aware, replicas)
-    ended = Event()
-    if timeout:
-        Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
-    try:
-        return [links.run(program)]
-    except (AgreedError, StoppedError):
-        raise
-    except BaseException as error:
-        abort(comm, error)
-        raise
-    finally:
-        ended.set()
-        links.free()
-        if grid is not comm:
-            grid.Free()
-
-
-def arranged(comm: Any, replicas: int, side_by_side: Side) -> Any:
+def arranged(comm: Any, replicas: int, side_by_side: Arrangement) -> Any:
     """A communicator whose rank r K + k has block k of replica r."""
     if replicas == 1:
         return comm
-    return comm.Split(0, place(comm.rank, comm.size, replicas, side_by_side).number)
+    grid = Grid(comm.size // replicas, replicas)
+    return comm.Split(0, grid.place(comm.rank, side_by_side).number)
 
 
 def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import PeerError, Place, Program, RankLinks
+from hybrid.links.base import PeerError, Program, RankLinks, Start
+from hybrid.ranks.grid import Grid
 
 T = TypeVar("T")
 
@@ -43,18 +44,17 @@ class Meeting:
 class Room:
     """What the threads of one run share."""
 
-    def __init__(self, blocks: int, replicas: int = 1) -> None:
-        self.blocks, self.replicas = blocks, replicas
-        places = range(blocks * replicas)
+    def __init__(self, grid: Grid) -> None:
+        self.places = [grid.place(number) for number in range(grid.ranks)]
         # neighbors in a chain, and ranks that own the same block
         self.queues: dict[tuple[int, int], SimpleQueue[Any]] = {
-            (a, b): SimpleQueue()
-            for a in places
-            for b in places
-            if (abs(a - b) == 1 if a // blocks == b // blocks else (a - b) % blocks == 0)
+            (a.number, b): SimpleQueue()
+            for a in self.places
+            for b in {a.number - 1, a.number + 1, *a.peers} - {a.number}
+            if b in a.peers or a.in_chain(b)
         }
-        self.chains = [Meeting(blocks) for _ in range(replicas)]
-        self.grid = Meeting(blocks * replicas) if replicas > 1 else self.chains[0]
+        self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
+        self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
 
     def fail(self) -> None:
@@ -70,9 +70,16 @@ class ThreadLinks(RankLinks):
     far.
     """
 
+    name = "threads"
+
     def __init__(self, number: int, room: Room) -> None:
-        super().__init__(Place.of(number, room.blocks, room.replicas))
+        super().__init__(room.places[number])
         self._room = room
+
+    @classmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        threads, (blocks, replicas) = torch.get_num_threads(), start.grid
+        return run_threads(blocks, program, threads, cls, replicas)[0]
 
     def flush(self) -> None:
         """Nothing to wait for: a reference has left when it is put."""
@@ -124,7 +131,7 @@ def run_threads(
 
     The first failure is raised here, after every thread has ended.
     """
-    room, size = Room(blocks, replicas), blocks * replicas
+    room, size = Room(Grid(blocks, replicas)), blocks * replicas
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
@@ -160,8 +167,8 @@ def run_threads(
 
 
 def _name(number: int, room: Room) -> str:
-    place = Place.of(number, room.blocks, room.replicas)
-    return f"block-{place.block}" + (f"-of-{place.replica}" if room.replicas > 1 else "")
+    place = room.places[number]
+    return f"block-{place.block}" + (f"-of-{place.replica}" if place.replicas > 1 else "")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import Place, Program
+from hybrid.links.base import Program, Start
 from hybrid.links.threads import Room, ThreadLinks, run_threads
 from hybrid.settings.config import LinkSettings
 
@@ -45,7 +45,8 @@ class VirtualLinks(ThreadLinks):
     one thread a rank, processor time is counted; on more, or on a GPU, real time.
     """
 
-    virtual = True
+    name, clocked = "virtual", True
+    settings = frozenset({"gigabits_per_second", "latency_microseconds"})
 
     def __init__(
         self, number: int, room: Room, network: Network, baton: threading.Lock, threads: int
@@ -57,6 +58,11 @@ class VirtualLinks(ThreadLinks):
         self._clock = self._begun = 0.0
         self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
         """When the way to the previous block, the next one and the peers is free."""
+
+    @classmethod
+    def start(cls, program: Program[T], start: Start) -> T:
+        threads, (blocks, replicas) = torch.get_num_threads(), start.grid
+        return run_virtual(blocks, program, Network.asked(start.settings), threads, replicas)[0]
 
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
@@ -74,8 +80,7 @@ class VirtualLinks(ThreadLinks):
         if tensor.is_cuda:
             torch.cuda.synchronize()
         seconds = tensor.numel() * tensor.element_size() / self._network.bytes_per_second
-        same = Place.of(number, self.size).replica == self.place.replica
-        way = number - self.place.number if same else 0
+        way = number - self.place.number if self.place.in_chain(number) else 0
         self._free[way] = max(self.now(), self._free[way]) + seconds
         arrival = self._free[way] + self._network.latency_seconds
         self._room.queues[self.place.number, number].put((tensor, arrival))

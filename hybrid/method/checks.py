@@ -7,25 +7,21 @@ from dataclasses import fields
 
 import torch
 
+from hybrid.method.facts import Facts
 from hybrid.method.replica_checks import check_replicas
-from hybrid.method.setup import Method, Options
 from hybrid.samplers.base import Learning
-from hybrid.settings.config import OptimizerSettings, RoundSettings
+from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.rounds import WINDOW
 from solvers.base import Recording
 from solvers.exact.exact_pass import PassSettings
 
 
-def check_method(options: Options, method: Method, survival: float, draws: bool) -> None:
-    """ValueError, with the remedy, for settings that cannot work or would change nothing.
-
-    `survival` is the least probability that a unit is there in a pass; `draws`: whether layers
-    draw random numbers.
-    """
-    solver, setup, train = method.solver, method.setup, options.train
+def check_method(facts: Facts) -> None:
+    """ValueError, with the remedy, for settings that cannot work or would change nothing."""
+    solver, setup, train = facts.solver, facts.setup, facts.options.train
     solver.check(setup)
-    check_replicas(options, solver, setup, method.statistics, survival)
-    _check_corrections(options, method)
+    check_replicas(facts)
+    _check_corrections(facts)
     if setup.fills and train.precision == "float16":
         raise ValueError(
             "rounds.fill adds gradients of several passes, and train.precision is 'float16', "
@@ -40,33 +36,34 @@ def check_method(options: Options, method: Method, survival: float, draws: bool)
             "train.graphs is true and train.precision is 'float16', whose loss scale waits for "
             "the GPU at every step: choose bfloat16, or train.graphs=false"
         )
-    if draws and (train.graphs or train.compile):
+    if facts.draws and (train.graphs or train.compile):
         raise ValueError(
             f"train.{'graphs' if train.graphs else 'compile'} is true, but layers of the model "
             "draw random numbers, which then would not be repeatable: leave it out"
         )
 
 
-def _check_corrections(options: Options, method: Method) -> None:
-    solver, setup, name = method.solver, method.setup, method.solver.name
+def _check_corrections(facts: Facts) -> None:
+    solver, setup, name = facts.solver, facts.setup, facts.solver.name
+    optimizer = facts.options.optimizer
     if setup.corrects or setup.fills:
         return
     if not solver.alternates:
-        _refuse(method, f"{name!r} has no corrections here", [f.name for f in fields(PassSettings)])
+        _refuse(facts, f"{name!r} has no corrections here", [f.name for f in fields(PassSettings)])
         return
     why = "rounds.correct_every is 0, and a forward pass alone has no use for it"
-    _refuse(method, why, ["micro_batches", "clip_norm", "recompute"])
-    if solver.own_momentum and isinstance(options.optimizer, OptimizerSettings):
+    _refuse(facts, why, ["micro_batches", "clip_norm", "recompute"])
+    if solver.own_momentum and isinstance(optimizer, OptimizerSettings):
         why = f"all steps are local ones, and {name!r} has a momentum of its own"
-        options.optimizer.refuse("optimizer", why, "momentum")
-        if "momentum" in options.optimizer.arguments:
+        optimizer.refuse("optimizer", why, "momentum")
+        if "momentum" in optimizer.arguments:
             raise ValueError(f"optimizer.arguments has a momentum, but {why}: leave it out")
 
 
-def _refuse(method: Method, why: str, names: Sequence[str]) -> None:
-    solver, plain = method.solver, PassSettings()
+def _refuse(facts: Facts, why: str, names: Sequence[str]) -> None:
+    solver, plain = facts.solver, PassSettings()
     for name in names:
-        value, default = getattr(method.correction, name), getattr(plain, name)
+        value, default = getattr(facts.correction, name), getattr(plain, name)
         if value != default:
             own = solver.exact and hasattr(solver, name)
             meant = f", or set solver.{name}={value}" if own else ""
@@ -76,30 +73,29 @@ def _refuse(method: Method, why: str, names: Sequence[str]) -> None:
             )
 
 
-def check_rounds(
-    options: Options, method: Method, rounds: RoundSettings, steps: int, length: int
-) -> None:
-    """ValueError for (decided) rounds that leave the method nothing to train.
-
-    `steps`: mini-batches of an epoch; `length`: of the longest window.
-    """
+def check_rounds(facts: Facts) -> None:
+    """ValueError for rounds that leave the method nothing to train."""
+    rounds, train, steps, length = (
+        facts.rounds,
+        facts.options.train,
+        facts.steps,
+        facts.round_batches,
+    )
     # windows that follow residuals keep their first length while there are none
     size = min(length, WINDOW) if rounds.window == "auto" else length
-    last = options.train.epochs * steps - 1 - (steps - 1) % size
-    if method.setup.serial_steps > last:
+    last = train.epochs * steps - 1 - (steps - 1) % size
+    if facts.setup.serial_steps > last:
         raise ValueError(
             f"rounds.serial_epochs is {rounds.serial_epochs:g} and train.epochs "
-            f"{options.train.epochs}, so all rounds, of {size} mini-batches, would be serial and "
-            f"{method.solver.name!r} would train nothing: take fewer of them, or more --epochs"
+            f"{train.epochs}, so all rounds, of {size} mini-batches, would be serial and "
+            f"{facts.solver.name!r} would train nothing: take fewer of them, or more --epochs"
         )
 
 
-def check_sampler(options: Options, method: Method, rounds: RoundSettings, length: int) -> None:
-    """ValueError for a sampler that learns from losses which (decided) rounds do not tell in time.
-
-    `length`: mini-batches of the longest window.
-    """
-    sampler, solver = options.sampler, method.solver
+def check_sampler(facts: Facts) -> None:
+    """ValueError for a sampler that learns from losses which the rounds do not report in time."""
+    sampler, solver, rounds = facts.options.sampler, facts.solver, facts.rounds
+    length = facts.round_batches
     if not isinstance(sampler, Learning):
         return
     who = f"sampler {sampler.name!r} learns from losses"

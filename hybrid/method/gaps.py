@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from hybrid.cuts.partition import Blocks
+from hybrid.method.facts import Facts
+from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from solvers.base import Setup, Solver
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 
-def settled(
-    rounds: RoundSettings, blocks: Blocks, inputs: Any, batch_size: int, micro_batches: int
-) -> list[Gaps]:
-    """Those asked for, or else what fits; ValueError unless each block has one of its own.
-
-    `inputs` is a batch of the network's inputs.
-    """
-    gaps = [Gaps(*pair) for pair in rounds.gaps]
+def settled_gaps(
+    rounds: RoundSettings, problem: Problem, batch_size: int, micro_batches: int
+) -> tuple[Gaps, ...]:
+    """The gaps that were asked for, or else what fits; ValueError unless each block has its own."""
+    if not rounds.fill:
+        return ()
+    blocks, gaps = problem.blocks, tuple(Gaps(*pair) for pair in rounds.gaps)
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return fit(counted.block_costs(inputs), batch_size, micro_batches)
+        return tuple(fit_gaps(counted.block_costs(problem.inputs), batch_size, micro_batches))
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "
-            "one [middle, turn] a block, or leave it empty"
+            "one [middle, turn] for each block, or leave it empty"
         )
     if gaps[-1].middle:
         raise ValueError(
@@ -37,17 +34,14 @@ def settled(
     return gaps
 
 
-def check(gaps: Sequence[Gaps], rounds: RoundSettings, solver: Solver, setup: Setup) -> None:
-    """ValueError for settings that these gaps leave without an effect."""
+def check_gaps(facts: Facts) -> None:
+    """ValueError for settings that the gaps leave without an effect."""
+    setup, gaps = facts.setup, facts.gaps
     if not setup.fills or len(gaps) == 1:
         return
-    size = setup.batch_size
-    if not any(n % size for gap in gaps for n in gap):
-        why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
-        rounds.refuse("rounds", why, "fill_samples")
     if any(map(sum, gaps)):
         return
     why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
-    rounds.refuse("rounds", why, "fill_step")
+    facts.rounds.refuse("rounds", why, "fill_step")
     if not setup.window:
-        solver.refuse_inert(why)
+        facts.solver.refuse_inert(why)

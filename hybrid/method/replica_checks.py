@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hybrid.method.setup import Options
+from hybrid.method.facts import Facts
+from hybrid.method.options import Options
 from hybrid.optimizers import making as optimizers
 from hybrid.settings.config import OptimizerSettings
-from solvers.base import Setup, Solver
 from solvers.sync.registry import STRATEGIES
 
 
-def check_replicas(
-    options: Options, solver: Solver, setup: Setup, normed: bool, survival: float = 1.0
-) -> None:
-    """ValueError, with the remedy, for replicas and strategies that cannot work or act.
-
-    `survival` is the least probability that a unit is there in a pass.
-    """
+def check_replicas(facts: Facts) -> None:
+    """ValueError, with the remedy, for replicas and strategies that cannot work or act."""
+    options, solver, setup, survival = facts.options, facts.solver, facts.setup, facts.survival
     sync, train, R = options.sync, options.train, options.replicas
     name = sync.name
     if R == 1:
@@ -30,7 +26,7 @@ def check_replicas(
             "then are no gradients to agree on: take one replica"
         )
     if train.sync_batchnorm:
-        _check_norms(options, normed)
+        _check_norms(options, facts.normed)
     if setup.factorized:
         raise ValueError(
             f"split.replicas is {R}, and a factorization learns its dictionary from the samples of "

@@ -12,15 +12,13 @@ from typing import Any
 from hybrid.bench.recipes import BASE
 from hybrid.links import Network
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.planner import Planner, Prediction, best
 from hybrid.plan.subject import Say
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.runs.references import is_reference
 from hybrid.settings.config import Config, TrainSettings
-from hybrid.settings.methods import sync
 from hybrid.settings.resolve import refuse_rounds, resolve
-from hybrid.training.replicas import Grid
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
 """Settings that a command says by flags of their own."""
@@ -49,10 +47,7 @@ def report(
             "or --blocks and --ranks"
         )
     if R == 1 and not ranks:
-        split = settings.split
-        refuse_inert(
-            Options(sync=sync(settings), side_by_side=split.side_by_side, train=settings.train)
-        )
+        refuse_inert(build.options(settings))
     data, _ = build.data_sets(settings.data)
     network = Network.asked(settings.links)
     planner = Planner(settings, build.network(settings, data), data, network, say)
@@ -188,7 +183,6 @@ def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> 
 def command(chosen: Prediction, settings: Config) -> str:
     """What gives a recipe to mpirun."""
     names = ",".join(f'"{cut}"' for cut in chosen.cuts)
-    pairs = ",".join(f"[{g.middle},{g.turn}]" for g in chosen.gaps)
     ranks = chosen.grid.ranks
     start = f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"
     return (
@@ -198,7 +192,6 @@ def command(chosen: Prediction, settings: Config) -> str:
         + (f"--blocks {chosen.blocks} --replicas {chosen.replicas} " if chosen.replicas > 1 else "")
         + f"{chosen.recipe.flags()}"
         + (f" --set 'split.cuts=[{names}]'" if names else "")
-        + (f" --set 'rounds.gaps=[{pairs}]'" if pairs else "")
         + "".join(f" --set {quote(given)}" for given in _given(settings, chosen))
     )
 

@@ -12,18 +12,18 @@ import numpy as np
 from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.method.replica_checks import refuse_inert
-from hybrid.method.setup import Options
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Grid
+from hybrid.ranks.starting import link_class
 from hybrid.runs import build
 from hybrid.runs.references import is_reference
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml
-from hybrid.training.replicas import Grid
 from solvers import registry
 from solvers.sync.registry import STRATEGIES
 
@@ -76,7 +76,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             "--set train.device=cpu"
         )
     ranks = found.split.blocks * found.split.replicas
-    threads = 1 if found.links.kind == "virtual" else launch.threads_per_rank(ranks)
+    threads = 1 if link_class(found.links).clocked else launch.threads_per_rank(ranks)
     found.train = found.train.model_copy(update={"threads": found.train.threads or threads})
     asked = load(path, {**overrides, "solver.name": registry.DEFAULT}).split
     if not (asked.blocks or asked.cuts or asked.replicas):
@@ -87,7 +87,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 
 def network(found: Config) -> Network:
     """What joins the ranks; all must call it."""
-    if found.links.kind == "virtual":
+    if link_class(found.links).clocked:
         return Network.asked(found.links)
     comm = launch.communicator()
     return IN_ONE_PROCESS if comm is None else measured_network(comm)
@@ -103,7 +103,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     parts = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
     predictions = planner.predictions(wanted, parts, found.split.cuts)
     if found.train.precision == "float16":
-        predictions = [p for p in predictions if not p.recipe.fill]
+        predictions = [p for p in predictions if not p.recipe.rounds.fill]
     sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
     if sync != default:
         predictions = [p for p in predictions if p.recipe.sync == sync]
@@ -119,8 +119,6 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
         say(f"auto: {doubt}")
     made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
     made |= {"split.blocks": taken.blocks, "split.replicas": taken.replicas}
-    if taken.gaps:
-        made["rounds.gaps"] = [list(pair) for pair in taken.gaps]
     return made
 
 
@@ -135,9 +133,8 @@ def _grids(found: Config, planner: Planner) -> list[Grid]:
         return [Grid(asked.blocks, asked.replicas)]
     every = planner.grids(asked.blocks)
     some = [grid for grid in every if 2 * grid.replicas <= planner.size]
-    options = Options(sync=methods.sync(found), side_by_side=asked.side_by_side, train=found.train)
     try:
-        refuse_inert(options)
+        refuse_inert(build.options(found))
     except ValueError:
         some = [grid for grid in some if grid.replicas > 1]
     return some or every

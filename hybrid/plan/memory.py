@@ -9,60 +9,50 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.partition import Blocks
-from hybrid.method.setup import share_size
-from solvers.exact.pipeline import Gaps
-from solvers.layers.depth import decided
+from hybrid.method.method import Method
+from solvers.layers.depth import nothing_left_out
 
 
 class Memory:
     """Estimates bytes from passes over two samples, a run of units measured once."""
 
-    def __init__(self, batch_size: int, copies: int) -> None:
-        self._size = batch_size
+    def __init__(self, copies: int) -> None:
         self._copies = copies
         """Of the weights: themselves, their gradients, what the optimizer keeps."""
         self._saved: dict[tuple[object, ...], float] = {}
 
-    def needed(
-        self,
-        blocks: Blocks,
-        inputs: Sequence[Tensor],
-        recipe: Recipe,
-        gaps: Sequence[Gaps],
-        replicas: int = 1,
-    ) -> list[int]:
-        """A block each, of the first replica, whose share of the mini-batch is the largest.
+    def needed(self, recipe: Recipe, method: Method, inputs: Sequence[Tensor]) -> list[int]:
+        """Of each block of the replica whose method it is.
 
         `inputs`, of some samples, go into the blocks. Counted are weights, their optimizer, what
         keeps replicas together, graphs alive at once, auxiliary variables.
         """
-        size, exact, K = share_size(self._size, 0, replicas), recipe.serial, len(blocks)
+        blocks, replicas, gaps = method.problem.blocks, method.setup.replicas, method.gaps
+        size, exact, K = method.setup.batch_size, recipe.serial, len(blocks)
         copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
         m = exact.micro_batches
         share = ceil(size / m)
-        shapes = [tuple(x.shape[1:]) for x in inputs]
-        method = recipe.method(blocks, shapes[1:], self._size, gaps, replicas)
         needed = []
-        for k, lam in enumerate(shapes):
+        for k, given in enumerate(inputs):
+            lam = given.shape[1:]
             module = blocks.module(k)
             weights = sum(
                 p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
             )
             summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-            arriving = inputs[k].detach()[:1].expand(size, *lam).requires_grad_(k > 0)
+            arriving = given.detach()[:1].expand(size, *lam).requires_grad_(k > 0)
             a_sample = self.graph(module, arriving) / size
             graph = round(share * a_sample)
-            flying = m if recipe.fill and k < K - 1 else min(m, K - k)
+            flying = m if gaps and k < K - 1 else min(m, K - k)
             if exact.recompute:
                 a_value = arriving.element_size()
                 graph, flying = graph + (flying - 1) * prod(lam) * a_value * share, 1
             live = flying * graph
-            if recipe.alone:
+            if recipe.delayed:
                 live = recipe.solver.held_bytes(module, arriving, k, K, self.graph)
             if recipe.windowed:
                 live = max(live, round(size * a_sample))
-            if recipe.fill:
+            if gaps:
                 live += round(min(max(gaps[k]), size) * a_sample)
             needed.append(weights + round(copies * summed) + live + method.memory(k))
         return needed
@@ -92,7 +82,7 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
 
     leaf = x.detach().requires_grad_(x.requires_grad)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.enable_grad(), hooks, decided():
+    with torch.enable_grad(), hooks, nothing_left_out():
         module(leaf)
     return sum(kept.values())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import ceil, lcm
 from typing import Any
 
@@ -11,32 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.bench.measure import CPU, still_batches
-from hybrid.bench.recipes import BASE, OwnContender, Recipe, accumulating, recipes
+from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
-from hybrid.method.replica_checks import check_replicas
-from hybrid.method.setup import Options, check_size, share_size
+from hybrid.method.method import Method
+from hybrid.method.problem import Problem, check_size
 from hybrid.optimizers import making as optimizers
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.samplers.base import Learning
+from hybrid.ranks.grid import Grid, Place, grids, share_size
+from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.training.replicas import Grid, grids
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 from solvers.exact.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 """Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
 
-Measured with tuned learning rates: docs/benchmarks/auxiliary.md, "What a sweep is worth".
+Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
 """
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
@@ -67,10 +68,7 @@ class Prediction:
     memory_bytes: list[int]
     batch_size: int
     """Of a replica's share."""
-    gaps: list[Gaps] = field(default_factory=list)
     replicas: int = 1
-    auxiliary_bytes: int = 0
-    """Of them, the most that a rank stores between its passes."""
     speed_up: float = 0.0
     """Over the fastest way to train on one rank."""
 
@@ -95,7 +93,7 @@ class Prediction:
         """The same as if replicas always agreed; 0 where it is not measured."""
         own = self.recipe.solver.progress(self.blocks, self.batch_size)
         if self.recipe.solver.alternates:
-            own = 1 + (FILL_WORTH if self.recipe.fill else SWEEP_WORTH) * self.local_share
+            own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
         return (own or 0.0) * self.images_per_second
 
 
@@ -121,13 +119,18 @@ class Planner:
         torch.set_num_threads(self.threads)
         self.size = settings.train.batch_size
         check_size(self.size, data)
+        options = build.options(settings)
+        # units are timed on a CPU, by torch's kernels
+        on_cpu = options.train.model_copy(update={"device": "cpu", "kernels": "torch"})
+        self._options = replace(options, train=on_cpu)
+        self._problems: dict[tuple[object, ...], Problem] = {}
         self.refused: list[str] = []
         """Why recipes were left out."""
         self.subject = Subject(settings, model, data, say)
         self._alone: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = optimizers.copies(settings.optimizer) + (settings.train.ema > 0)
-        self._memory = Memory(self.size, copies)
+        self._memory = Memory(copies)
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:
         """The model in `count` blocks, balanced by the time of passes over so many samples."""
@@ -166,7 +169,7 @@ class Planner:
         if key not in self._alone:
             whole = self.blocks(1)
             wanted = [BASE, *map(accumulating, (m for m in key if 1 < m <= self.size))]
-            sizes = (ceil(self.size / recipe.parts) for recipe in wanted)
+            sizes = (ceil(self.size / recipe.micro_batches) for recipe in wanted)
             self.subject.measure(whole, *sizes)
             made = [self.predict(whole, recipe) for recipe in wanted]
             made.sort(key=lambda p: -p.images_per_second)
@@ -192,11 +195,7 @@ class Planner:
                 f"--blocks asks for {grid.blocks} blocks, the model has {most} units: ask for at "
                 f"most {most}, or take a deeper model"
             )
-        if grid.replicas > self.size:
-            raise ValueError(
-                f"--replicas asks for {grid.replicas} replicas, a mini-batch has {self.size} "
-                f"samples: ask for at most {self.size}, or take a larger --batch-size"
-            )
+        replace(self._options, replicas=grid.replicas).check()
 
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
@@ -207,40 +206,31 @@ class Planner:
         parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
         blocks = self.blocks(K, ceil(share / parts[0]), cuts)
         self.subject.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
-        asked, limit = methods.sync(self.settings), self.settings.rounds.memory_gb
+        asked = methods.sync(self.settings)
         others = [asked] if R > 1 and not asked.exact else []
-
-        def predicted(recipe: Recipe) -> Prediction:
-            self._say(f"{grid}: {recipe.name}")
-            return self.predict(blocks, recipe, replicas=R)
 
         def possible(recipes: Iterable[Recipe]) -> Iterator[Prediction]:
             for recipe in recipes:
-                reason, made = self._refusal(blocks, recipe, R), None
+                self._say(f"{grid}: {recipe.name}")
                 try:
-                    made = None if reason else predicted(recipe)
-                except ValueError as error:  # it cannot be timed
-                    reason = str(error)
-                if made is not None and made.auxiliary_bytes > limit * 1e9:
-                    reason = f"it stores {made.auxiliary_bytes / 1e9:.3g} GB of auxiliary variables"
-                    reason += f", and rounds.memory_gb is {limit:g}"
-                if reason:
-                    self.refused.append(reason)
-                    self._say(f"{grid}: {recipe.name} is left out: {reason}")
-                elif made is not None:
-                    yield made
+                    yield self.predict(blocks, recipe, replicas=R)
+                except ValueError as error:  # it cannot train, or be timed
+                    self.refused.append(str(error))
+                    self._say(f"{grid}: {recipe.name} is left out: {error}")
 
         def narrower(own: Prediction, narrow: Narrow) -> list[Prediction]:
             """With messages of fewer bits, as long as each format gains `NARROWER` times."""
             found = [own]
             for number_format in NARROW:
                 recipe = narrow(found[-1].recipe, number_format)
-                if recipe is None or self._refusal(blocks, recipe, R):
+                if recipe is None:
                     continue
-                tried = predicted(recipe)
-                if (tried.progress or 0.0) < NARROWER * (found[-1].progress or 0.0):
-                    break
-                found.append(tried)
+                self._say(f"{grid}: {recipe.name}")
+                with suppress(ValueError):  # what cannot have such messages keeps wider ones
+                    tried = self.predict(blocks, recipe, replicas=R)
+                    if (tried.progress or 0.0) < NARROWER * (found[-1].progress or 0.0):
+                        break
+                    found.append(tried)
             return found[1:]
 
         made = list(possible(self._recipes(grid, parts, asked)))
@@ -257,40 +247,33 @@ class Planner:
 
     def _recipes(self, grid: Grid, parts: Sequence[int], asked: Strategy) -> list[Recipe]:
         """Those of one grid; a single block of several replicas has nothing to pipeline."""
-        exact = methods.correction(self.settings)
+        exact, limit = methods.correction(self.settings), self.settings.rounds.memory_gb
         if grid.replicas == 1:
-            return recipes(parts, exact, self.solvers())
-        made = recipes(parts, exact, self.solvers() if grid.blocks > 1 else [BASE.solver])
+            return recipes(parts, exact, self.solvers(), limit)
+        solvers = self.solvers() if grid.blocks > 1 else [BASE.solver]
+        made = recipes(parts, exact, solvers, limit)
         if grid.blocks == 1:
             made = made[:1]
         return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made
 
-    def _refusal(self, blocks: Blocks, recipe: Recipe, R: int) -> str:
-        """Why a recipe cannot train these blocks, or R replicas of them; empty: it can."""
-        method = recipe.method(blocks, _shapes(self.subject.inputs(blocks)), self.size, [], R)
-        options = Options(replicas=R, sync=recipe.sync, train=self.settings.train)
-        norms = torch.nn.modules.batchnorm._BatchNorm
-        normed = any(isinstance(m, norms) for m in self.model.modules())
-        try:
-            recipe.solver.check(method.setup)
-            method.check_messages(blocks)
-            self._check_sampler(recipe)
-            if R > 1:
-                check_replicas(options, recipe.solver, method.setup, normed)
-        except ValueError as error:
-            return str(error)
-        return ""
+    def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:
+        """What a recipe trains these blocks by; ValueError, as of a run, if it cannot."""
+        key = (*(unit.name for unit in blocks.units), *blocks.starts)
+        if key not in self._problems:
+            self._problems[key] = Problem.of(self._options, blocks, self.data)
+        return recipe.method(self._problems[key], self._options, replicas)
 
-    def _check_sampler(self, recipe: Recipe) -> None:
-        sampler = methods.named(self.settings, "sampler")
-        if not isinstance(sampler, Learning):
-            return
-        if not recipe.solver.reports_losses:
-            raise ValueError(f"sampler {sampler.name!r} learns from losses, which it does not tell")
-        if recipe.windowed and recipe.window > sampler.lag:
-            raise ValueError(
-                f"sampler.lag is {sampler.lag}, less than its window of {recipe.window}"
-            )
+    def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
+        """Bytes of each block, of the first replica, whose share is the largest."""
+        method = self.method(blocks, recipe, replicas).of_replica(Place(replicas=replicas))
+        return self._memory.needed(recipe, method, self.subject.inputs(blocks))
+
+    def _filled(self, blocks: Blocks, recipe: Recipe, replicas: int) -> Recipe:
+        """With the local work that fits this network; a recipe that fills no gaps as it is."""
+        if not recipe.rounds.fill:
+            return recipe
+        gaps = self.gaps(blocks, recipe, share_size(self.size, 0, replicas))
+        return replace(recipe, rounds=recipe.rounds.model_copy(update={"gaps": gaps}))
 
     def solvers(self) -> list[Solver]:
         """The one that is asked for, and those whose steps are known to be worth something."""
@@ -313,29 +296,29 @@ class Planner:
         that trains alone has a pipeline that every report empties: it is timed over as many and
         four times as many, which gives the time of those between two reports.
         """
-        size, share = self.size, share_size(self.size, 0, replicas)
-        steps = recipe.window if recipe.windowed else steps
+        recipe = self._filled(blocks, recipe, replicas)
+        method = self.method(blocks, recipe, replicas)
+        setup = method.of_replica(Place(replicas=replicas)).setup
+        size, share = self.size, setup.batch_size
+        steps = setup.window or steps
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
         batches = still_batches(self.data, size, steps, CPU)
-        delay = recipe.solver.delay(0, len(blocks))
-        warm_up = max(steps, ceil(delay / recipe.solver.parts(share)))
-        gaps = self.gaps(blocks, recipe, share) if recipe.fill else []
-        inputs, timed = self.subject.inputs(blocks), blocks
+        micro_batches = recipe.solver.parts(share)
+        warm_up = max(steps, ceil(recipe.solver.delay(0, len(blocks)) / micro_batches))
+        timed = method
         if not real:
-            parts = recipe.solver.parts(share), recipe.serial.micro_batches
-            self.subject.measure(blocks, share, *(ceil(share / m) for m in parts))
-            timed = self.subject.stand_in(blocks)
-        shapes = _shapes(inputs)
+            counts = micro_batches, recipe.serial.micro_batches
+            self.subject.measure(blocks, share, *(ceil(share / m) for m in counts))
+            timed = _timed_by(method, self.subject.stand_in(blocks))
 
         def program(links: RankLinks) -> dict[str, float]:
-            row = OwnContender(recipe, timed, links, gaps, self.settings, shapes=shapes)
-            row.block.objective = self.subject.objective
+            row = MethodContender(timed, links)
             assert isinstance(links, VirtualLinks)
             clocked(row.block.module, links)
             row.train(still_batches(self.data, size, warm_up, CPU))
             found = _timed(row, links, batches)
-            if not recipe.alone:
+            if not recipe.delayed:
                 return found
             every = self.settings.train.report_every * links.size
             more = (every - len(batches)) / (3 * len(batches))
@@ -344,15 +327,21 @@ class Planner:
 
         ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
-        swept = recipe.sweeps if recipe.windowed else 0
-        local = sum(sum(g) for g in gaps) / (len(gaps) * share) if gaps else swept
-        idle = [max(0.0, r["waited"]) / elapsed for r in ranks]
-        sent = sum(r["sent"] for r in ranks)
-        memory = self._memory.needed(blocks, inputs, recipe, gaps, replicas)
-        method = recipe.method(blocks, shapes, size, gaps, replicas)
-        told = images / elapsed, float(local), idle, sent / images, memory, share, gaps, replicas
-        stored = max(method.memory(k) for k in range(len(blocks)))
-        return Prediction(len(blocks), recipe, blocks.cuts, *told, stored)
+        swept = setup.sweeps if setup.window else 0
+        gaps = method.gaps
+        local = sum(map(sum, gaps)) / (len(gaps) * share) if gaps else swept
+        return Prediction(
+            len(blocks),
+            recipe,
+            blocks.cuts,
+            images / elapsed,
+            float(local),
+            [max(0.0, r["waited"]) / elapsed for r in ranks],
+            sum(r["sent"] for r in ranks) / images,
+            self.memory(blocks, recipe, replicas),
+            share,
+            replicas,
+        )
 
     @property
     def _value_bytes(self) -> int:
@@ -369,7 +358,9 @@ class Planner:
         transfers = [wide * wire.bytes_per_sample(shape) / rate for shape in shapes]
         size = share or self.size
         costs = self.subject.costs(blocks, ceil(size / exact.micro_batches))
-        return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
+        return fit_gaps(
+            replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers
+        )
 
 
 def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:
@@ -377,7 +368,13 @@ def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:
     return [tuple(x.shape[1:]) for x in inputs[1:]]
 
 
-def _timed(row: OwnContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
+def _timed_by(method: Method, blocks: Blocks) -> Method:
+    """The same with blocks that take as long, and draw nothing."""
+    drawing: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in range(len(blocks))]
+    return replace(method, problem=replace(method.problem, blocks=blocks, drawing=drawing))
+
+
+def _timed(row: MethodContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
     """One rank's share of training on `batches`; all begin together."""
     links.everyone(None)
     names, before = ("seconds", "sent", "waited"), (links.now(), *row.spent())

@@ -17,11 +17,9 @@ from hybrid.cuts.costs import measured_passes
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
-from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Options, placed
+from hybrid.method.blocks import placed
 from hybrid.models import Chain, Unit, mode
 from hybrid.plan.standin import stand_in
-from hybrid.runs import references
 from hybrid.settings.config import Config
 from solvers.exact.pipeline import Cost
 
@@ -55,9 +53,6 @@ class Subject:
         self.model = placed(whole.model, CPU)
         self.most = len(whole.units)
         """Its units, as long as nobody asks for more blocks."""
-        options = Options(train=settings.train, loss=references.loss(settings.train.loss))
-        objectives = Objectives.settle(options, whole, data, data)
-        self.objective = objectives.training
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
         self.excess = 1.0

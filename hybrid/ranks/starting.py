@@ -1,17 +1,18 @@
-"""A program started on every rank: MPI's, virtual ones, or threads."""
+"""A program started on every rank, whatever joins the ranks."""
 
 from __future__ import annotations
 
-import os
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from hybrid.errors import AgreedError, CodeError, StoppedError, format_error, one_line, place
-from hybrid.links import Network, RankLinks, run_threads, run_virtual
-from hybrid.links.base import Place, Program, Side
+from hybrid.links import RankLinks
+from hybrid.links.base import Program, Start
+from hybrid.links.registry import AUTO, LINKS
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
@@ -19,38 +20,55 @@ T = TypeVar("T")
 
 def start(
     program: Program[T],
-    grid: tuple[int, int],
-    links: LinkSettings,
+    grid: Grid,
+    settings: LinkSettings,
     device: torch.device | None,
     failed: ValueError | None = None,
-    side_by_side: Side = "chain",
+    side_by_side: Arrangement = "chain",
 ) -> T:
-    """Run the program on a `grid` of (blocks, replicas).
+    """Run the program on every rank of a grid.
 
-    It gives the first rank's result, under mpirun this one's.
-    `failed` is what this rank cannot begin for, which the program tells the others.
+    It gives the result of the first rank, or under a launcher that of this process's rank.
+    `failed` is the reason why this rank cannot begin, which the program tells the others.
     """
-    comm: Any = launch.communicator()
-    blocks, replicas = grid
-    program = _explained(program)
-    if comm is None:
-        if failed is not None:
-            raise AgreedError(str(failed))
-        threads = torch.get_num_threads()
-        if links.kind == "virtual":
-            return run_virtual(blocks, program, Network.asked(links), threads, replicas)[0]
-        return run_threads(blocks, program, threads, replicas=replicas)[0]
-    from hybrid.links import probe
-    from hybrid.links.mpi import run_mpi
+    found, links = launch.ranks(), link_class(settings)
+    if links.in_one_process and failed is not None:
+        raise AgreedError(str(failed))
+    comm, local_rank = (None, 0) if found is None else (found.comm, found.local_rank)
+    return links.start(
+        _explained(program), Start(grid, settings, device, side_by_side, comm, local_rank)
+    )
 
-    found = launch.ranks()
-    local_rank = found.local_rank if found else 0
-    direct = probe.agreed(links.gpu_aware, device, comm, local_rank)
-    timeout = links.timeout
-    if timeout is None:
-        timeout = 1800.0 if "SLURM_JOB_ID" in os.environ else 0.0
-    found_here = run_mpi(comm, program, device, direct.direct, timeout, replicas, side_by_side)
-    return found_here[0]
+
+def link_class(settings: LinkSettings) -> type[RankLinks]:
+    """The class of the links between the ranks of this job."""
+    if settings.kind != AUTO:
+        return LINKS[settings.kind]
+    return LINKS["threads" if launch.ranks() is None else "mpi"]
+
+
+def check_links(settings: LinkSettings, ranks: int) -> None:
+    """ValueError for links that cannot join so many ranks, and for settings without an effect.
+
+    `ranks` is the number that a launcher has started, 0 without one.
+    """
+    kind = settings.kind
+    if kind == AUTO:
+        acting = LINKS["threads"].settings | LINKS["mpi"].settings
+    elif LINKS[kind].in_one_process and ranks:
+        raise ValueError(
+            f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
+            f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
+        )
+    elif not (LINKS[kind].in_one_process or ranks):
+        raise ValueError(
+            f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
+            "start it with mpirun -n RANKS, or leave links.kind out for threads"
+        )
+    else:
+        acting = LINKS[kind].settings
+    inert = type(settings).model_fields.keys() - acting - {"kind"}
+    settings.refuse("links", f"links.kind is {kind!r}", *sorted(inert))
 
 
 def _explained(program: Program[T]) -> Program[T]:

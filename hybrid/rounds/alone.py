@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid.links import RankLinks
-from hybrid.rounds.base import Rounds, Windows
+from hybrid.rounds.base import Rounds, WindowPairs
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
 from solvers.exact.exact_pass import ExactPass
@@ -33,7 +33,7 @@ class Alone(Rounds):
         self.program: Program = program
 
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)

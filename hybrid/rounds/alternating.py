@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid.links import RankLinks
-from hybrid.rounds.base import Rounds, Windows
+from hybrid.rounds.base import Rounds, WindowPairs
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
@@ -70,7 +70,7 @@ class Alternating(Rounds):
         """Whether carried records have been made."""
 
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         fill = None if self.resting else self.fill
         program = None if self.resting else self.program
@@ -101,7 +101,7 @@ class Alternating(Rounds):
             serial.seconds += self._propagate(closing, None).seconds
         if fill is not None:
             parallel.add(fill.stats)
-            self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.taken()
+            self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.seconds()
             fill.stats = PhaseStats()
 
     def _record(self, swept: Window, corrected: bool, recorder: Recorder | None) -> PhaseStats:
@@ -126,7 +126,7 @@ class Alternating(Rounds):
         if self.fill is not None:
             self.fill.begin()
 
-    def watch(self, reports: list[PhaseReport], windows: Windows) -> None:
+    def watch(self, reports: list[PhaseReport], windows: WindowPairs) -> None:
         length = max(len(swept.batches) for _, swept in windows)
         swept = reports[-1] if reports[-1].phase == "parallel" else None
         if self.controller is not None:

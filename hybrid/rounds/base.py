@@ -19,7 +19,7 @@ from solvers.exact.filling import BubbleFill
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
-Windows = Sequence[tuple[Window, Window]]
+WindowPairs = Sequence[tuple[Window, Window]]
 """Of each round: the window that is trained, and the one that is swept."""
 
 
@@ -63,7 +63,7 @@ class Rounds(ABC):
         """Calls that stayed serial because of the residual."""
 
     def run(
-        self, windows: Windows, first_step: int, epoch: int, closing: Window | None = None
+        self, windows: WindowPairs, first_step: int, epoch: int, closing: Window | None = None
     ) -> list[PhaseReport]:
         """Run one round for each (trained, swept) pair of windows; report their phases.
 
@@ -106,11 +106,11 @@ class Rounds(ABC):
 
     @abstractmethod
     def train(
-        self, windows: Windows, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
+        self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 
-    def watch(self, reports: list[PhaseReport], windows: Windows) -> None:  # noqa: B027
+    def watch(self, reports: list[PhaseReport], windows: WindowPairs) -> None:  # noqa: B027
         """Draw conclusions, the same on every rank."""
 
     def corrects(self) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from hybrid.settings.config import RoundSettings
 from hybrid.settings.rounds import WINDOW
 
 HOLD = 8
@@ -114,22 +111,6 @@ class Controller:
         """Take back what `state` gave, within this ladder."""
         self.peak, self.votes, self.held = state["peak"], state["votes"], state["held"]
         self.level = min(state["level"], len(self.ladder) - 1)
-
-
-def longest(rounds: RoundSettings, steps: int) -> int:
-    """Mini-batches of the longest window that (decided) rounds take in an epoch of `steps`."""
-    if rounds.window == "auto":
-        return powers(min(rounds.window_limit, steps))[-1]
-    return steps if rounds.window == "all" else min(rounds.window or WINDOW, steps)
-
-
-def wanted(rounds: RoundSettings, steps: int, least: int) -> Callable[[], Controller] | None:
-    """Makes the controller of (decided) rounds of at least so many sweeps; None if not auto."""
-    if rounds.window != "auto":
-        return None
-    every = 1 if rounds.correct_every is None else rounds.correct_every
-    limit = longest(rounds, steps)
-    return partial(Controller, limit, rounds.sweeps or 1, every, rounds.residual_limit, least)
 
 
 def powers(most: int) -> list[int]:

@@ -73,8 +73,8 @@ class Windows:
 
     data: Data
     chosen: BatchSampler
-    length: int
-    """Mini-batches a window."""
+    round_batches: int
+    """Mini-batches of a round."""
     whole: bool
     sweeps: int
     seed: int
@@ -84,7 +84,7 @@ class Windows:
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
     mix: Mix | None = None
     controller: Controller | None = None
-    """Who sets `length` and `sweeps` anew for every window; None: they stay."""
+    """What chooses window and sweeps anew for every round; None: they stay."""
     replica: int = 0
     """Whose share of every mini-batch this is."""
     replicas: int = 1
@@ -135,7 +135,7 @@ class Windows:
     def _pace(self) -> tuple[int, int]:
         """Mini-batches and sweeps of the next window."""
         if self.controller is None:
-            return self.length, self.sweeps
+            return self.round_batches, self.sweeps
         return self.controller.now.window, self.controller.now.sweeps
 
     def before(self, epoch: int, step: int) -> list[Batch]:

@@ -12,8 +12,9 @@ from hybrid import data, models
 from hybrid.cuts.partition import SAMPLES, Blocks, split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
-from hybrid.links.base import Side, place
+from hybrid.method.options import Options
 from hybrid.ranks import launch
+from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.runs import references
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
@@ -21,7 +22,6 @@ from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import read_toml, to_toml
 from hybrid.training.config_export import OWN_DATA
-from hybrid.training.replicas import wrong_product
 from hybrid.training.trainer import Trainer
 from solvers import registry
 from solvers.layers.projection import Projection
@@ -39,15 +39,19 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
     stored = out / "config.toml"
     resolved = load(path, overrides, base=stored if stored.exists() else None)
     references.check_given(resolved, overrides)
-    before = len(resolved.split.cuts) + 1
-    asked = {k: overrides.get(f"split.{k}", 0) for k in ("blocks", "replicas")}
-    blocks, replicas = _resumed_grid(before, resolved.split.replicas, asked)
-    resolved.split = resolved.split.model_copy(update={"blocks": blocks, "replicas": replicas})
-    if blocks != before:
+    before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
+    asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
+    comm = launch.communicator()
+    if comm is None:
+        grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
+    else:
+        grid = before.resumed(asked, comm.size)
+    resolved.split = resolved.split.model_copy(update=grid._asdict())
+    if grid.blocks != before.blocks:
         resolved.split = resolved.split.model_copy(update={"cuts": []})
         if "rounds.gaps" not in overrides:
             # they are of other blocks
-            resolved.rounds = resolved.rounds.model_copy(update={"gaps": []})
+            resolved.rounds = resolved.rounds.model_copy(update={"gaps": ()})
     resolved = _with_blocks(resolved)
     if resolved.split.replicas == 1:
         _forget_replicas(resolved, {} if path is None else read_toml(path), overrides)
@@ -64,29 +68,6 @@ def _forget_replicas(
         resolved.train = resolved.train.model_copy(update={"sync_batchnorm": False})
     if "split.side_by_side" not in overrides and "side_by_side" not in file.get("split", {}):
         resolved.split = resolved.split.model_copy(update={"side_by_side": "auto"})
-
-
-def _resumed_grid(blocks: int, replicas: int, asked: Mapping[str, int]) -> tuple[int, int]:
-    """The grid of a run that goes on, on as many ranks as there are: what was asked for holds.
-
-    Of a run with replicas the blocks stay, if they can; of one without, the ranks are blocks.
-    """
-    comm = launch.communicator()
-    if comm is None:
-        return asked["blocks"] or blocks, asked["replicas"] or replicas
-    if asked["blocks"] or asked["replicas"]:
-        return asked["blocks"], asked["replicas"]
-    if replicas > 1 and comm.size % blocks == 0:
-        return blocks, comm.size // blocks
-    if replicas > 1 and comm.size % replicas == 0:
-        return comm.size // replicas, replicas
-    if replicas > 1:
-        raise ValueError(
-            f"the run has {blocks} blocks x {replicas} replicas, and {comm.size} ranks are no "
-            f"multiple of either: start mpirun -n {blocks} or a multiple of it, or give --blocks "
-            "and --replicas"
-        )
-    return comm.size, 1
 
 
 def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
@@ -123,10 +104,11 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
     if comm is not None:
         solver = registry.solver_class(resolved.solver["name"])
         wanted = resolved.split
-        sides: tuple[Side, ...] = ("chain", "peers")
+        sides: tuple[Arrangement, ...] = ("chain", "peers")
         if wanted.side_by_side != "auto":
             sides = (wanted.side_by_side,)
-        mine = [place(comm.rank, comm.size, wanted.replicas, side) for side in sides]
+        grid = Grid(comm.size // wanted.replicas, wanted.replicas)
+        mine = [grid.place(comm.rank, side) for side in sides]
         last = any(p.block == p.blocks - 1 for p in mine)
         learns = isinstance(methods.named(resolved, "sampler"), Learning)
         first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
@@ -137,10 +119,10 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
 
 def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
-    if references.is_reference(wanted.name):
+    if reference := data.reference(wanted.name):
         why = f"data.name is {wanted.name!r}, which makes its own samples"
         wanted.refuse("data", why, "dir", "limit", "augment", "cutout")
-        train, test = references.data_sets(wanted.name)
+        train, test = references.data_sets(reference)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
     if wanted.name == OWN_DATA:
@@ -207,6 +189,22 @@ def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
     return tuple(inputs.shape[1:]), len(classes)
 
 
+def options(resolved: Config) -> Options:
+    """What a method needs of the settings, as objects."""
+    wanted = resolved.split
+    return Options(
+        sampler=methods.named(resolved, "sampler"),
+        replicas=wanted.replicas or 1,
+        side_by_side=wanted.side_by_side,
+        sync=methods.sync(resolved),
+        train=resolved.train,
+        optimizer=resolved.optimizer,
+        schedule=resolved.schedule,
+        links=resolved.links,
+        loss=references.loss(resolved.train.loss),
+    )
+
+
 def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
     wanted, own = resolved.split, references.is_reference(resolved.model.name)
@@ -226,18 +224,10 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         methods.solver(resolved),
         methods.correction(resolved),
         **dict(resolved.rounds),
-        sampler=methods.named(resolved, "sampler"),
-        replicas=wanted.replicas,
-        side_by_side=wanted.side_by_side,
-        sync=methods.sync(resolved),
-        train=resolved.train,
-        optimizer=resolved.optimizer,
-        schedule=resolved.schedule,
-        links=resolved.links,
+        **vars(options(resolved)),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
-        loss=references.loss(resolved.train.loss),
         names={"model": resolved.model.name, "data": resolved.data.name},
         describe=describe,
     )
@@ -264,38 +254,14 @@ def _with_blocks(resolved: Config) -> Config:
 
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.
     """
-    wanted = resolved.split
-    comm = launch.communicator()
+    wanted, comm = resolved.split, launch.communicator()
     blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
     if wanted.cuts and blocks != len(wanted.cuts) + 1:
         raise ValueError(
             f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "
             f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
         )
-    replicas = wanted.replicas
-    if comm is not None:
-        blocks, replicas = _grid(blocks, replicas, comm.size)
-    update = {"blocks": blocks or 2, "replicas": replicas or 1}
-    resolved.split = wanted.model_copy(update=update)
+    grid = Grid(blocks, wanted.replicas)
+    grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
+    resolved.split = wanted.model_copy(update=grid._asdict())
     return resolved
-
-
-def _grid(blocks: int, replicas: int, ranks: int) -> tuple[int, int]:
-    """(K, R) of so many ranks; 0: not asked for."""
-    if not replicas:
-        replicas = ranks // blocks if blocks and ranks % blocks == 0 else 1
-    if not blocks and ranks % replicas == 0:
-        blocks = ranks // replicas
-    if not blocks:
-        raise ValueError(
-            f"{replicas} replicas on {ranks} MPI ranks: the ranks are blocks times replicas, so "
-            f"start mpirun -n {replicas} or a multiple of it"
-        )
-    if blocks * replicas == ranks:
-        return blocks, replicas
-    if replicas > 1:
-        raise ValueError(wrong_product(blocks, replicas, ranks))
-    raise ValueError(
-        f"{blocks} blocks asked of {ranks} MPI ranks: the ranks are blocks times replicas, so "
-        f"leave out --blocks, or start mpirun -n {blocks} or a multiple of it"
-    )

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import data, models
-from hybrid.cuts.given import listed
+from hybrid.cuts.given import units_of_list
 from hybrid.cuts.partition import split
 from hybrid.data import Data
 from hybrid.folder import checkpoint
@@ -20,8 +20,9 @@ from hybrid.folder.best import best as best_of
 from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links import run_threads
+from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives
-from hybrid.method.setup import Options, placed
+from hybrid.method.options import Options
 from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve
@@ -96,7 +97,7 @@ def load(
         return restore(Path(run), Own(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
-    network = made if isinstance(made, nn.Module) else listed(made)[0]
+    network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
     return _filled(network, folder, manifest, "model=").eval()
 
 
@@ -115,7 +116,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if own.data_dir is not None:
         resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
     named = own.data or resolved.data.name
-    if references.is_reference(named) or named in data.NAMES:
+    if named in data.NAMES or data.reference(named):
         _needed(run, "--data", resolved.data.name, own.data)
     else:
         raise ValueError(
@@ -127,7 +128,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if references.is_reference(model):
         _needed(run, "--model", resolved.model.name, own.model)
         made = references.network(model)
-        network = made if isinstance(made, nn.Module) else listed(made)[0]
+        network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
         raise ValueError(

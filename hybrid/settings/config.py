@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,15 +15,16 @@ from pydantic import (
     field_validator,
 )
 
+from hybrid.links.registry import AUTO, LINKS
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import torch_classes
+from hybrid.settings.docstrings import field_docs
+from hybrid.settings.limits import LARGE, MANY
+from hybrid.settings.round_options import RoundOptions
 from solvers import registry
-from solvers.exact.pipeline import FillSamples, FillStep
 from solvers.sync.registry import STRATEGIES
 
 WorkerKind = Literal["thread", "forkserver"]
-MANY, LARGE = 10**9, 1e15
-"""The most that may be asked of a count, and of a real number: beyond, arithmetic overflows."""
 
 
 class Section(BaseModel):
@@ -171,31 +172,8 @@ class ScheduleSettings(Section):
         return arguments
 
 
-class RoundSettings(Section):
+class RoundSettings(Section, RoundOptions):
     """[rounds] the alternation of serial correction and parallel phase."""
-
-    window: int | Literal["all", "auto"] | None = None
-    """Mini-batches a window, all (per sample), or auto; unset: none if gaps are filled, else 4."""
-    window_limit: int = Field(default=64, ge=1, le=MANY)
-    """The most mini-batches that window auto takes, a power of two."""
-    residual_limit: float = Field(default=0.1, gt=0, le=LARGE)
-    """Relative residual of a cut over which window auto goes a step back."""
-    sweeps: int | None = Field(default=None, ge=1, le=10**6)
-    """Passes over a window's sub-problems, of auto the most; unset: as many as the solver wants."""
-    correct_every: int | None = Field(default=None, ge=0, le=MANY)
-    """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
-    serial_epochs: float = Field(default=0.0, ge=0, le=MANY)
-    """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
-    fill: bool | None = None
-    """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
-    fill_step: FillStep = "added"
-    """A filled gap's gradient: added to the exact one, or stepped on its own."""
-    fill_samples: FillSamples = "first"
-    """Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
-    gaps: list[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]] = []
-    """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
-    memory_gb: float = Field(default=4.0, gt=0, le=LARGE)
-    """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
 
     def serial_steps(self, steps: int) -> int:
         """Steps of `serial_epochs`, in epochs of so many; one at least, if there are any."""
@@ -209,6 +187,17 @@ class RoundSettings(Section):
         if not named and not (isinstance(window, int) and window >= 1):
             raise ValueError("it must be an integer of at least 1, all or auto")
         return window
+
+    @field_validator("gaps", mode="before")
+    @classmethod
+    def _a_list(cls, gaps: object) -> object:
+        if not isinstance(gaps, list | tuple):
+            raise ValueError("it must be a list of pairs [middle, turn]")
+        return gaps or ()
+
+
+for _name, _help in field_docs(RoundOptions).items():
+    RoundSettings.model_fields[_name].description = _help
 
 
 class SplitSettings(Section):
@@ -231,7 +220,7 @@ class SplitSettings(Section):
 class LinkSettings(Section):
     """[links] how the blocks reach each other."""
 
-    kind: Literal["auto", "virtual"] = "auto"
+    kind: str = LINKS.default
     """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
     gpu_aware: Literal["auto", "on", "off"] = "auto"
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
@@ -241,6 +230,13 @@ class LinkSettings(Section):
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""
     latency_microseconds: float = Field(default=10.0, ge=0, le=LARGE)
     """Latency of a virtual link."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind != AUTO and kind not in LINKS:
+            raise ValueError(f"it must be one of {AUTO}, {', '.join(LINKS)}")
+        return kind
 
 
 class CheckpointSettings(Section):

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cache
-from itertools import pairwise
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -17,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import Config, declared_settings, first_fault
+from hybrid.settings.docstrings import field_docs
 from solvers import Solver, registry
 from solvers.checks import nearest
 from solvers.exact.exact_pass import PassSettings
@@ -71,7 +67,7 @@ def known_settings(name: str, names: Mapping[str, str] | None = None) -> dict[st
         ("correction", PassSettings),
         *((section, NAMED[section][each]) for section, each in chosen.items()),
     ):
-        known |= {f"{section}.{key}": text for key, text in _field_docs(cls).items()}
+        known |= {f"{section}.{key}": text for key, text in field_docs(cls).items()}
     return known
 
 
@@ -101,7 +97,7 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
 
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
-    anywhere = [*declared_settings(), *(f"correction.{key}" for key in _field_docs(PassSettings))]
+    anywhere = [*declared_settings(), *(f"correction.{key}" for key in field_docs(PassSettings))]
     own = [f"solver.{key}"] * bool(_methods_with(key))
     own += [f"{section}.{key}" for section in NAMED if _having(section, key)]
     return [*_named(key, anywhere), *own]
@@ -122,7 +118,7 @@ def _keys_of_methods() -> list[str]:
     found: dict[str, None] = {}
     for name in registry.names():
         with suppress(ValueError):
-            found |= dict.fromkeys(_field_docs(registry.solver_class(name)))
+            found |= dict.fromkeys(field_docs(registry.solver_class(name)))
     return [*found]
 
 
@@ -131,7 +127,7 @@ def _methods_with(key: str) -> list[str]:
     found = []
     for name in registry.names():
         with suppress(ValueError):  # a method that another package gives, and that cannot be had
-            found += [name] * (key in _field_docs(registry.solver_class(name)))
+            found += [name] * (key in field_docs(registry.solver_class(name)))
     return found
 
 
@@ -144,19 +140,3 @@ def _make(cls: type[Made], section: str, settings: Mapping[str, Any]) -> Made:
         if isinstance(value, float) and not isfinite(value):
             raise ValueError(f"{section}.{key} is {value}; it must be finite")
     return made
-
-
-@cache
-def _field_docs(cls: type) -> dict[str, str]:
-    """The docstrings written below a dataclass's fields, through its bases."""
-    docs: dict[str, str] = {}
-    given = {f.name for f in fields(cls) if f.init}
-    for base in reversed(cls.__mro__[:-1]):
-        if not is_dataclass(base):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
-            match pair:
-                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in given:
-                    docs[name] = str(text)
-    return docs

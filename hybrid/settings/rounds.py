@@ -99,5 +99,5 @@ def _alone(name: str, rounds: RoundSettings) -> RoundSettings:
 
 
 _SERIAL = ("correct_every", "serial_epochs")
-_FILLING = ("fill_step", "fill_samples", "gaps")
+_FILLING = ("fill_step", "gaps")
 _AUTO = ("window_limit", "residual_limit")

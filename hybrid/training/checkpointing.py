@@ -12,7 +12,7 @@ import torch
 
 from hybrid.errors import one_line
 from hybrid.folder import checkpoint
-from hybrid.method.setup import RunSetup
+from hybrid.method.method import Method
 from solvers.splitting.store import channels_last
 from solvers.state import State, Stateful, Tensors
 
@@ -149,16 +149,23 @@ def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
     return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
 
 
-def check_same_run(setup: RunSetup, folder: Path, manifest: dict[str, Any]) -> None:
-    """ValueError if a checkpoint is of another run."""
+def round_batches(method: Method) -> int | str:
+    """Mini-batches of every round, which tell where in an epoch rounds begin; or `auto`."""
+    return "auto" if method.rounds.window == "auto" else method.round_batches
+
+
+def check_same_run(
+    method: Method, names: Mapping[str, str], folder: Path, manifest: dict[str, Any]
+) -> None:
+    """ValueError if a checkpoint is of another run; `names` are those of its model and data."""
     path = folder.parent.parent
-    units, model = [unit.name for unit in setup.blocks.units], setup.names["model"]
+    units, model = [unit.name for unit in method.problem.blocks.units], names["model"]
     if manifest["model"] != model or sorted(manifest["units"]) != sorted(units):
         raise ValueError(
             f"{path} is a run of {manifest['model']} with {len(manifest['units'])} units, not of "
             f"{model} with {len(units)}: give its --model, or another --out"
         )
-    mine = {"data": setup.names["data"], "seed": setup.train.seed}
+    mine = {"data": names["data"], "seed": method.setup.seed}
     for key, value in mine.items():
         if manifest[key] != value:
             raise ValueError(
@@ -166,16 +173,16 @@ def check_same_run(setup: RunSetup, folder: Path, manifest: dict[str, Any]) -> N
                 f"resume with its {key}, choose another --out, or, if that is another run's "
                 f"checkpoint, remove {folder} to resume from one before"
             )
-    if manifest["steps_per_epoch"] != setup.steps_per_epoch:
+    if manifest["steps_per_epoch"] != method.steps:
         raise ValueError(
             f"{path} has {manifest['steps_per_epoch']} steps an epoch, these "
-            f"settings {setup.steps_per_epoch}: resume with its data and batch size"
+            f"settings {method.steps}: resume with its data and batch size"
         )
-    stopped_at = manifest["step"] % setup.steps_per_epoch
-    if stopped_at and manifest["window"] != setup.spacing:
+    stopped_at = manifest["step"] % method.steps
+    if stopped_at and manifest["window"] != round_batches(method):
         raise ValueError(
             f"{path} stopped after step {stopped_at} of an epoch with a window of "
-            f"{manifest['window']}, not {setup.spacing}: resume with its --window"
+            f"{manifest['window']}, not {round_batches(method)}: resume with its --window"
         )
 
 

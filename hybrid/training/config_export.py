@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybrid.method.setup import Method, Options
+from hybrid.method.method import Method
 from hybrid.settings import methods
-from hybrid.settings.config import Config, RoundSettings, Section
+from hybrid.settings.config import Config, Section
 from hybrid.settings.text import to_toml
+from hybrid.training.options import RunOptions
 from solvers import registry
 
 OWN_LOSS = "your own"
@@ -17,7 +18,7 @@ OWN_DATA = "custom"
 """What data are called that `fit` is given."""
 
 
-def described(options: Options, method: Method, rounds: RoundSettings, cuts: Sequence[str]) -> str:
+def described(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
     """Text of config.toml; what no file can hold, objects of the caller's, it only mentions."""
     name = method.solver.name
     notes = ["# a run of the library"]
@@ -29,7 +30,7 @@ def described(options: Options, method: Method, rounds: RoundSettings, cuts: Seq
         "data": {"name": options.names["data"]},
         "solver": {"name": name, **methods.values(method.solver)},
         "correction": methods.values(method.correction),
-        "rounds": rounds.model_dump(),
+        "rounds": method.rounds.model_dump(),
         "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
     }
     for section, known in methods.NAMED.items():

@@ -10,7 +10,7 @@ from torch import nn
 
 from hybrid.errors import AgreedError
 from hybrid.links import RankLinks
-from hybrid.method.setup import RunSetup
+from hybrid.method.method import Method
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
 from solvers.blocks.block import Block
@@ -70,25 +70,26 @@ def rates(rollbacks: int, local: bool) -> dict[str, float]:
 
 def remedy(
     error: DivergedError,
-    setup: RunSetup,
+    method: Method,
     rounds: Rounds,
     peak: float,
     rollbacks: int,
     newest: Path | None,
+    out: Path | None,
 ) -> str:
     """What to do about it; `peak` is the learning rate that the schedule starts from."""
     lower = f"lower --lr (now {peak:g})"
-    if clipping := _clipping(error.phase, setup, rounds):
+    if clipping := _clipping(error.phase, method, rounds):
         lower += f" or set {' or '.join(clipping)}"
-    if setup.out is None:
+    if out is None:
         return f"{error}; {lower}"
     good = f"the last good checkpoint is {newest}" if newest else "there is no checkpoint"
     tried = f"{rollbacks} roll-backs did not help; " if rollbacks else ""
     return f"{error}; {tried}{good}; {lower}"
 
 
-def _clipping(phase: str, setup: RunSetup, rounds: Rounds) -> list[str]:
-    own = ["solver.clip_norm"] if hasattr(setup.method.solver, "clip_norm") else []
-    if phase == "parallel" or setup.method.solver.exact:
+def _clipping(phase: str, method: Method, rounds: Rounds) -> list[str]:
+    own = ["solver.clip_norm"] if hasattr(method.solver, "clip_norm") else []
+    if phase == "parallel" or method.solver.exact:
         return own
     return ["correction.clip_norm", *(own if rounds.local else [])]

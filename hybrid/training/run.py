@@ -6,23 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hybrid.data import Data
+from hybrid.data import Data, Dataset
 from hybrid.errors import AgreedError, StoppedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
-from hybrid.method.setup import RunSetup
-from hybrid.optimizers import making
-from hybrid.optimizers import schedule as schedules
+from hybrid.method.method import Method
+from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
 from hybrid.training.callbacks.progress import ProgressPrinter
 from hybrid.training.evaluation import measure
+from hybrid.training.options import RunOptions
+from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import RankStatus, SharedFolder
 from hybrid.training.summary import has_ended, share, summary, title
 from solvers.state import Stateful
@@ -33,15 +33,27 @@ class Run:
     """What `Trainer.fit` runs on every rank."""
 
     def __init__(
-        self, setup: RunSetup, links: RankLinks, train: Data, test: Data, stop: StopRequest
+        self,
+        method: Method,
+        options: RunOptions,
+        links: RankLinks,
+        train: Data,
+        test: Data,
+        stop: StopRequest,
+        kernels: str = "torch",
     ) -> None:
-        self.setup, self.links, self.train, self.test, self.stop = setup, links, train, test, stop
-        test_steps = len(test) / setup.train.batch_size / 3  # forward passes alone
-        setup = self.setup = setup.on(links.place)
-        quiet = setup.quiet or links.place.number > 0
-        self.progress = ProgressPrinter(quiet, setup.train.evaluate_every, test_steps)
-        self.callbacks = Callbacks(self.progress, setup, links)
-        self.folder = SharedFolder(setup.out, links, setup.checkpoint, self.callbacks.checkpoint)
+        self.options, self.links, self.stop, self.kernels = options, links, stop, kernels
+        self.train, self.test = train, test
+        if links.place.replica and launch.communicator() is None:  # threads have one model
+            method = method.copied()
+        self.method = method.of_replica(links.place)
+        self.blocks = self.method.problem.blocks
+        test_steps = len(test) / options.train.batch_size / 3  # forward passes alone
+        quiet = options.quiet or links.place.number > 0
+        self.progress = ProgressPrinter(quiet, options.train.evaluate_every, test_steps)
+        self.callbacks = Callbacks(self.progress, options, links)
+        made = self.callbacks.checkpoint
+        self.folder = SharedFolder(options.out, links, options.checkpoint, made)
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
@@ -55,24 +67,24 @@ class Run:
         self.tested_step: int | None = None
         """When that was."""
         self.residual = [0.0] * (links.size - 1)
-        self.notices = self.setup.blocks.notices
+        self.notices = self.blocks.notices
         """What a user should know of the cuts, and of the checkpoint it goes on from."""
-        last_unit, place = setup.blocks.of(links.rank)[-1].name, links.place
+        last_unit, place = self.blocks.of(links.rank)[-1].name, links.place
         self.place = checkpointing.CheckpointPlace(
-            links.rank, setup.blocks.cuts, last_unit, place.replica, place.replicas
+            links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
         )
         with links.agreement():
-            self._build()
+            self._begin()
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
         try:
-            self.notices += self.folder.claim(self.setup.resume)
-            if self.setup.resume:
+            self.notices += self.folder.claim(self.options.resume)
+            if self.options.resume:
                 self._go_on_from(self.folder.checkpoints()[-1])
             ended = self._ended()
             found = self._fit() if ended is None else ended
-            self.block.settle()
+            self.block.keep_tested_weights()
             return found
         except (AgreedError, StoppedError):
             self.links.peers.drop()  # nobody else will take it
@@ -84,11 +96,12 @@ class Run:
             self.folder.release()
 
     def _fit(self) -> dict[str, Any]:
-        setup = self.setup
+        options = self.options
         self.callbacks.start(self._info())
-        assert setup.describe is not None
-        self.folder.open(partial(setup.describe, setup.blocks.cuts), self.step, len(self.rollbacks))
-        self.progress.say(title(setup, self.block.device, self.step))
+        assert options.describe is not None
+        described = partial(options.describe, self.blocks.cuts)
+        self.folder.open(described, self.step, len(self.rollbacks))
+        self.progress.say(title(self.method, options, self.step))
         for notice in self.notices:
             self.progress.say(notice)
         try:
@@ -116,7 +129,8 @@ class Run:
         return found
 
     def _info(self) -> RunInfo:
-        return info(self.setup, self.step, {f"test_{k}": v for k, v in self.tested.items()})
+        tested = {f"test_{k}": v for k, v in self.tested.items()}
+        return info(self.method, self.options, self.step, tested)
 
     def _ended(self) -> dict[str, Any] | None:
         """The summary of a run that was resumed though it had ended; it stays as it is."""
@@ -128,61 +142,31 @@ class Run:
     @property
     def _is_done(self) -> bool:
         """Whether no epoch is left to train."""
-        return self.epoch >= self.setup.train.epochs or bool(self.callbacks.stopped)
+        return self.epoch >= self.options.train.epochs or bool(self.callbacks.stopped)
 
     @property
     def _early(self) -> str:
         """Why it ends before its last epoch; empty if it does not."""
-        return self.callbacks.stopped if self.epoch < self.setup.train.epochs else ""
+        return self.callbacks.stopped if self.epoch < self.options.train.epochs else ""
 
-    def _build(self) -> None:
-        """Make block, rounds and windows, as at the start of a run."""
-        setup, train = self.setup, self.setup.train
-        setup.check_memory()
-        self.block = setup.block(self.links)
-        if setup.out is not None:
-            self.block.watch = self.trace.span
-        self.rounds = setup.method.start(self.block, self.links, self.trace)
-        self.rounds.news = self._status
-        self.rounds.tick = self.progress.tick
-        where = self.train, train.seed, train.batch_size, self.links
-        self.chosen = BatchSampler(setup.sampler, *where)
-        self.peak = making.peak(self.block.optimizers["exact"])
-        every = setup.steps_per_epoch
-        schedule = schedules.make(setup.schedule, self.peak, every, train.epochs)
-        self.windows = setup.windows(
-            self.train, schedule, self.chosen, self.rounds.controller, self.links.place
-        )
+    def _begin(self) -> None:
+        """Make what this rank trains with, as at the start of a run."""
+        train = self.train
+        self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
+        self.block, self.rounds = self.training.block, self.training.rounds
+        self.rounds.news, self.rounds.tick = self._status, self.progress.tick
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
-        """What a checkpoint keeps beside weights; of another solver's only what is common."""
-        parts: dict[str, Stateful] = {
-            "rounds": self.rounds,
-            "block": self.block,
-            "sampler": self.chosen,
-            "callbacks": self.callbacks,
-        }
-        if manifest is not None and manifest["solver"] != self.setup.names["solver"]:
-            return parts
-        if self.rounds.program is not None:
-            parts["program"] = self.rounds.program
-        if self.rounds.fill is not None and (manifest is None or manifest["gaps"] == self._gaps()):
-            parts["fill"] = self.rounds.fill
-        same_sync = manifest is None or manifest["sync"] == self.setup.sync.name
-        if self.block.sync is not None and same_sync:
-            parts["sync"] = self.block.sync  # after the program, whose weights it may keep
-        return parts
-
-    def _gaps(self) -> list[list[int]]:
-        return [list(pair) for pair in self.setup.method.gaps]
+        """What a checkpoint keeps beside weights."""
+        return self.training.parts(manifest) | {"callbacks": self.callbacks}
 
     def _go_on_from(self, folder: Path) -> None:
         """Go on from a checkpoint; every rank calls it, on a run just built."""
         with self.links.agreement():
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
-            checkpointing.check_same_run(self.setup, folder, manifest)
-            units = self.setup.blocks.of(self.links.rank)
+            checkpointing.check_same_run(self.method, self.options.names, folder, manifest)
+            units = self.blocks.of(self.links.rank)
             checkpoint.restore(folder, manifest, units, self.block.optimizers)
             self.epoch, self.step = manifest["epoch"], manifest["step"]
             self.tested = dict(manifest["tested"])
@@ -191,17 +175,17 @@ class Run:
             same = checkpointing.same_grid(manifest, self.place)
             number = self.links.place.number
             self.totals |= checkpointing.totals(manifest, number if same else None)
-            if manifest["cuts"] == self.setup.blocks.cuts:
+            if manifest["cuts"] == self.blocks.cuts:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
             first = {"sampler": parts.pop("sampler")}  # it tells which batches went before
-            checkpointing.give_back(first, self.place, folder, manifest, self.setup.device, ())
+            checkpointing.give_back(first, self.place, folder, manifest, self.block.device, ())
         if self.rounds.fill is not None:
-            self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
+            self.rounds.fill.latest = self.training.windows.before(self.epoch, self.step)[::-1]
         with self.links.agreement():
             # variables kept otherwise are of no use: a forward pass makes new ones
-            cuts = parts if manifest["carried_as"] == self.setup.carried_as else ()
-            checkpointing.give_back(parts, self.place, folder, manifest, self.setup.device, cuts)
+            cuts = parts if manifest["carried_as"] == self.method.carried_layout else ()
+            checkpointing.give_back(parts, self.place, folder, manifest, self.block.device, cuts)
             self.notices += checkpointing.dropped(self.place, folder, manifest, parts)
         self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
         self.callbacks.agree()
@@ -217,16 +201,19 @@ class Run:
         self.links.peers.drop()
         batches = self._next_batches()
         rollback.check_inputs(error, batches, self.block, self.links, len(self.train))
-        tried = len(before) >= self.setup.checkpoint.rollbacks
+        tried = len(before) >= self.options.checkpoint.rollbacks
         if self.folder.path is None or tried:
             newest = self.folder.newest()
-            remedy = rollback.remedy(error, self.setup, self.rounds, self.peak, len(before), newest)
+            remedy = rollback.remedy(
+                *(error, self.method, self.rounds, self.training.peak),
+                *(len(before), newest, self.options.out),
+            )
             raise DivergedError(remedy) from None
         self.folder.finish()
         kept_since = self.folder.kept_since_rollback
         folder = rollback.target(self.folder.checkpoints(), before, kept_since)
         self.block.release()
-        self._build()
+        self._begin()
         self._go_on_from(folder)
         self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]
         self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
@@ -242,24 +229,24 @@ class Run:
 
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []
-        for pairs in self.windows.groups(self.epoch, self.step, self._report_every):
+        for pairs in self.training.groups(self.epoch, self.step):
             reports = self._rounds(pairs)
-            if self.step < (self.epoch + 1) * self.setup.steps_per_epoch:
+            if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop()
                 if self.rounds.heard[0].due:
                     self._keep()
         self.rounds.end_epoch()
-        if said := self.chosen.report():
+        if said := self.training.chosen.report():
             self._metric({"phase": "sampler", **said})
         self.epoch += 1
-        if self._due(self.setup.train.evaluate_every):
+        if self._due(self.options.train.evaluate_every):
             self._evaluate()
         tested = self.tested_step == self.step
         results = {
             "step": self.step,
             "loss": reports[0].loss,
-            "learning_rate": self._learning_rate(reports[0]),
+            "learning_rate": self.training.learning_rate(reports[0], self.step),
             **{f"test_{name}": v if tested else None for name, v in self.tested.items()},
         }
         self.callbacks.epoch(self.epoch, results)
@@ -267,19 +254,20 @@ class Run:
             self._evaluate()
         if self.stopped and not self._is_done:
             self._stop()
-        if self._due(self.setup.checkpoint.every):
+        if self._due(self.options.checkpoint.every):
             self._keep()
 
     def _next_batches(self) -> list[Batch]:
         """Those of the next call of the rounds."""
         if self._is_done:
             return []
-        pairs = next(self.windows.groups(self.epoch, self.step, self._report_every), [])
+        pairs = next(self.training.groups(self.epoch, self.step), [])
         return [batch for trained, _ in pairs for batch in trained.batches]
 
     def _evaluate(self) -> None:
         with self.trace.span("evaluate"), self.progress.testing():
-            tested, size = self.setup.tested, self.setup.test_batch_size
+            tested = self.method.problem.objectives.test
+            size = 500 if isinstance(self.test, Dataset) else self.options.train.batch_size
             with self.block.as_tested():
                 self.tested = measure(self.block, self.links, self.test, tested, size)
         self.tested_step = self.step
@@ -298,20 +286,20 @@ class Run:
         rollback.check_weights(self.block, self.links, self.step)
         if self.folder.path is None:
             return
-        setup = self.setup
+        method, blocks = self.method, self.blocks
         with self.trace.span("checkpoint"):
             files, shared = checkpointing.collect(self._parts(), self.place)
             manifest = {
-                **setup.names,
+                **self.options.names,
                 "epoch": self.epoch,
-                "steps_per_epoch": setup.steps_per_epoch,
-                "seed": setup.train.seed,
-                "window": setup.spacing,
-                "cuts": setup.blocks.cuts,
-                "replicas": setup.replicas,
-                "sync": setup.sync.name,
-                "carried_as": setup.carried_as,
-                "gaps": self._gaps(),
+                "steps_per_epoch": method.steps,
+                "seed": method.setup.seed,
+                "window": checkpointing.round_batches(method),
+                "cuts": blocks.cuts,
+                "replicas": method.setup.replicas,
+                "sync": self.options.sync.name,
+                "carried_as": method.carried_layout,
+                "gaps": self.training.gaps,
                 "tested": self.tested,
                 "tested_step": self.tested_step,
                 "residual": self.residual,
@@ -323,7 +311,7 @@ class Run:
                 # of the first replica alone: the others have the same, or what is under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
-                    for unit in ([] if self.place.replica else setup.blocks.of(self.links.rank))
+                    for unit in ([] if self.place.replica else blocks.of(self.links.rank))
                 }
                 self.folder.keep(self.step, units, files, manifest)
 
@@ -344,42 +332,30 @@ class Run:
         traffic = self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
-        ends = self.step + steps == (self.epoch + 1) * self.setup.steps_per_epoch
-        closing = self.windows.closing(self.epoch) if ends else None
+        ends = self.step + steps == (self.epoch + 1) * self.method.steps
+        closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
         self._hear(self.rounds.heard)
-        self.chosen.hear(self.rounds.losses)
+        self.training.chosen.hear(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.totals["gap_steps"] += self.rounds.gap_steps
         self.totals["gap_seconds"] += self.rounds.gap_seconds
         self.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
-        self.totals["images"] += steps * self.setup.train.batch_size
+        self.totals["images"] += steps * self.options.train.batch_size
         self.step += steps
         for report in reports:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            self._metric({**report.as_json(), "learning_rate": self._learning_rate(report)})
+            self._metric(
+                {
+                    **report.as_json(),
+                    "learning_rate": self.training.learning_rate(report, self.step),
+                }
+            )
         self.callbacks.report(self.step, self.epoch, reports)
         return reports
-
-    def _learning_rate(self, report: PhaseReport) -> float:
-        """Of the last step of a phase that has just been."""
-        local = self.rounds.alone and report.phase == "parallel"
-        rate = self.block.rates["local" if local else "exact"]
-        return self.windows.schedule(self.step - 1) * rate
-
-    @property
-    def _report_every(self) -> int:
-        """Mini-batches between reports: K times as many where a report empties a pipeline.
-
-        As many as a sampler waits for at most, which learns from reports.
-        """
-        flushed = not self.rounds.alone or self.setup.method.solver.exact
-        every = self.setup.train.report_every * (1 if flushed else self.links.size)
-        lag = getattr(self.setup.sampler, "lag", every)
-        return min(every, max(1, lag - self.setup.window + 1))
 
     def _metric(self, line: dict[str, Any]) -> None:
         if notice := self.folder.metric({"step": self.step, "epoch": self.epoch, **line}):
@@ -387,8 +363,9 @@ class Run:
 
     def _summary(self) -> dict[str, Any]:
         blocked = self.folder.blocked_seconds
-        mine = share(self.totals, self.block, self.setup.train.graphs, blocked)
+        mine = share(self.totals, self.block, self.options.train.graphs, blocked)
         results: dict[str, Any] = {
+            "kernels": self.kernels,
             "tested": self.tested,
             "residual": self.residual,
             "returns_to_serial": self.rounds.returns,
@@ -396,4 +373,4 @@ class Run:
         }
         if self._early:
             results |= {"epochs": self.epoch, "stopped_early": self._early}
-        return summary(self.setup, self.links.everyone(mine), results)
+        return summary(self.method, self.options, self.links.everyone(mine), results)

@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 
-from hybrid.method.setup import RunSetup
+from hybrid.method.method import Method
+from hybrid.training.options import RunOptions
 from solvers.blocks.block import Block
 from solvers.kernels.choice import memory_pools
 
 
-def title(setup: RunSetup, device: torch.device, resumed_after: int) -> str:
+def title(method: Method, options: RunOptions, resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
-    names, count = setup.names, len(setup.blocks)
-    cuts = f", cut before {' and '.join(setup.blocks.cuts)}" if setup.blocks.cuts else ""
+    names, blocks, device = options.names, method.problem.blocks, method.device
+    count = len(blocks)
+    cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
     replicas = ""
-    if setup.replicas > 1:
-        replicas = f"; {setup.replicas} replicas, {setup.sync.name}"
-    resumed = f"; resumed after step {resumed_after}" if setup.resume else ""
-    once = "" if setup.method.solver.repeatable else "; not reproducible: threads without an order"
+    if options.replicas > 1:
+        replicas = f"; {options.replicas} replicas, {options.sync.name}"
+    resumed = f"; resumed after step {resumed_after}" if options.resume else ""
+    once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
     return (
         f"{names['model']} on {names['data']}: {names['solver']}, "
         f"{count} block{'s' if count > 1 else ''}{cuts}{replicas}; "
@@ -52,22 +54,25 @@ def share(totals: dict[str, float], block: Block, graphs: bool, blocked: float) 
 
 
 def summary(
-    setup: RunSetup, everyone: Sequence[dict[str, Any]], results: Mapping[str, Any]
+    method: Method,
+    options: RunOptions,
+    everyone: Sequence[dict[str, Any]],
+    results: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The contents of summary.json, from every rank's share and what the run has to say."""
     totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     return {
-        **setup.names,
+        **options.names,
         "test_accuracy": results["tested"].get("accuracy"),
         "test_loss": results["tested"].get("loss"),
         "test_metrics": {k: v for k, v in results["tested"].items() if k != "loss"},
-        "blocks": len(setup.blocks),
-        "cuts": setup.blocks.cuts,
-        "replicas": setup.replicas,
-        "sync": setup.sync.name if setup.replicas > 1 else "",
-        "epochs": setup.train.epochs,
-        "seed": setup.train.seed,
+        "blocks": len(method.problem.blocks),
+        "cuts": method.problem.blocks.cuts,
+        "replicas": options.replicas,
+        "sync": options.sync.name if options.replicas > 1 else "",
+        "epochs": options.train.epochs,
+        "seed": options.train.seed,
         "train_seconds": seconds,
         "images_per_second": totals["images"] / seconds if seconds else 0.0,
         "serial_seconds": totals["serial_seconds"],
@@ -81,19 +86,18 @@ def summary(
         "gap_steps": [int(rank["totals"]["gap_steps"]) for rank in everyone],
         "gap_seconds": [rank["totals"]["gap_seconds"] for rank in everyone],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
-        "delay": _delays(setup),
-        "kernels": setup.kernels,
+        "delay": _delays(method),
         **{key: [rank[key] for rank in everyone] for key in everyone[0] if key != "totals"},
         **results,
     }
 
 
-def _delays(setup: RunSetup) -> list[float]:
+def _delays(method: Method) -> list[float]:
     """Of every rank: steps by which its own gradients are late."""
-    solver, count = setup.method.solver, len(setup.blocks)
-    parts = solver.parts(setup.train.batch_size // setup.replicas)
-    own = [solver.delay(index, count) / parts for index in range(count)]
-    return own * setup.replicas
+    solver, count, replicas = method.solver, method.setup.blocks, method.options.replicas
+    micro_batches = solver.parts(method.options.train.batch_size // replicas)
+    own = [solver.delay(index, count) / micro_batches for index in range(count)]
+    return own * replicas
 
 
 def _graphs(block: Block, asked: bool) -> str:

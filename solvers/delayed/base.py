@@ -1,11 +1,11 @@
-"""The tick of a pipeline that is never flushed: what all methods with delayed gradients share."""
+"""The tick of a pipeline that is never flushed, which all methods with delayed gradients share."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import get_args
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Program, Solver
 from solvers.checks import check_choices, check_numbers
+from solvers.delayed.flights import Flight, load_flights, save_flights, with_parameter_strides
 from solvers.exact.micro_batches import MicroBatch, micro_batches
 from solvers.exact.wire import Wire, WireFormat
-from solvers.state import State, Tensors, entries
+from solvers.state import State, entries
 from solvers.sync.base import statistics
 from solvers.windows import PhaseStats, Window
 
@@ -25,24 +26,9 @@ _FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
 
 
-@dataclass
-class Flight:
-    """A micro-batch that a block has handed up and whose adjoint has yet to come back."""
-
-    part: MicroBatch
-    lam: Tensor | None = None
-    """What its forward pass began with, if that is needed again."""
-    stash: Tensors = field(default_factory=dict)
-    """What its backward pass needs besides and no other flight does, for a checkpoint."""
-    weights: Tensors | None = None
-    """The version of the weights that it met, if that is needed again."""
-    out: Tensor | None = None
-    """x_k with its graph, if that is kept."""
-
-
 @dataclass(frozen=True)
 class Delayed(Solver):
-    r"""Mini-batches go through the blocks in m micro-batches. At its n-th tick, block k
+    r"""Mini-batches go through the blocks in m micro-batches. At its n-th tick, block k computes
 
         lam_k = x_{k-1} of micro-batch n,   x_k = f_k(lam_k; w_k)               forward, sent up
         p_k = b (d x_k / d lam_k)^T p_{k+1}  of micro-batch n - d_k             backward, sent down
@@ -50,16 +36,17 @@ class Delayed(Solver):
                mini-batch, after the backward pass of its last
 
     where d_k is fixed, so the result does not depend on timing. The pipeline is never flushed: a
-    micro-batch takes a tick, whatever K is. The gradient of a mini-batch is d_k / m steps late: its
-    first d_k micro-batches went up before the newest step (before the newest two, if d_k > m, ...).
-    Block K-1 has d = 0 and works as back-propagation does. K = 1 is the pipelined pass with as many
-    micro-batches, and plain back-propagation with m = 1, bit for bit.
+    micro-batch takes one tick, whatever K is. The gradient of a mini-batch is d_k / m steps late:
+    the forward passes of its first d_k micro-batches came before the newest step (before the newest
+    two, if d_k > m, ...). Block K-1 has d = 0 and works as back-propagation does. K = 1 is the
+    pipelined pass with as many micro-batches, and with m = 1 it is plain back-propagation, bit for
+    bit.
 
-    d_k = K-1-k is one forward, one backward: a block has as many graphs under way as a flushed
-    pipeline has, and waits for its neighbor if a message takes long (PipeDream, arXiv 1806.03377,
-    steps in this order after every micro-batch). d_k = 2 (K-1-k) gives every message a tick of
-    slack. The pipeline is drained at the end of an epoch and before a serial correction: the
-    gradients in flight come back, nothing goes up, none is lost.
+    d_k = K-1-k is one forward, one backward: a block has as many graphs under way as in a flushed
+    pipeline, and waits for its neighbor if a message takes long (PipeDream, arXiv 1806.03377, steps
+    in this order after every micro-batch). d_k = 2 (K-1-k) gives every message one tick of slack.
+    The pipeline is drained at the end of an epoch and before a serial correction: all backward
+    passes under way are completed, no forward pass begins, and no gradient is lost.
     """
 
     micro_batches: int = 0
@@ -81,7 +68,7 @@ class Delayed(Solver):
         return min(self.micro_batches or max(1, min(8, size // 16)), size)
 
     def versions(self, index: int, count: int, size: int) -> int:
-        """Older weights that block `index` of `count` keeps at most beside its newest."""
+        """Most older versions of its weights that block `index` of `count` keeps at once."""
         return 0
 
     def held_bytes(
@@ -102,7 +89,7 @@ class Delayed(Solver):
 
 
 class DelayedProgram(Program):
-    """One rank's ticks, and its flights: what it has handed up and not got back."""
+    """One rank's ticks, and the micro-batches whose backward pass is yet to come."""
 
     solver: Delayed
 
@@ -111,12 +98,14 @@ class DelayedProgram(Program):
         self._delay = solver.delay(block.index, block.count)
         self._wire = Wire(solver.messages)
         self._flights: deque[Flight] = deque()
+        """Oldest first."""
         self._inbox: deque[tuple[Tensor, ...]] = deque()
+        """Messages of the next block that a checkpoint held."""
         self._ticks = 0
         self._rate = 0.0
 
     def train(self, window: Window) -> PhaseStats:
-        """A tick a micro-batch; the pipeline stays filled."""
+        """One tick for each micro-batch; the pipeline stays filled."""
         stats = PhaseStats()
         with stats.timed(self.links.now):
             for _, batch in window.recorded():
@@ -127,7 +116,7 @@ class DelayedProgram(Program):
                     if self.block.last:
                         losses.append(self._last_tick(part, stats))
                     else:
-                        self._flights.append(self._forward(self._arrived(part), part))
+                        self._flights.append(self._forward(self._receive_input(part), part))
                         if len(self._flights) > self._delay:
                             self._backward(self._flights.popleft())
                 if losses:
@@ -146,36 +135,27 @@ class DelayedProgram(Program):
     def state(self) -> State:
         if self._ticks == 0:
             return State()
-        while len(self._inbox) < self._on_the_way():
-            self._inbox.append(self._take())
-        rate = torch.tensor(self._rate, dtype=torch.float64)
-        state = {"ticks": torch.tensor(self._ticks), "rate": rate}
-        state["sent as"] = torch.tensor(_FORMATS.index(self.solver.messages))
-        state["computed in"] = torch.tensor(_PRECISIONS.index(self.block.precision))
+        while len(self._inbox) < self._adjoints_sent():
+            self._inbox.append(self._receive_message())
+        state = {
+            "ticks": torch.tensor(self._ticks),
+            "rate": torch.tensor(self._rate, dtype=torch.float64),
+            "sent as": torch.tensor(_FORMATS.index(self.solver.messages)),
+            "computed in": torch.tensor(_PRECISIONS.index(self.block.precision)),
+        }
         for name, parameter in self.block.module.named_parameters():
             if parameter.grad is not None:
                 state[f"gradient {name}"] = parameter.grad
         if self.setup.replicas > 1:  # which are alike after a step, and not while one is prepared
             own = statistics(self.block.module)
             state |= {f"statistic {i}": x for i, x in enumerate(own)}
-        versions: list[Tensors] = []
-        for i, flight in enumerate(self._flights):
-            state[f"flight {i}.part"] = torch.tensor(flight.part[:6])
-            if flight.lam is not None:
-                state[f"flight {i}.lam"] = flight.lam.detach()
-            state |= {f"flight {i}.{name}": t.detach() for name, t in flight.stash.items()}
-            if flight.weights is not None:
-                if not versions or flight.weights is not versions[-1]:
-                    versions.append(flight.weights)
-                state[f"flight {i}.version"] = torch.tensor(len(versions) - 1)
-        for v, weights in enumerate(versions):
-            state |= {f"version {v}.{name}": w.detach() for name, w in weights.items()}
-        for i, parts in enumerate(self._inbox):
-            state |= {f"inbox {i}.{j}": part for j, part in enumerate(parts)}
+        state |= save_flights(self._flights)
+        for i, message in enumerate(self._inbox):
+            state |= {f"inbox {i}.{j}": tensor for j, tensor in enumerate(message)}
         return State(flight=state)
 
     def load_state(self, state: State) -> None:
-        found = state.flight
+        found, module = state.flight, self.block.module
         if not found:
             return
         self._refuse_other("solver.messages", self.solver.messages, _FORMATS[int(found["sent as"])])
@@ -184,23 +164,14 @@ class DelayedProgram(Program):
             "train.precision", *(str(p).removeprefix("torch.") for p in (now, before))
         )
         self._ticks, self._rate = int(found["ticks"]), float(found["rate"])
-        for i, own in enumerate(statistics(self.block.module)):
+        for i, own in enumerate(statistics(module)):
             own.copy_(found.get(f"statistic {i}", own))
-        versions: dict[int, Tensors] = {}
-        for i in range(len({name.partition(".")[0] for name in found if name[:6] == "flight"})):
-            stash = entries(found, f"flight {i}.")
-            flight = Flight(MicroBatch(*stash.pop("part").tolist()), stash.pop("lam", None))
-            if "version" in stash:
-                v = int(stash.pop("version"))
-                if v not in versions:
-                    versions[v] = self._like_parameters(entries(found, f"version {v}."))
-                flight.weights = versions[v]
-            flight.stash = stash
-            self._flights.append(self._again(flight))
-        for i in range(self._on_the_way()):
+        for flight in load_flights(found, module):
+            self._flights.append(self._restored(flight))
+        for i in range(self._adjoints_sent()):
             self._inbox.append(tuple(entries(found, f"inbox {i}.").values()))
-        for name, kept in self._like_parameters(entries(found, "gradient ")).items():
-            self.block.module.get_parameter(name).grad = kept
+        for name, grad in with_parameter_strides(module, entries(found, "gradient ")).items():
+            module.get_parameter(name).grad = grad
 
     @staticmethod
     def _refuse_other(setting: str, now: str, before: str) -> None:
@@ -208,39 +179,33 @@ class DelayedProgram(Program):
         if now != before:
             raise ValueError(f"{setting} is {now!r}, and {before!r} for what is under way")
 
-    def _like_parameters(self, kept: Tensors) -> Tensors:
-        """With the parameters' strides: of a single channel, layouts look alike, and compute
-        otherwise."""
-        empty = {n: torch.empty_like(self.block.module.get_parameter(n)).detach() for n in kept}
-        return {name: empty[name].copy_(tensor) for name, tensor in kept.items()}
-
-    def _on_the_way(self) -> int:
-        """Adjoints that the next block has sent and this one has not asked for."""
+    def _adjoints_sent(self) -> int:
+        """Adjoints that the next block has sent and this one has not yet received."""
         if self.block.last:
             return 0
         next_ = self.solver.delay(self.block.index + 1, self.block.count)
         return min(self._ticks, self._delay) - min(self._ticks, next_)
 
-    def _arrived(self, part: MicroBatch) -> Tensor:
+    def _receive_input(self, part: MicroBatch) -> Tensor:
         if part.images is not None:
             return part.images
         return self._wire.receive(self.links.from_previous, self.block.dtype)
 
     @abstractmethod
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        """Hand x_k up; keep what the backward pass will need."""
+        """Send x_k up; keep what the backward pass will need."""
 
-    def _again(self, flight: Flight) -> Flight:
-        """A flight as a checkpoint has kept it, ready for its backward pass."""
+    def _restored(self, flight: Flight) -> Flight:
+        """A flight of a checkpoint, made ready for its backward pass."""
         return flight
 
     @abstractmethod
     def _backward(self, flight: Flight) -> None:
-        """Bring a flight home: its adjoint goes down, its gradient is added."""
+        """Receive a flight's adjoint, add its gradient, and send its input's adjoint down."""
 
     def _last_tick(self, part: MicroBatch, stats: PhaseStats) -> Tensor:
         """The last block's tick: forward, loss, backward; its share of the mini-batch's loss."""
-        lam = self._leaf(self._arrived(part))
+        lam = self._leaf(self._receive_input(part))
         assert part.labels is not None
         found = self.block.classify(self.block.forward(lam, part.key), part.labels)
         self.block.backward(found.loss * part.share, key=part.key)
@@ -252,29 +217,30 @@ class DelayedProgram(Program):
         assert lam is not None
         return lam.detach() if self.block.first else lam.detach().requires_grad_()
 
-    def _up(self, out: Tensor) -> None:
+    def _send_output(self, out: Tensor) -> None:
         self._wire.send(self.links.to_next, out)
 
-    def _take(self) -> tuple[Tensor, ...]:
+    def _receive_message(self) -> tuple[Tensor, ...]:
         """One message of the next block, as it is on the wire."""
         return tuple(self.links.from_next() for _ in range(self._wire.tensors))
 
-    def _message(self) -> Callable[[], Tensor]:
-        """Gives the tensors of the oldest message that has not been worked on."""
-        return partial(next, iter(self._inbox.popleft() if self._inbox else self._take()))
+    def _oldest_message(self) -> Callable[[], Tensor]:
+        """Gives the tensors of the next block's oldest message, one at each call."""
+        message = self._inbox.popleft() if self._inbox else self._receive_message()
+        return partial(next, iter(message))
 
-    def _adjoint(self, part: MicroBatch, dtype: torch.dtype) -> Tensor:
+    def _receive_adjoint(self, part: MicroBatch, dtype: torch.dtype) -> Tensor:
         """p_{k+1} of the oldest flight, for an output of `dtype`."""
         wide = dtype if self.block.scaler is None else torch.float32
-        return self._wire.receive_adjoint(self._message(), wide, part.size)
+        return self._wire.receive_adjoint(self._oldest_message(), wide, part.size)
 
     def _finish(self, part: MicroBatch, lam: Tensor) -> None:
-        """Hand the adjoint of the leaf lam down; step if its mini-batch is complete."""
+        """Send the adjoint of the leaf lam down; step if its mini-batch is complete."""
         if not self.block.first:
-            self._down(lam, self.block.input_adjoint(lam), part)
+            self._send_adjoint(lam, self.block.input_adjoint(lam), part)
         self._step(part)
 
-    def _down(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
+    def _send_adjoint(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
         """One message to the previous block."""
         shrink = self.solver.shrink
         p_in = p_in if shrink == 1.0 else shrink * p_in
@@ -282,7 +248,7 @@ class DelayedProgram(Program):
 
     def _step(self, part: MicroBatch) -> None:
         """Step if that was its mini-batch's last micro-batch."""
-        if part.ends:
+        if part.is_last:
             self.block.step("local", self._rate, self.solver.clip_norm)
 
 

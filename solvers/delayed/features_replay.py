@@ -1,4 +1,4 @@
-"""Features Replay: forward again, at the newest weights (Huo et al., arXiv 1807.04511)."""
+"""Features Replay: the forward pass again, at the newest weights (Huo et al., 1807.04511)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from solvers.base import program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import Delayed, DelayedProgram, Flight
+from solvers.delayed.base import Delayed, DelayedProgram
+from solvers.delayed.flights import Flight
 from solvers.exact.micro_batches import MicroBatch
 
 
@@ -18,9 +19,9 @@ from solvers.exact.micro_batches import MicroBatch
 class FeaturesReplay(Delayed):
     r"""Features Replay (Huo et al., arXiv 1807.04511).
 
-    `Delayed` with d_k = K-1-k; a block keeps the inputs of d_k micro-batches, no graph and no
-    weights. The backward pass replays micro-batch n - d_k at the newest weights, and moves
-    BatchNorm's running statistics, which the first forward pass leaves alone.
+    `Delayed` with d_k = K-1-k; a block keeps the inputs of d_k micro-batches, but no graph and no
+    older weights. The backward pass first replays the forward pass of micro-batch n - d_k at the
+    newest weights. The replay updates BatchNorm's running statistics; the first pass does not.
     """
 
     name: ClassVar[str] = "features-replay"
@@ -28,16 +29,17 @@ class FeaturesReplay(Delayed):
 
 @program_of(FeaturesReplay)
 class ReplayingProgram(DelayedProgram):
-    """Keeps the inputs of its flights alone."""
+    """Keeps of its flights the inputs only."""
 
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
         with torch.no_grad(), frozen_statistics(self.block.module):
-            self._up(self.block.forward(lam, part.key))
+            self._send_output(self.block.forward(lam, part.key))
         return Flight(part, lam)
 
     def _backward(self, flight: Flight) -> None:
         lam = self._leaf(flight.lam)
-        # before the adjoint is asked for, which may have a way to go yet
+        # the adjoint may still be on its way: it is received after the replay
         out = self.block.forward(lam, flight.part.key)
-        self.block.backward(out, self._adjoint(flight.part, out.dtype), key=flight.part.key)
+        p_out = self._receive_adjoint(flight.part, out.dtype)
+        self.block.backward(out, p_out, key=flight.part.key)
         self._finish(flight.part, lam)

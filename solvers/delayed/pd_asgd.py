@@ -13,23 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Setup, program_of
-from solvers.blocks.buffers import frozen_statistics
 from solvers.checks import check_numbers
-from solvers.delayed.base import Delayed, DelayedProgram, Flight, tensor_bytes
+from solvers.delayed.base import Delayed
+from solvers.delayed.flights import Flight
 from solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
+from solvers.delayed.unit_program import UnitProgram
 from solvers.delayed.units import (
     Copied,
     Recomputed,
     Stashed,
-    Turn,
     UnitFlight,
+    UnitLock,
     Units,
-    laid_out,
-    runs,
+    unit_memories,
+    unit_slices,
 )
-from solvers.delayed.worker_threads import Race, WorkerThreads
+from solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
 from solvers.exact.micro_batches import MicroBatch, micro_batches
-from solvers.state import State, Tensors
+from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
 
@@ -37,26 +38,26 @@ from solvers.windows import PhaseStats, Window
 class PDASGD(Delayed):
     r"""Following partial decoupled ASGD with layer-wise updates (arXiv 2410.05985).
 
-    A block is a chain of units u = 0 .. M-1. Forward passes never wait for a backward pass; a
+    A block is a chain of units u = 0 .. M-1. Forward passes never wait for a backward pass. A
     backward pass goes from the head down, and steps a unit as soon as its gradient is there:
 
         x_u = f_u(x_{u-1}; w_u)                                          forward slot
         g_u = (d f_u / d w_u)^T p_u,   p_{u-1} = (d f_u / d x_{u-1})^T p_u
         w_u <- optimizer step with g_u, before the unit below goes on     backward slot
 
-    The derivatives are at the weights that x_u met (stashed), or at the newest w_u and the same
-    x_{u-1} (current: f_u is run again). With one block, `Table` says when which slot takes what:
-    steps are ordered by (tick, unit, mini-batch), and seen by every forward part that begins
-    later. In the paper's ratio, 1 forward and 2 backward slots, the gradient of the unit at
-    relative depth u / M lands 3 (1 - u / M) ticks (forward passes) after its weights were read:
-    it is ceil(3 (1 - u / M)) - 1 steps late, of the head 0 (M >= 3). With one slot and no queue it
-    is SGD, with a queue q all units are q steps late. As the table has no clock but its own,
-    neither threads nor what they meet on the machine change the result.
+    The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
+    and the same x_{u-1} (current: f_u is run again). With one block, `Timetable` says when which
+    slot takes what: steps are ordered by (tick, unit, mini-batch), and every forward part that
+    begins later uses the new weights. In the paper's ratio, 1 forward and 2 backward slots, the
+    unit at relative depth u / M steps 3 (1 - u / M) ticks (forward passes) after its weights were
+    read: its gradient is ceil(3 (1 - u / M)) - 1 steps late, and that of the head 0 (M >= 3). With
+    one slot and no queue the method is SGD; with a queue q all units are q steps late. The table
+    does not depend on a clock, so neither threads nor the load of the machine change the result.
 
     Over K > 1 blocks each takes a forward and a backward pass by turns, in FDG's order
-    d_k = 2 (K-1-k): one slot whose queue is d_k. There nobody reads a unit's weights between its
-    step and the end of the pass, so nothing is gained by stepping early: with stashed weights, and
-    but for clipping a unit at a time, it is FDG bit for bit.
+    d_k = 2 (K-1-k): one slot whose queue is d_k. No forward pass reads a unit's weights between its
+    step and the end of the backward pass, so nothing is gained by stepping early. With stashed
+    weights it is FDG bit for bit, except that clipping is by units.
     """
 
     name: ClassVar[str] = "pd-asgd"
@@ -70,9 +71,9 @@ class PDASGD(Delayed):
     queue: int = 0
     """Graphs that may wait for a backward slot before the forward slot waits."""
     weights: Literal["stashed", "current"] = "stashed"
-    """Those of a backward pass: that its forward pass met, or the newest, on the same inputs."""
+    """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
     threads: bool = False
-    """A thread for every slot of the only block, with the same result: for idle cores."""
+    """One thread for each slot of the only block, with the same result: for idle cores."""
     any_order: bool = False
     """As in the paper: threads without a table on shared weights. No run can be repeated."""
 
@@ -122,11 +123,11 @@ class PDASGD(Delayed):
         return not self.any_order
 
     def delay(self, index: int, count: int) -> int:
-        """Of the first unit, by the table; with `any_order` that is where it is about."""
+        """Of the first unit, by the table; `any_order` comes close to it."""
         return 2 * (count - 1 - index) if count > 1 else self.table(3, index, count).delay(0)
 
     def table(self, units: int, index: int, count: int) -> Timetable:
-        """That of a block of so many units."""
+        """The table of a block of so many units."""
         if count > 1:
             return Timetable(units, 0, self.delay(index, count))
         return Timetable(units, min(self.backward_slots, MOST_SLOTS), self.queue)
@@ -134,31 +135,25 @@ class PDASGD(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, units = self.first_part(lam), runs(module)
-        table, parts = self.table(len(units), index, count), [*module._modules.values()]
-        graphs, inputs, versions, largest = [], 0, 0, 0
-        with torch.no_grad(), frozen_statistics(module):
-            for u, some in enumerate(units):
-                # children() leaves out the second use of a module
-                unit = nn.Sequential(*(part for part in parts[some] if part is not None))
-                flying = table.delay(u) + 1
-                graphs.append((graph(unit, x), flying))
-                older = -(-table.delay(u) // self.parts(len(lam)))
-                versions += older * tensor_bytes(unit.parameters())
-                largest = max(largest, graphs[-1][0])
-                inputs += flying * tensor_bytes([x])
-                x = unit(x).detach().requires_grad_()
+        x, slices = self.first_part(lam), unit_slices(module)
+        table = self.table(len(slices), index, count)
+        delays = [table.delay(unit) for unit in range(len(slices))]
+        units = [*unit_memories(module, slices, x, graph)]
         if self.weights == "current":
-            return inputs + largest
+            inputs = sum((d + 1) * unit.input for d, unit in zip(delays, units, strict=True))
+            return inputs + max(unit.graph for unit in units)
+        graphs, older = 0, 0
+        for d, unit in zip(delays, units, strict=True):
+            graphs += (d + 1) * unit.graph
+            older += -(-d // self.parts(len(lam))) * unit.weights
         # neighbors share what lies between them
-        alone = sum(size for size, _ in graphs) or 1
-        whole = graph(module, self.first_part(lam)) / alone
-        return round(whole * sum(size * flying for size, flying in graphs)) + versions
+        whole = graph(module, self.first_part(lam)) / (sum(unit.graph for unit in units) or 1)
+        return round(whole * graphs) + older
 
 
 @program_of(PDASGD)
-class PDASGDProgram(DelayedProgram):
-    """One rank's table, and its flights, which come home unit by unit."""
+class PDASGDProgram(UnitProgram):
+    """One rank's table, and its flights, whose backward passes go unit by unit."""
 
     solver: PDASGD
 
@@ -190,142 +185,121 @@ class PDASGDProgram(DelayedProgram):
                 "solver.weights is 'current', which runs a unit again by itself, but layers of "
                 "the model draw random numbers for a whole pass: choose stashed"
             )
-        if self._threaded and self.links.virtual:
+        if self._threaded and self.links.clocked:
             raise ValueError(
                 f"solver.{asked} is true, but links.kind is 'virtual', whose clock counts the "
                 "work of one thread a rank: leave one of the two out"
             )
 
     def train(self, window: Window) -> PhaseStats:
-        """A tick a micro-batch; what lands later stays under way."""
+        """One tick for each micro-batch; steps that come later stay under way."""
         stats = PhaseStats()
         with stats.timed(self.links.now):
             if self.solver.any_order and self.block.count == 1:
-                self._race(window, stats)
+                self._train_in_any_order(window, stats)
             else:
-                self._follow(window, stats)
+                self._train_by_table(window, stats)
             stats.samples += sum(map(len, window.batches))
             stats.steps += len(window.batches)
         return stats
 
-    def _follow(self, window: Window, stats: PhaseStats) -> None:
+    def _train_by_table(self, window: Window, stats: PhaseStats) -> None:
         """Do what the table says, up to the end of the window."""
         oldest, last = self._ticks - len(self._flights), self._units.count - 1
-        flights = {oldest + i: flight for i, flight in enumerate(self._open)}
+        flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
         rates: dict[UnitPass, float] = {}
         for batch in window.batches:
             for _ in range(min(self.solver.parts(len(batch)), len(batch))):
-                rates |= dict.fromkeys(self._table.tick(self._ticks), batch.learning_rate)
+                passes = self._table.passes_of_tick(self._ticks)
+                rates |= dict.fromkeys(passes, batch.learning_rate)
                 self._ticks += 1
-        parts = self._parts(window)
+        parts = self._micro_batches(window)
 
-        def do(op: UnitPass, turn: Turn) -> None:
+        def run(op: UnitPass, lock: UnitLock) -> None:
             if op.forward and op.unit == 0:
                 part = next(parts)
-                flights[op.item] = self._units.begin(part, self._leaf(self._arrived(part)))
+                lam = self._leaf(self._receive_input(part))
+                flights[op.item] = self._units.new_flight(part, lam)
             flight = flights[op.item]
             if not op.forward:
-                self._lower(flight, op.unit, rates[op], turn)
+                self._backward_unit(flight, op.unit, rates[op], lock)
                 if op.unit == 0:
                     del flights[op.item]
                 return
-            self._units.up(flight, op.unit, turn)
+            self._units.forward(flight, op.unit, lock)
             if op.unit == last:
-                self._top(flight, stats)
+                self._send_or_classify(flight, stats)
 
         if self._threaded:
-            WorkerThreads([*rates]).take(do, self._table.backward_slots, last + 1)
+            TableThreads([*rates]).run(run, self._table.backward_slots, last + 1)
         else:
             for op in rates:
-                do(op, nullcontext())
+                run(op, nullcontext())
         self._flights = deque(flights.values())
 
-    def _race(self, window: Window, stats: PhaseStats) -> None:
-        """Take up the window, and home what comes home meanwhile."""
+    def _train_in_any_order(self, window: Window, stats: PhaseStats) -> None:
+        """All forward passes of the window, and the backward passes that threads have time for."""
 
-        def rising() -> Iterator[UnitFlight]:
-            for part in self._parts(window):
+        def forward_passes() -> Iterator[UnitFlight]:
+            for part in self._micro_batches(window):
                 self._ticks += 1
-                flight = self._forward(self._arrived(part), part)
-                self._top(flight, stats)
+                flight = self._forward(self._receive_input(part), part)
+                self._send_or_classify(flight, stats)
                 yield flight
 
-        def home(flight: UnitFlight, stop: Callable[[], bool]) -> None:
-            while flight.left and not stop():
-                unit = flight.left - 1
-                self._lower(flight, unit, self._rate, self._locks[unit])
+        def backward_pass(flight: UnitFlight, stop: Callable[[], bool]) -> None:
+            while flight.units_left and not stop():
+                unit = flight.units_left - 1
+                self._backward_unit(flight, unit, self._rate, self._locks[unit])
 
-        race = Race(self._open, self.solver.queue)
-        self._flights = deque(race.take(rising(), home, self.solver.backward_slots))
+        threads = AnyOrderThreads(self._unit_flights, self.solver.queue)
+        left = threads.run(forward_passes(), backward_pass, self.solver.backward_slots)
+        self._flights = deque(left)
 
-    @property
-    def _open(self) -> list[UnitFlight]:
-        return [flight for flight in self._flights if isinstance(flight, UnitFlight)]
-
-    def _parts(self, window: Window) -> Iterator[MicroBatch]:
+    def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
             self._rate = batch.learning_rate
             yield from micro_batches(batch, self.solver.parts(len(batch)), self.block)
 
-    def _forward(self, lam: Tensor, part: MicroBatch) -> UnitFlight:
-        flight = self._units.begin(part, self._leaf(lam))
+    def _forward_units(self, flight: UnitFlight) -> None:
         for unit, lock in enumerate(self._locks):
-            # a module that runs again elsewhere may not run here; weights alone are open to all
-            alone = isinstance(self._units, Recomputed)
-            self._units.up(flight, unit, lock if alone else nullcontext())
-        return flight
+            # a module that a backward pass runs again may not run here, too
+            exclusive = isinstance(self._units, Recomputed)
+            self._units.forward(flight, unit, lock if exclusive else nullcontext())
 
-    def _top(self, flight: UnitFlight, stats: PhaseStats) -> None:
-        """Hand what has come out of the last unit up, or to the loss."""
+    def _send_or_classify(self, flight: UnitFlight, stats: PhaseStats) -> None:
+        """Send the last unit's output up; in the last block it goes into the loss."""
         part = flight.part
         if part.labels is None:
-            self._up(flight.value.detach())
+            self._send_output(flight.value.detach())
             flight.value = None
             return
         found = self._units.classify(flight, part.labels)
         flight.part = part._replace(images=None, labels=None)
         stats.scored(found)
         self._losses.append(found.loss)
-        if part.ends:
+        if part.is_last:
             stats.losses.append(torch.stack(self._losses).sum())
             self._losses = []
 
-    def _lower(self, flight: UnitFlight, unit: int, rate: float, turn: Turn) -> None:
-        """Take a flight through a unit, down."""
-        block = self.block
-        if unit == self._units.count - 1 and not block.last:
-            flight.adjoint = [self._adjoint(flight.part, block.dtype)]
-        self._units.down(flight, unit, rate, turn)
-        if unit == 0 and not block.first:
-            lam, (p_in,) = flight.lam, flight.adjoint
-            assert lam is not None
-            p_in = torch.zeros_like(lam) if p_in is None else laid_out(p_in, lam)
-            self._down(lam, p_in, flight.part)
-
-    def _backward(self, flight: Flight) -> None:
-        assert isinstance(flight, UnitFlight)
-        for unit in reversed(range(flight.left)):
-            self._lower(flight, unit, self._rate, nullcontext())
-
-    def state(self) -> State:
-        known: dict[tuple[int, ...], Tensors] = {}
-        for flight in self._open:
-            self._units.keep(flight, known)
-        return super().state()
+    def _backward_unit(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
+        if unit == self._units.count - 1 and not self.block.last:
+            flight.adjoint = [self._receive_adjoint(flight.part, self.block.dtype)]
+        super()._backward_unit(flight, unit, rate, lock)
 
     def load_state(self, state: State) -> None:
         super().load_state(state)
         table = None if self.solver.any_order else self._table
-        if table and [flight.left for flight in self._open] != table.under_way(self._ticks):
-            # it was kept under other settings: what is under way has no place in this table
+        left = [flight.units_left for flight in self._unit_flights]
+        if table and left != table.under_way(self._ticks):
+            # it was saved under other settings: what is under way has no place in this table
             self.drain()
 
-    def _again(self, flight: Flight) -> UnitFlight:
+    def _restored(self, flight: Flight) -> UnitFlight:
         kept = "current" if flight.weights is None else "stashed"
         if kept != self.solver.weights:
             raise ValueError(
                 f"solver.weights is {self.solver.weights!r}, but what is under way was kept for "
                 f"{kept!r}: leave it as it was"
             )
-        flight.lam = self._leaf(flight.lam)
-        return self._units.again(flight)
+        return super()._restored(flight)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Setup, program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import Delayed, DelayedProgram, Flight, tensor_bytes
+from solvers.delayed.base import Delayed, DelayedProgram, tensor_bytes
+from solvers.delayed.flights import Flight
 from solvers.exact.micro_batches import MicroBatch
 from solvers.layers.reversible import Reversible
 
@@ -21,14 +22,15 @@ class Petra(Delayed):
     r"""`Delayed` with d_k = 2 (K-1-k); all at the weights of the tick:
 
         x_k = f_k(x_{k-1}; w_k)                                   forward, sent up, nothing kept
-        xt_{k-1} = f_k^{-1}(xt_k; w_k)                            what the input was, but for drift
+        xt_{k-1} = f_k^{-1}(xt_k; w_k)                            the input, but for drift
         p_k = (d f_k / d x)^T p_{k+1},  dw_k  at xt_{k-1}         sent down with xt_{k-1}
         w_k <- optimizer step with the sum of dw_k over a mini-batch's micro-batches
 
-    Units that are not reversible (stem, downsampling, head) keep their inputs in a queue, d_k of
-    them. So a block's memory does not grow with the reversible units in it. The backward pass goes
-    unit by unit, and alone moves BatchNorm's running statistics. The last block does forward, loss
-    and backward in one tick by ordinary back-propagation, so K = 1 is plain training bit for bit.
+    Units that are not reversible (stem, downsampling, head) keep their last d_k inputs in a queue.
+    So a block's memory does not grow with the number of its reversible units. The backward pass
+    goes unit by unit. It updates BatchNorm's running statistics; the forward pass does not. The
+    last block does forward, loss and backward in one tick by ordinary back-propagation, so K = 1 is
+    plain training bit for bit.
     """
 
     name: ClassVar[str] = "petra"
@@ -84,29 +86,29 @@ class PetraProgram(DelayedProgram):
                 if not isinstance(unit, Reversible):
                     flight.stash[str(i)] = x
                 x = unit(x)
-        self._up(x)
+        self._send_output(x)
         return flight
 
     def _draw_for(self, flight: Flight) -> None:
         if self.block.draws is not None:
             self.block.draws.draw_for(flight.part.key)
 
-    def _take(self) -> tuple[Tensor, ...]:
-        return *super()._take(), *super()._take()
+    def _receive_message(self) -> tuple[Tensor, ...]:
+        return *super()._receive_message(), *super()._receive_message()
 
     def _backward(self, flight: Flight) -> None:
-        block, message = self.block, self._message()
+        block, message = self.block, self._oldest_message()
         x = self._wire.receive(message, block.dtype)
         p = self._wire.receive_adjoint(message, block.dtype, flight.part.size)
         self._draw_for(flight)
         with block.span("backward", flight.part.key):
-            x, p = self._unwound(flight, x, p)
+            x, p = self._reversed_pass(flight, x, p)
         if not block.first:
-            self._down(x, p, flight.part)
+            self._send_adjoint(x, p, flight.part)
         self._step(flight.part)
 
-    def _unwound(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Input and its adjoint, from those of the output."""
+    def _reversed_pass(self, flight: Flight, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The block's input and its adjoint, from its output and its adjoint."""
         block = self.block
         for i, unit in reversed([*enumerate(self._parts)]):
             if isinstance(unit, Reversible):
@@ -127,13 +129,13 @@ class PetraProgram(DelayedProgram):
         block.backward(out, p_out.to(out.dtype) if block.scaler is None else p_out)
         return block.input_adjoint(x)
 
-    def _down(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
+    def _send_adjoint(self, lam: Tensor, p_in: Tensor, part: MicroBatch) -> None:
         self._wire.send(self.links.to_previous, lam.detach())
-        super()._down(lam, p_in, part)
+        super()._send_adjoint(lam, p_in, part)
 
 
 class _Copy(nn.Module):
-    """Before what works in place: a queue's inputs must stay as they are."""
+    """Protects the inputs in a queue from a unit that works in place."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clone()

@@ -1,4 +1,4 @@
-"""Threads that take the ops of a table, in its order or in none."""
+"""Threads that run the passes of a table, in its order or in any."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from threading import Condition, Thread
 import torch
 
 from solvers.delayed.timetable import UnitPass
-from solvers.delayed.units import Turn, UnitFlight
+from solvers.delayed.units import UnitFlight, UnitLock
 
 
-class _GivenUpError(Exception):
-    """Another thread has failed, and says why."""
+class _OtherFailedError(Exception):
+    """Another thread has failed, and its error says why."""
 
 
 class _Threads:
@@ -26,19 +26,20 @@ class _Threads:
         self.failures: list[BaseException] = []
 
     def wait_for(self, ready: Callable[[], object]) -> None:
-        """Wait within the condition; _GivenUpError if another thread fails meanwhile."""
+        """Wait within the condition; _OtherFailedError if another thread fails meanwhile."""
         self.condition.wait_for(lambda: ready() or self.failures)
         if self.failures:
-            raise _GivenUpError
+            raise _OtherFailedError
 
-    def run(self, own: Callable[[], None], others: Sequence[Callable[[], None]]) -> None:
+    def run_all(self, own: Callable[[], None], others: Sequence[Callable[[], None]]) -> None:
+        """`own` on this thread and `others` on threads of their own, until all have ended."""
         count = torch.get_num_threads()
 
         def guarded(work: Callable[[], None]) -> None:
             try:
                 torch.set_num_threads(count)  # of each thread, or sums would differ
                 work()
-            except _GivenUpError:
+            except _OtherFailedError:
                 pass
             except BaseException as error:
                 with self.condition:
@@ -55,102 +56,104 @@ class _Threads:
             raise self.failures[0]
 
 
-class WorkerThreads(_Threads):
-    """A thread for the forward slot, this one, and one for each backward slot.
+class TableThreads(_Threads):
+    """This thread for the forward slot, and one for each backward slot.
 
-    Each takes its ops in the table's order. Those of a unit have their turns in that order, too,
-    so that what meets what does not depend on how fast a thread is.
+    Each runs its passes in the table's order. The passes of a unit wait for each other in that
+    order, too, so which weights a pass uses does not depend on how fast a thread is.
     """
 
     def __init__(self, ops: Sequence[UnitPass]) -> None:
         super().__init__()
         self._ops = ops
-        self._turns: dict[int, deque[UnitPass]] = {}
+        self._next: dict[int, deque[UnitPass]] = {}
+        """Of each unit, in order."""
         for op in ops:
-            self._turns.setdefault(op.unit, deque()).append(op)
-        self._rising = {op.item for op in ops if op.forward}
-        """Items whose forward pass is not over."""
+            self._next.setdefault(op.unit, deque()).append(op)
+        self._forward_running = {op.item for op in ops if op.forward}
+        """Items whose forward pass is not complete."""
 
-    def take(self, do: Callable[[UnitPass, Turn], None], slots: int, units: int) -> None:
-        """Do all ops; `slots` backward slots, `units` units."""
+    def run(self, work: Callable[[UnitPass, UnitLock], None], slots: int, units: int) -> None:
+        """Call `work` for all passes; there are `slots` backward slots and `units` units."""
 
-        def lane(mine: Sequence[UnitPass]) -> None:
+        def slot(mine: Sequence[UnitPass]) -> None:
             for op in mine:
                 if not op.forward and op.unit == units - 1:
                     self._wait_for_graph(op.item)
-                do(op, self._turn(op))
+                work(op, self._in_order(op))
                 if op.forward and op.unit == units - 1:
                     with self.condition:
-                        self._rising.discard(op.item)
+                        self._forward_running.discard(op.item)
                         self.condition.notify_all()
 
         forward = [op for op in self._ops if op.forward]
         backward = [
             [o for o in self._ops if not o.forward and o.item % slots == j] for j in range(slots)
         ]
-        self.run(partial(lane, forward), [partial(lane, mine) for mine in backward])
+        self.run_all(partial(slot, forward), [partial(slot, mine) for mine in backward])
 
     def _wait_for_graph(self, item: int) -> None:
         with self.condition:
-            self.wait_for(lambda: item not in self._rising)
+            self.wait_for(lambda: item not in self._forward_running)
 
     @contextmanager
-    def _turn(self, op: UnitPass) -> Iterator[None]:
+    def _in_order(self, op: UnitPass) -> Iterator[None]:
+        """Within it all earlier passes of the unit have been here, and no later one."""
         with self.condition:
-            self.wait_for(lambda: self._turns[op.unit][0] == op)
+            self.wait_for(lambda: self._next[op.unit][0] == op)
         yield
         with self.condition:
-            self._turns[op.unit].popleft()
+            self._next[op.unit].popleft()
             self.condition.notify_all()
 
 
-class Race(_Threads):
-    """One thread that takes flights up, this one, and others that take them home, in any order."""
+class AnyOrderThreads(_Threads):
+    """This thread for forward passes, and others for backward passes in whatever order."""
 
-    def __init__(self, waiting: Iterable[UnitFlight], room: int) -> None:
+    def __init__(self, waiting: Iterable[UnitFlight], queue: int) -> None:
         super().__init__()
         self._waiting = deque(waiting)
-        self._room = room
-        """Flights that may wait before the next goes up."""
+        self._queue = queue
+        """Flights that may wait before the next forward pass begins."""
         self._broken_off: list[UnitFlight] = []
-        self._over = False
+        self._stopping = False
 
-    def take(
+    def run(
         self,
-        rising: Iterator[UnitFlight],
-        home: Callable[[UnitFlight, Callable[[], bool]], None],
+        forward_passes: Iterator[UnitFlight],
+        backward_pass: Callable[[UnitFlight, Callable[[], bool]], None],
         threads: int,
     ) -> list[UnitFlight]:
-        """Until all have risen; those that are not home, in order.
+        """Run all forward passes; gives the flights whose backward pass is not complete, in order.
 
-        `home` takes a flight home, or as far as it comes until it is told to stop.
+        `backward_pass` goes through a flight's units until the function that it is given is true.
         """
 
-        def up() -> None:
+        def forward() -> None:
             try:
-                for flight in rising:
+                for flight in forward_passes:
                     with self.condition:
                         self._waiting.append(flight)
                         self.condition.notify_all()
-                        self.wait_for(lambda: len(self._waiting) <= self._room)
+                        self.wait_for(lambda: len(self._waiting) <= self._queue)
             finally:
                 with self.condition:
-                    self._over = True
+                    self._stopping = True
                     self.condition.notify_all()
 
-        def down() -> None:
-            while flight := self._next():
-                home(flight, lambda: self._over)
-                if flight.left:
+        def backward() -> None:
+            while flight := self._next_waiting():
+                backward_pass(flight, lambda: self._stopping)
+                if flight.units_left:
                     self._broken_off.append(flight)
 
-        self.run(up, [down] * threads)
+        self.run_all(forward, [backward] * threads)
         return sorted([*self._broken_off, *self._waiting], key=lambda flight: flight.part.step)
 
-    def _next(self) -> UnitFlight | None:
+    def _next_waiting(self) -> UnitFlight | None:
         with self.condition:
-            self.wait_for(lambda: self._waiting or self._over)
-            if self._over:
+            self.wait_for(lambda: self._waiting or self._stopping)
+            if self._stopping:
                 return None
             flight = self._waiting.popleft()
             self.condition.notify_all()

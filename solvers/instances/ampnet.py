@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, Literal
@@ -14,26 +13,25 @@ from torch import Tensor, nn
 
 from solvers.base import GraphBytes, Setup, Side, program_of
 from solvers.blocks import heads
-from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.heads import Head
 from solvers.checks import check_numbers
-from solvers.delayed.base import Delayed, DelayedProgram, Flight, tensor_bytes
-from solvers.delayed.units import laid_out
-from solvers.exact.micro_batches import MicroBatch
-from solvers.instances.leaving import Exit, Scores
+from solvers.delayed.base import Delayed, tensor_bytes
+from solvers.delayed.flights import Flight
+from solvers.delayed.unit_program import UnitProgram
+from solvers.delayed.units import UnitFlight, unit_memories
+from solvers.instances.exits import Exit, Scores
 from solvers.instances.nodes import (
     Instance,
     Nodes,
     RecomputedNodes,
     StashedNodes,
     Tally,
-    divided,
+    node_slices,
 )
-from solvers.instances.order import InstancePass, Order, limit
 from solvers.instances.paths import Paths
-from solvers.instances.roll import Mail, Roll, table
-from solvers.layers.depth import decided
-from solvers.state import State, Tensors
+from solvers.instances.roster import Mailbox, Roster, float64_rows
+from solvers.instances.schedule import InstancePass, Schedule, limit
+from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
 
@@ -41,27 +39,29 @@ from solvers.windows import PhaseStats, Window
 class AMPNet(Delayed):
     r"""Following AMPNet (arXiv 1705.09786) on a chain whose depth depends on the instance.
 
-    An instance i, a micro-batch, is a message that goes up through its own units u and comes home:
+    An instance i, a micro-batch, is a message that goes up through its own units u and back down:
 
         cache[i] <- x_{u-1},   x_u = f_u(x_{u-1}; w_u)                         forward
         p_{u-1} = (d f_u / d x_{u-1})^T p_u                                    backward
         acc_u <- acc_u + n_i (d f_u / d w_u)^T p_u,   c_u <- c_u + 1,   n_u <- n_u + n_i
         c_u >= min_update_frequency:  w_u <- optimizer step with acc_u / n_u;  acc_u, c_u, n_u <- 0
 
-    with n_i its samples: the mean over those that contributed. The derivatives are at the weights
-    that x_u met (stashed), or at the newest w_u and the cached x_{u-1} (current). At most
-    `max_active_keys` instances are under way; a unit that an instance's path leaves out
-    (`layers.depth`) costs it nothing, and gets nothing of it. With probability `exits` it leaves
-    at a cut, any of them alike, by a head of the block before it: one more unit, which is no part
-    of the network that is tested.
+    where n_i is its number of samples, so a step is by the mean over the samples that contributed.
+    The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
+    and the cached x_{u-1} (current). At most `max_active_keys` instances are under way. A unit that
+    an instance's path leaves out (`layers.depth`) costs it no time and gets no gradient of it. With
+    probability `exits` an instance leaves the network at a cut, each cut being as likely, by a head
+    of the block before it. Such a head is one more unit, but no part of the network that is tested.
 
-    A path is a pure function of (seed, step, the instance's first sample), so what a rank takes up
-    and home next follows from a simulation that all ranks make (`instances.order`): a Kahn network,
-    whose bits depend neither on links nor on time. No pipeline is flushed within an epoch; at its
-    end, and before a serial round, all come home, and units step by what is left over.
+    A path is a pure function of (seed, step, the instance's first sample). So which pass a rank
+    does next follows from a simulation that all ranks make (`instances.schedule`): a Kahn network,
+    whose bits depend neither on links nor on time. The pipeline is not flushed within an epoch. At
+    its end, and before a serial round, all backward passes are completed, and units step by what
+    has been added up since their last step.
 
-    Staleness, a unit's updates from an instance's forward to its backward pass: block k has at most
-    `instances.order.limit` under way, so with equal paths, which come home in order, at most
+    Staleness is the number of a unit's updates between an instance's forward and its backward pass.
+    Block k has at most `instances.schedule.limit` instances under way, so with equal paths, whose
+    backward passes are completed in order, the staleness is at most
     ceil((limit - 1) / min_update_frequency), which for max_active_keys = K is
     ceil((K-1-k) / min_update_frequency). max_active_keys = 1 is SGD with accumulated gradients.
     """
@@ -75,17 +75,17 @@ class AMPNet(Delayed):
     clip_norm: float = 0.0
     """Largest norm of one unit's gradient; 0: no clipping."""
     max_active_keys: int = 0
-    """Instances under way at most, of all blocks together; 0: twice as many as blocks."""
+    """Most instances under way in all blocks together; 0: twice as many as blocks."""
     min_update_frequency: int = 0
     """Instances that contribute to a unit's step; 0: as many as a mini-batch has."""
     weights: Literal["stashed", "current"] = "stashed"
-    """Those of a backward pass: that its forward pass met, or the newest, on the same inputs."""
+    """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
     exits: float = 0.0
     """Probability that an instance leaves at a cut, by a head of the block before it."""
     head: str = "linear"
     """Of exits, behind a mean over pixels: linear, or mlp:WIDTH with a hidden layer."""
     any_order: bool = False
-    """What arrives first is taken first, by the clock. No run can be repeated."""
+    """A rank works first on what arrives first, by the clock. No run can be repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,14 +134,14 @@ class AMPNet(Delayed):
 
     @property
     def reports_losses(self) -> bool:
-        return False  # what a drain brings home, or leaves before the last block, tells nobody
+        return False  # of what a drain completes, or what leaves by an exit, no loss is reported
 
-    def most(self, count: int) -> int:
+    def active_keys(self, count: int) -> int:
         """max_active_keys of K = `count`."""
         return self.max_active_keys or 2 * count
 
     def delay(self, index: int, count: int) -> int:
-        return limit(index, count, self.most(count)) - 1 if count > 1 else 0
+        return limit(index, count, self.active_keys(count)) - 1 if count > 1 else 0
 
     def frequency(self, size: int) -> int:
         """min_update_frequency of mini-batches of `size`."""
@@ -150,24 +150,20 @@ class AMPNet(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        x, flying = self.first_part(lam), self.delay(index, count) + 1
+        x, most = self.first_part(lam), self.delay(index, count) + 1
         if self.weights == "stashed":
-            older = ceil((flying - 1) / self.frequency(len(lam)))
-            return flying * graph(module, x) + older * tensor_bytes(module.parameters())
-        parts, inputs, largest = [*module._modules.values()], 0, 0
-        with torch.no_grad(), frozen_statistics(module), decided():
-            for some in divided(module):
-                unit = nn.Sequential(*(part for part in parts[some] if part is not None))
-                inputs, largest = inputs + tensor_bytes([x]), max(largest, graph(unit, x))
-                x = unit(x).detach().requires_grad_()
-        return flying * inputs + largest
+            older = ceil((most - 1) / self.frequency(len(lam)))
+            return most * graph(module, x) + older * tensor_bytes(module.parameters())
+        units = [*unit_memories(module, node_slices(module), x, graph)]
+        return most * sum(unit.input for unit in units) + max(unit.graph for unit in units)
 
 
 @program_of(AMPNet)
-class AMPNetProgram(DelayedProgram):
-    """One rank's instances, and the messages that have come before their turn."""
+class AMPNetProgram(UnitProgram):
+    """One rank's instances, and the messages that came before they were needed."""
 
     solver: AMPNet
+    _units: Nodes
 
     def begin(self) -> None:
         super().begin()
@@ -175,14 +171,14 @@ class AMPNetProgram(DelayedProgram):
         self._check()
         kind = StashedNodes if solver.weights == "stashed" else RecomputedNodes
         frequency = solver.frequency(size)
-        self._nodes: Nodes = kind(block, solver.clip_norm, frequency, size)
+        self._units = kind(block, solver.clip_norm, frequency, size)
         self._exit: Exit | None = None
         if solver.exits and not block.last:
             assert self.setup.output is not None
             head = Head(solver.head, block, self.setup.shapes[block.index], self.setup.output)
             self._exit = Exit(block, head, frequency, size, solver.clip_norm)
         self._paths: Paths | None = None
-        self._anew()
+        self._reset()
 
     def _check(self) -> None:
         if self.block.scaler is not None:
@@ -190,171 +186,172 @@ class AMPNetProgram(DelayedProgram):
                 f"train.precision is 'float16', and units of {self.solver.name!r} step while its "
                 "loss scale may change: choose bfloat16"
             )
-        if self.solver.any_order and self.links.virtual:
+        if self.solver.any_order and self.links.clocked:
             raise ValueError(
                 "solver.any_order is true, but links.kind is 'virtual', which runs ranks in turn: "
                 "leave one of the two out"
             )
 
-    def _anew(self) -> None:
-        """As after a drain."""
+    def _reset(self) -> None:
+        """No instance is under way, as after a drain."""
         count, self._ticks = self.block.count, 0
-        self._order = Order(count, self.solver.most(count))
-        self._roll = Roll(self.block.index, self.block.last or self._exit is not None)
-        self._flying: dict[int, Instance] = {}
-        """Those that have come up here and not gone home."""
+        self._schedule = Schedule(count, self.solver.active_keys(count))
+        self._roster = Roster(self.block.index, self.block.last or self._exit is not None)
+        self._under_way: dict[int, Instance] = {}
+        """Instances whose forward pass over this block is done and whose backward pass is not."""
         tensors = self._wire.tensors
-        self._below, self._above = (Mail(self.links, above, tensors) for above in (False, True))
+        self._from_below, self._from_above = (
+            Mailbox(self.links, above, tensors) for above in (False, True)
+        )
 
     def train(self, window: Window) -> PhaseStats:
-        """Take up the window's instances, and home what comes home meanwhile."""
+        """The forward passes of the window's instances, and the backward passes due meanwhile."""
         stats = PhaseStats()
         with stats.timed(self.links.now):
-            paths, first = self._prepared(), self._ticks
+            paths, first = self._drawn_paths(), self._ticks
             for batch in window.batches:
-                self._roll.admit(batch, self.solver.parts(len(batch)), paths)
-            self._ticks = len(self._roll.paths)
+                self._roster.add_batch(batch, self.solver.parts(len(batch)), paths)
+            self._ticks = len(self._roster.paths)
             images, scores = self._images(window), Scores()
             if self.solver.any_order:
-                self._race(images, scores)
+                self._run_in_any_order(images, scores)
             else:
-                self._follow(self._order.take(self._roll.lengths(first), first), images, scores)
+                lengths = self._roster.path_lengths(first)
+                self._run_schedule(self._schedule.extend(lengths, first), images, scores)
             stats.samples += sum(map(len, window.batches))
             stats.steps += len(window.batches)
-            scores.tell(stats)
-            self._nodes.tell(stats)
+            scores.report(stats)
+            self._units.report_staleness(stats)
         return stats
 
     def drain(self) -> PhaseStats:
         stats = PhaseStats()
         if self._ticks:
-            self._prepared()
+            self._drawn_paths()
             if self.solver.any_order:
-                self._race(iter(()), Scores())
+                self._run_in_any_order(iter(()), Scores())
             else:
-                self._follow(self._order.drain(), iter(()), Scores())
-            for unit in range(self._nodes.count):
-                self._nodes.settle(unit)
+                self._run_schedule(self._schedule.drain(), iter(()), Scores())
+            for unit in range(self._units.count):
+                self._units.step(unit)
             if self._exit is not None:
-                self._exit.settle()
-            self._nodes.tell(stats)
-        self._anew()
+                self._exit.step()
+            self._units.report_staleness(stats)
+        self._reset()
         self.links.flush()
         return stats
 
-    def _prepared(self) -> Paths:
-        """Let all ranks know all units, and what a checkpoint says has come in."""
+    def _drawn_paths(self) -> Paths:
+        """How paths are drawn; all ranks learn of all units, and of a checkpoint's instances."""
         if self._paths is None:
-            survivals = self.links.all_gather(self._nodes.survivals)
+            survivals = self.links.all_gather(self._units.survivals)
             self._paths = Paths(self.setup.seed, survivals, self.solver.exits)
-        if len(self._roll.paths) < len(self._roll.drawn):
-            self._roll.redraw(self._paths)
-            self._order.take(self._roll.lengths(), 0)
+        if len(self._roster.paths) < len(self._roster.drawn):
+            self._roster.redraw(self._paths)
+            self._schedule.extend(self._roster.path_lengths(), 0)
         return self._paths
 
     def _images(self, window: Window) -> Iterator[Tensor]:
         for batch in window.batches:
             yield from batch.images().tensor_split(self.solver.parts(len(batch)))
 
-    def _follow(
-        self, everyone: Sequence[Sequence[InstancePass]], images: Iterator[Tensor], scores: Scores
+    def _run_schedule(
+        self, ranks: Sequence[Sequence[InstancePass]], images: Iterator[Tensor], scores: Scores
     ) -> None:
-        """Do what the simulation says."""
-        k, roll = self.block.index, self._roll
+        """Do the passes of this rank; the neighbors' say in which order messages come."""
+        k, roster = self.block.index, self._roster
         if k:
-            ups = (item for forward, item in everyone[k - 1] if forward)
-            self._below.expect(item for item in ups if roll.paths[item].last >= k)
+            sent = (item for forward, item in ranks[k - 1] if forward)
+            self._from_below.expect(item for item in sent if roster.paths[item].last >= k)
         if not self.block.last:
-            self._above.expect(item for forward, item in everyone[k + 1] if not forward)
-        for op in everyone[k]:
+            self._from_above.expect(item for forward, item in ranks[k + 1] if not forward)
+        for op in ranks[k]:
             if op.forward:
-                self._take_up(op.item, images, scores)
+                self._forward_pass(op.item, images, scores)
             else:
-                self._take_home(op.item)
+                self._backward(self._under_way.pop(op.item))
 
-    def _race(self, images: Iterator[Tensor], scores: Scores) -> None:
-        """Take what is there, until all have come up, or without any until all are home.
+    def _run_in_any_order(self, images: Iterator[Tensor], scores: Scores) -> None:
+        """Do what can be done, until all forward passes are done; without any, all backward passes.
 
-        Instances come up in order; what comes home says who it is.
+        Instances come up in order; a message from above begins with its instance's number.
         """
-        block, roll = self.block, self._roll
+        block, roster = self.block, self._roster
         most = self.solver.delay(block.index, block.count) + 1
-        waiting = sorted(roll.waiting, reverse=True)
+        waiting = sorted(roster.waiting, reverse=True)
         drains = not waiting
-        while waiting or (drains and self._flying):
-            room = bool(waiting) and len(self._flying) < most
+        while waiting or (drains and self._under_way):
+            room = bool(waiting) and len(self._under_way) < most
             if not block.last and not (room and block.first and not self.links.has_message("next")):
                 below: list[Side] = ["previous"] if room and not block.first else []
                 if self.links.wait_any("next", *below) == "next":
                     item = int(self.links.from_next())
-                    self._above.expect([item])
-                    self._take_home(item)
+                    self._from_above.expect([item])
+                    self._backward(self._under_way.pop(item))
                     continue
             item = waiting.pop()
             if not block.first:
-                self._below.expect([item])
-            self._take_up(item, images, scores)
-            if roll.ends(item):
-                self._take_home(item)
+                self._from_below.expect([item])
+            self._forward_pass(item, images, scores)
+            if roster.ends_here(item):
+                self._backward(self._under_way.pop(item))
 
-    def _take_up(self, item: int, images: Iterator[Tensor], scores: Scores) -> None:
-        """An instance's forward pass over the block."""
-        (part, rate), block, nodes = self._roll.waiting.pop(item), self.block, self._nodes
-        here = block.first
-        lam = next(images) if here else self._wire.receive(self._below.of(item), block.dtype)
-        path, labels = self._roll.paths[item], part.labels
-        flight = nodes.begin(part._replace(labels=None), self._leaf(lam))
-        flight.item, flight.rate, flight.active = item, rate, path.units[block.index]
-        for unit in range(nodes.count):
-            nodes.up(flight, unit, nullcontext())
-        self._flying[item] = flight
-        if not self._roll.ends(item):
-            self._up(flight.value.detach())
-            flight.value = None
-        elif self._exit is not None and labels is not None:
-            self._exit.leave(flight, labels)
+    def _forward_pass(self, item: int, images: Iterator[Tensor], scores: Scores) -> None:
+        """An instance's forward pass over the block, and its loss if it goes no further."""
+        (part, rate), block, roster = self._roster.waiting.pop(item), self.block, self._roster
+        if block.first:
+            lam = next(images)
         else:
-            assert labels is not None
-            scores.add(part, nodes.classify(flight, labels))
+            lam = self._wire.receive(self._from_below.message(item), block.dtype)
+        labels = part.labels
+        flight = self._units.new_flight(part._replace(labels=None), self._leaf(lam))
+        flight.item, flight.rate = item, rate
+        flight.active = roster.paths[item].units[block.index]
+        self._forward_units(flight)
+        self._under_way[item] = flight
+        if not roster.ends_here(item):
+            self._send_output(flight.value.detach())
+            flight.value = None
+            return
+        assert labels is not None
+        if self._exit is not None:
+            self._exit.classify(flight, labels)
+        else:
+            scores.add(part, self._units.classify(flight, labels))
 
-    def _take_home(self, item: int) -> None:
-        """Its backward pass."""
-        flight, block = self._flying.pop(item), self.block
-        if not self._roll.ends(item):
-            get = self._above.of(item)
-            flight.adjoint = [self._wire.receive_adjoint(get, block.dtype, flight.part.size)]
-        for unit in reversed(range(self._nodes.count)):
-            self._nodes.down(flight, unit, flight.rate, nullcontext())
-        if not block.first:
-            lam, (p_in,) = flight.lam, flight.adjoint
-            assert lam is not None
-            if self.solver.any_order:
-                self.links.to_previous(torch.tensor([item]))
-            p_in = torch.zeros_like(lam) if p_in is None else laid_out(p_in, lam)
-            self._down(lam, p_in, flight.part)
+    def _backward(self, flight: Flight) -> None:
+        assert isinstance(flight, Instance)
+        if not self._roster.ends_here(flight.item):
+            message, size = self._from_above.message(flight.item), flight.part.size
+            flight.adjoint = [self._wire.receive_adjoint(message, self.block.dtype, size)]
+        self._rate = flight.rate
+        super()._backward(flight)
+
+    def _send_input_adjoint(self, flight: UnitFlight) -> None:
+        if self.solver.any_order:
+            assert isinstance(flight, Instance)
+            self.links.to_previous(torch.tensor([flight.item]))
+        super()._send_input_adjoint(flight)
 
     def state(self) -> State:
         if self.solver.any_order:
             self.drain()
-        kept = {} if self._exit is None else self._exit.head.state()
+        head = {} if self._exit is None else self._exit.head.state()
         if not self._ticks:
-            return State(block=kept)
-        mail = self._below.kept() | self._above.kept()
-        versions: dict[tuple[int, ...], Tensors] = {}
-        for flight in self._flying.values():
-            self._nodes.keep(flight, versions)
-        self._flights = deque(self._flying.values())
-        found = super().state().flight | mail | self._roll.kept()
-        found["asked"] = self._asked()
-        found["tallies"] = table(tally.kept() for tally in self._nodes.tallies)
+            return State(block=head)
+        early = self._from_below.state() | self._from_above.state()
+        self._flights = deque(self._under_way.values())
+        found = super().state().flight | early | self._roster.state()
+        found["asked"] = self._fixed_settings()
+        found["tallies"] = float64_rows(tally.numbers() for tally in self._units.tallies)
         if self._exit is not None:
-            found |= self._exit.kept()
-        return State(flight=found, block=kept)
+            found |= self._exit.state()
+        return State(flight=found, block=head)
 
-    def _asked(self) -> Tensor:
-        """Settings that what is under way depends on."""
+    def _fixed_settings(self) -> Tensor:
+        """Settings that cannot change while instances are under way."""
         solver = self.solver
-        return table([[self._order.most, solver.exits, solver.weights == "current"]])
+        return float64_rows([[self._schedule.most, solver.exits, solver.weights == "current"]])
 
     def load_state(self, state: State) -> None:
         if state.block and self._exit is None:
@@ -363,37 +360,25 @@ class AMPNetProgram(DelayedProgram):
                 "resume with the exits it was made with"
             )
         if state.block and self._exit is not None:
-            self._exit.take(Head.of_state(self.solver.head, self.block, state.block))
+            self._exit.set_head(Head.of_state(self.solver.head, self.block, state.block))
         found = state.flight
         if not found:
             return
-        if not torch.equal(found["asked"], self._asked()):
+        if not torch.equal(found["asked"], self._fixed_settings()):
             most, exits, current = found["asked"][0].tolist()
             raise ValueError(
                 f"what is under way was kept with solver.max_active_keys={most:g}, "
                 f"solver.exits={exits:g} and solver.weights={'current' if current else 'stashed'}: "
                 "leave them as they were"
             )
-        self._nodes.tallies = [Tally.of(kept) for kept in found["tallies"].tolist()]
+        self._units.tallies = [Tally.of(numbers) for numbers in found["tallies"].tolist()]
         super().load_state(state)
-        self._flying = {f.item: f for f in self._flights if isinstance(f, Instance)}
+        self._under_way = {f.item: f for f in self._flights if isinstance(f, Instance)}
         self._flights.clear()
-        for each in (self._roll, self._below, self._above):
-            each.take_back(found)
+        for each in (self._roster, self._from_below, self._from_above):
+            each.load_state(found)
         if self._exit is not None:
-            self._exit.take_back(found)
+            self._exit.load_state(found)
 
-    def _on_the_way(self) -> int:
-        return 0
-
-    def _again(self, flight: Flight) -> Instance:
-        flight.lam = self._leaf(flight.lam)
-        found = self._nodes.again(flight)
-        assert isinstance(found, Instance)
-        return found
-
-    def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        raise AssertionError("never called: `train` takes instances up by their table")
-
-    def _backward(self, flight: Flight) -> None:
-        raise AssertionError("never called: `train` takes instances home by their table")
+    def _adjoints_sent(self) -> int:
+        return 0  # the mailboxes hold them

@@ -1,4 +1,4 @@
-"""Units as nodes: what instances leave in them, and when they step by it."""
+"""Units as nodes: what the instances contribute to a unit, and when it steps by that."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from solvers.blocks.block import Block
-from solvers.blocks.buffers import frozen_statistics, standing_in
-from solvers.delayed.base import Flight
-from solvers.delayed.units import Gradients, Recomputed, Stashed, Turn, UnitFlight, Units, runs
+from solvers.delayed.edges import Gradients
+from solvers.delayed.flights import Flight
+from solvers.delayed.units import Recomputed, Stashed, UnitFlight, UnitLock, Units, unit_slices
 from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.depth import Skippable, decided, survival
+from solvers.layers.depth import Skippable, nothing_left_out, survival
 from solvers.state import Tensors
 from solvers.windows import PhaseStats
 
-_NOTHING: Tensors = {}
-"""The weights of a unit that an instance did not go through."""
+_NO_WEIGHTS: Tensors = {}
+"""The weights of a unit that an instance's path leaves out."""
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Instance(UnitFlight):
     item: int = 0
     """Its number since the last drain."""
     active: frozenset[int] = frozenset()
-    """The units of the block that it goes through."""
+    """The units of the block that are on its path."""
     rate: float = 0.0
     """Learning rate of its mini-batch."""
-    seen: list[int] = field(default_factory=list)
-    """Updates of each unit when it came up."""
+    updates: list[int] = field(default_factory=list)
+    """The number of each unit's steps before its forward pass."""
 
 
 @dataclass
 class Tally:
-    """What has been added up since a unit's last step, and its steps."""
+    """The contributions to a unit since its last step, and the number of its steps."""
 
     contributions: int = 0
     samples: int = 0
@@ -56,12 +56,12 @@ class Tally:
         self.samples += part.stop - part.start
         self.rate = rate
 
-    def settle(
+    def step(
         self, weights: Iterable[nn.Parameter], size: int, step: Callable[[float], None]
     ) -> None:
         """Step by the mean over the samples of the contributions, if there are any.
 
-        The gradients at hand are sums of the samples' over `size`, those of a mini-batch.
+        The gradients at hand are sums over these samples, divided by the mini-batch's `size`.
         """
         if not self.contributions:
             return
@@ -72,156 +72,147 @@ class Tally:
         self.contributions = self.samples = 0
         self.updates += 1
 
-    def kept(self) -> list[float]:
+    def numbers(self) -> list[float]:
         """For a checkpoint."""
         return [self.contributions, self.samples, self.rate]
 
     @classmethod
-    def of(cls, kept: Sequence[float]) -> Tally:
-        """What gave `kept`; its steps are counted from here."""
-        return cls(int(kept[0]), int(kept[1]), kept[2])
+    def of(cls, numbers: Sequence[float]) -> Tally:
+        """The tally that gave these `numbers`; its steps are counted from here."""
+        return cls(int(numbers[0]), int(numbers[1]), numbers[2])
 
 
 class Nodes(Units):
-    """Units that step when `frequency` instances have gone through them and come home.
+    """Units that step as soon as `frequency` instances have contributed a gradient.
 
-    A module that may be left out is a unit by itself.
+    A module that a path may leave out is a unit by itself.
     """
 
     def __init__(self, block: Block, clip_norm: float, frequency: int, size: int) -> None:
-        super().__init__(block, clip_norm, divided(block.module))
+        super().__init__(block, clip_norm, node_slices(block.module))
         self.frequency, self.size = frequency, size
         children = [*block.module._modules.values()]
         self.survivals = [survival(children[some.start]) for some in self.slices]
         self.tallies = [Tally() for _ in self.slices]
         self.trained = [any(w.requires_grad for w in own.values()) for own in self.parameters]
-        self.late: Counter[int] = Counter()
-        """Of how many contributions to a unit, by its updates since they came up."""
+        self.staleness: Counter[int] = Counter()
+        """Contributions by the unit's steps since their forward pass."""
 
-    def tell(self, stats: PhaseStats) -> None:
-        """Say how late contributions came, once."""
-        stats.staleness += self.late
-        self.late.clear()
+    def report_staleness(self, stats: PhaseStats) -> None:
+        """Move the counts to `stats`."""
+        stats.staleness += self.staleness
+        self.staleness.clear()
 
-    def settle(self, unit: int) -> None:
-        """Step by what there is, if there is anything."""
+    def step(self, unit: int) -> None:
+        """Step by the contributions since the last step, if there are any."""
         weights = self.parameters[unit].values()
-        self.tallies[unit].settle(weights, self.size, lambda rate: self._step(unit, rate))
+        self.tallies[unit].step(weights, self.size, lambda rate: self._step(unit, rate))
 
-    def begin(self, part: MicroBatch, lam: Tensor) -> Instance:
+    def new_flight(self, part: MicroBatch, lam: Tensor) -> Instance:
         if self.block.draws is not None:
             self.block.draws.draw_for(part.key)
-        return Instance(**vars(super().begin(part, lam)))
+        return Instance(**vars(super().new_flight(part, lam)))
 
-    def up(self, flight: UnitFlight, unit: int, turn: Turn) -> None:
+    def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
         assert isinstance(flight, Instance)
-        flight.seen.append(self.tallies[unit].updates)
+        flight.updates.append(self.tallies[unit].updates)
         if unit not in flight.active:
-            self._past(flight, unit)
+            self._skip_forward(flight)
             return
-        with self._whole(unit):
-            super().up(flight, unit, turn)  # type: ignore[safe-super]
+        with self._on_path(unit):
+            super().forward(flight, unit, lock)  # type: ignore[safe-super]
 
-    def down(self, flight: UnitFlight, unit: int, rate: float, turn: Turn) -> None:
+    def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
         assert isinstance(flight, Instance)
         if unit == self.count - 1 and self.block.draws is not None:
             self.block.draws.draw_for(flight.part.key)
         if unit not in flight.active:
-            self._back_past(flight, unit)
-            flight.left = unit
+            self._skip_backward(flight)
+            flight.units_left = unit
             return
-        with self._whole(unit):
-            super().down(flight, unit, rate, turn)  # type: ignore[safe-super]
+        with self._on_path(unit):
+            super().backward(flight, unit, rate, lock)  # type: ignore[safe-super]
 
     @abstractmethod
-    def _past(self, flight: Instance, unit: int) -> None:
-        """Go up without the unit."""
+    def _skip_forward(self, flight: Instance) -> None:
+        """The forward pass of a unit that is not on the path."""
 
     @abstractmethod
-    def _back_past(self, flight: Instance, unit: int) -> None:
-        """Come home without it."""
+    def _skip_backward(self, flight: Instance) -> None:
+        """The backward pass of a unit that is not on the path."""
 
-    def _whole(self, unit: int) -> AbstractContextManager[Any]:
-        """Within it the unit runs: its path has decided."""
-        return decided() if self.survivals[unit] < 1 else nullcontext()
+    def _on_path(self, unit: int) -> AbstractContextManager[Any]:
+        """Within it the unit runs without a draw: the path has decided."""
+        return nothing_left_out() if self.survivals[unit] < 1 else nullcontext()
 
-    def _land(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
+    def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         assert isinstance(flight, Instance)
         self._add(unit, gradients)
         tally = self.tallies[unit]
         tally.add(flight.part, rate)
         if self.trained[unit]:
-            self.late[tally.updates - flight.seen[unit]] += 1
+            self.staleness[tally.updates - flight.updates[unit]] += 1
         if tally.contributions >= self.frequency:
-            self.settle(unit)
+            self.step(unit)
 
-    def _kept(self, flight: UnitFlight) -> Tensors:
+    def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
         assert isinstance(flight, Instance)
-        ages = [t.updates - seen for t, seen in zip(self.tallies, flight.seen, strict=True)]
-        return super()._kept(flight) | {
+        super().save(flight, known)
+        pairs = zip(self.tallies, flight.updates, strict=True)
+        flight.stash |= {
             "item": torch.tensor(flight.item),
             "active": torch.tensor(sorted(flight.active), dtype=torch.int64),
             "rate": torch.tensor(flight.rate, dtype=torch.float64),
-            "ages": torch.tensor(ages),
+            "ages": torch.tensor([tally.updates - before for tally, before in pairs]),
         }
 
-    def _given_back(self, flight: Flight) -> Instance:
-        made, stash = super()._given_back(flight), flight.stash
+    def _from_checkpoint(self, flight: Flight) -> Instance:
+        made, stash = super()._from_checkpoint(flight), flight.stash
         assert isinstance(made, Instance)
         made.item, made.rate = int(stash["item"]), float(stash["rate"])
         made.active = frozenset(stash["active"].tolist())
-        updates = [tally.updates for tally in self.tallies]
         ages = stash["ages"].tolist()
-        made.seen = [now - age for now, age in zip(updates, ages, strict=True)]
+        made.updates = [t.updates - age for t, age in zip(self.tallies, ages, strict=True)]
         return made
 
 
 class StashedNodes(Nodes, Stashed):
-    """Keep every graph, over the versions of the weights that it met."""
+    """Keep every graph, over the versions of the weights that the forward passes used."""
 
-    def _past(self, flight: Instance, unit: int) -> None:
-        flight.versions.append(_NOTHING)
-        flight.outs.append([])
-        flight.ins.append(flight.ins[-1])
+    def _skip_forward(self, flight: Instance) -> None:
+        flight.versions.append(_NO_WEIGHTS)
+        flight.output_edges.append([])
+        flight.input_edges.append(flight.input_edges[-1])
 
-    def _back_past(self, flight: Instance, unit: int) -> None:
+    def _skip_backward(self, flight: Instance) -> None:
         flight.versions.pop()
-        flight.outs.pop()
-        del flight.ins[unit + 1 :]
+        flight.output_edges.pop()
+        flight.input_edges.pop()
 
-    def again(self, flight: Flight) -> Instance:
-        made, weights = self._given_back(flight), flight.weights or {}
-        module = self.block.module
-        with frozen_statistics(module), standing_in(module, made.buffers):
-            for unit, own in enumerate(self.parameters):
-                if unit not in made.active:
-                    self._past(made, unit)
-                    continue
-                made.versions.append(
-                    {n: weights[n].requires_grad_(own[n].requires_grad) for n in own}
-                )
-                with self._whole(unit):
-                    self._run(made, unit)
-                self._opened(made, unit)
-        made.value = None
-        return made
+    def _repeat(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
+        assert isinstance(flight, Instance)
+        if unit not in flight.active:
+            self._skip_forward(flight)
+            return
+        with self._on_path(unit):
+            super()._repeat(flight, unit, weights)
 
 
 class RecomputedNodes(Nodes, Recomputed):
-    """Keep what went into the units, and run them again with the weights they have by then."""
+    """Keep the inputs of the units, and run them again with their newest weights."""
 
-    def _past(self, flight: Instance, unit: int) -> None:
+    def _skip_forward(self, flight: Instance) -> None:
         flight.inputs.append(flight.value)
 
-    def _back_past(self, flight: Instance, unit: int) -> None:
+    def _skip_backward(self, flight: Instance) -> None:
         flight.inputs.pop()
 
 
-def divided(module: nn.Module) -> list[slice]:
-    """The units of a block: runs of its parts, and what may be left out by itself."""
+def node_slices(module: nn.Module) -> list[slice]:
+    """The units of a block: runs of its parts, and by itself each that a path may leave out."""
     parts = [*module._modules.values()]
     weighty = [i for i, part in enumerate(parts) if part is not None and [*part.parameters()]]
-    starts = {*weighty[:1], *(some.start for some in runs(module))}
+    starts = {*weighty[:1], *(some.start for some in unit_slices(module))}
     for i, part in enumerate(parts):
         # one that shares a tensor with what is before it begins no run
         if isinstance(part, Skippable) and i in starts:

@@ -29,7 +29,7 @@ ON_RANKS = ("USR1, USR2", "TERM", "the disk is full", "a damaged checkpoint")
 
 ALWAYS = ("kill -9 of a rank", "a damaged checkpoint")
 OTHERS = [kind.name for kind in KINDS if kind.name not in ALWAYS]
-AT_ONCE = 2
+AT_ONCE = 1
 """Of the others, in one run of the tests."""
 
 
@@ -55,19 +55,11 @@ IN_A_ROUND = 16
 """A seed of serial passes kept together by diloco, struck while it trains."""
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(
-            fault, id=fault.name, marks=() if fault.name == "USR1, USR2" else pytest.mark.slow
-        )
-        for fault in ON_A_GRID
-    ],
-)
+@pytest.mark.slow  # four ranks import torch
+@pytest.mark.parametrize("fault", ON_A_GRID, ids=lambda fault: fault.name)
 def test_a_grid_ends_with_a_reason_and_resumes_to_the_same_bits(
     fault: Fault, references, tmp_path
 ) -> None:
-    """About 10 s: four ranks import torch."""
     _sound(one(IN_A_ROUND, fault, tmp_path, references, replicas=2))
 
 
@@ -101,7 +93,7 @@ def test_the_last_word_counts_once_and_a_traceback_not_at_all() -> None:
     assert len(reasons("hybrid: error: a\nhybrid: error: a\n")) == 2
 
 
-@pytest.mark.parametrize("launcher", ["threads", "mpirun"])
+@pytest.mark.parametrize("launcher", [pytest.param("threads", marks=pytest.mark.slow), "mpirun"])
 def test_a_signal_before_training_begins_is_a_request_to_stop(launcher: str, tmp_path) -> None:
     training = Training("serial", launcher, 2)
     job = Job(training.words(tmp_path / "run"), tmp_path / "err", 2, launcher, fresh=True)

@@ -22,7 +22,7 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.blocks.buffers import frozen_statistics, met, standing_in
+from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
 
 STEPS = 10
 
@@ -110,9 +110,9 @@ def test_a_buffer_of_two_modules_stays_one():
         module(torch.ones(2, 3))
     assert module[0].mean is module[1].mean
     assert module[0].mean.tolist() == [0.0] * 3
-    with met(module) as before:
+    with captured_buffers(module) as before:
         expected = module(torch.ones(2, 3))
-    with standing_in(module, before):
+    with replaced_buffers(module, before):
         assert torch.equal(module(torch.ones(2, 3)), expected)
 
 

@@ -8,7 +8,7 @@ import pytest
 from answers import refusal
 
 import solvers
-from solvers import Backprop, Solver, registry
+from solvers import Backprop, Solver, named, registry
 
 
 class Mine(Backprop):
@@ -20,7 +20,7 @@ class Mine(Backprop):
 def others(monkeypatch, *points):
     """Let other packages add methods, as (name, "module:Class")."""
     found = EntryPoints(EntryPoint(name, place, registry.GROUP) for name, place in points)
-    monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
+    monkeypatch.setattr(named, "entry_points", lambda group: found.select(group=group))
 
 
 @pytest.mark.parametrize("name", registry.OWN)

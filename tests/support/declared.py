@@ -10,11 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SOLVERS = Path(__file__).parents[1] / "solvers"
+ROOT = Path(__file__).parents[2]
+SOLVERS = ROOT / "tests" / "solvers"
 
 
 def declared(name: str) -> list[Any]:
     """What has that name in each test file of a solver, the others left out."""
-    files = sorted(SOLVERS.glob("test_*.py"))
-    having = [file.stem for file in files if f"\n{name} = " in file.read_text()]
-    return [getattr(import_module(f"tests.solvers.{stem}"), name) for stem in having]
+    files = sorted(SOLVERS.rglob("test_*.py"))
+    having = [file for file in files if f"\n{name} = " in file.read_text()]
+    modules = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in having]
+    return [getattr(import_module(module), name) for module in modules]

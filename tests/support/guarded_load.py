@@ -21,9 +21,9 @@ WATCHED_TOO = ("import", "compile", "exec", "ctypes.dlopen", "marshal.loads", "c
 def reader(kind: str) -> Callable[[Path], Any]:
     """What reads files of a kind; imported alone, to be quick."""
     if kind == "cifar":
-        from hybrid.data.files import formats
+        from hybrid.data.files.pickled import read_cifar_python
 
-        return formats.read_cifar_python
+        return read_cifar_python
     if kind == "tar":
         from hybrid.data.files import download
 

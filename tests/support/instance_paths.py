@@ -11,11 +11,13 @@ from torch.func import functional_call
 
 from hybrid import split
 from hybrid.links import run_threads
-from hybrid.links.mpi import run_mpi
+from hybrid.links.base import Start
+from hybrid.links.mpi import MpiLinks
+from hybrid.ranks.grid import Grid
 from solvers import Batch
 from solvers.blocks.buffers import frozen_statistics
-from solvers.instances.nodes import divided
-from solvers.layers.depth import Skippable, decided, survival
+from solvers.instances.nodes import node_slices
+from solvers.layers.depth import Skippable, nothing_left_out, survival
 from solvers.state import State
 
 MOMENTUM = 0.9
@@ -75,8 +77,8 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
             stats.append(mine.train(problem.window(1, first, end)))
         stats.append(mine.drain())
         assert mine.state().flight == {}
-        assert not mine._flying
-        assert all(t.contributions == 0 for t in mine._nodes.tallies)
+        assert not mine._under_way
+        assert all(t.contributions == 0 for t in mine._units.tallies)
         assert all(p.grad is None for p in block.module.parameters())
         late = sum((s.staleness for s in stats), Counter())
         return late, stats
@@ -103,7 +105,7 @@ class Masked:
         for k in range(K):
             module = problem.blocks.module(k).train()
             children = [*module]
-            for some in divided(module):
+            for some in node_slices(module):
                 unit = nn.Sequential(*children[some])
                 self.parts.append((k, unit))
                 self.w.append([copied(dict(unit.named_parameters()))])
@@ -123,7 +125,7 @@ class Masked:
         unit = self.parts[u][1]
         if not survival(unit[0]) < 1:
             return functional_call(unit, weights, (x,))
-        with decided():
+        with nothing_left_out():
             return x + self.mask(i, u) * (functional_call(unit, weights, (x,)) - x)
 
     def ticks(self, i, k, forward):
@@ -229,7 +231,7 @@ def on_ranks(comm, K, solver, cuts, at=None):
     problem = deep(cuts)
 
     def run(count, program):
-        return run_mpi(comm, program)
+        return [MpiLinks.start(program, Start(Grid(K), comm=comm))]
 
     tensors = trained(problem, solver, at, run)
     if solver.any_order:

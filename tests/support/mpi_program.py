@@ -10,8 +10,10 @@ from mpi4py import MPI
 from world import hybrid
 
 from hybrid.links import AgreedError
-from hybrid.links.mpi import MpiLinks, run_mpi
+from hybrid.links.base import Start
+from hybrid.links.mpi import MpiLinks
 from hybrid.links.staging import Outgoing, Staging
+from hybrid.ranks.grid import Grid
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -185,9 +187,10 @@ def freed(comm):
             with links.agreement():
                 raise ValueError("unwell")
 
-    run_mpi(comm, program, replicas=3)
+    start = Start(Grid(comm.size // 3, 3), comm=comm)
+    MpiLinks.start(program, start)
     with suppress(AgreedError):
-        run_mpi(comm, program, replicas=3)
+        MpiLinks.start(program, start)
     return [c == MPI.COMM_NULL for links in made for c in (links._chain, links._comm)]
 
 

@@ -41,14 +41,17 @@ class Mode:
         return f"{self.solver}, {self.name}"
 
 
-def filled(solver: str, close: Values) -> Iterator[Mode]:
-    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these."""
+def filled(
+    solver: str, close: Values, tries: Mapping[str, list[Any]] | None = None
+) -> Iterator[Mode]:
+    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these.
+
+    `tries` holds for gaps without other settings.
+    """
     # a third epoch, for what the second one's residual leads to
     gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
-    yield Mode(solver, "gaps", gaps)
+    yield Mode(solver, "gaps", gaps, {}, tries or {})
     yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
-    some = {"rounds.gaps": [(4, 0), (0, 12)], "rounds.fill_samples": "largest"}
-    yield Mode(solver, "gaps of a choice", {**gaps, **some})
     window = {"rounds.fill": True, "rounds.window": 2}
     yield Mode(solver, "gaps and a window", {**gaps, **window})
     none = dict.fromkeys(("split.blocks", "rounds.serial_epochs"), "no gaps either")
@@ -134,6 +137,7 @@ OTHERS: dict[str, list[Any]] = {
     "schedule.arguments": [{"gamma": 0.5}],
     "schedule.milestones": [[0.25]],
     "schedule.warmup_epochs": [0.3],
+    "links.kind": ["threads", "virtual"],
     "links.timeout": [60.0],
     "split.replicas": [3],
     "split.side_by_side": ["peers"],

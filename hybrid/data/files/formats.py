@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.data.files.unpickle import MOST_BYTES, PickledArray, unpickle
-
-_PIXELS = 3 * 32 * 32
+MOST_BYTES = 1 << 28
+"""The largest file read; CIFAR-100's training half has 155 MB."""
+PIXELS = 3 * 32 * 32
+"""Bytes of one of CIFAR's images."""
 _DIMENSIONS = 8
 
 
@@ -68,7 +69,7 @@ def read_cifar_binary(
     is the number of images each file must hold (None: any). Raises ValueError on another size or
     on a label of no class.
     """
-    record, classes = label_bytes + _PIXELS, 10 if label_bytes == 1 else 100
+    record, classes = label_bytes + PIXELS, 10 if label_bytes == 1 else 100
     images, labels = [], []
     for path in paths:
         size = path.stat().st_size
@@ -83,41 +84,6 @@ def read_cifar_binary(
         labels.append(data[:, label_bytes - 1].long())
         check_labels(path, labels[-1].tolist(), classes)
     return torch.cat(images), torch.cat(labels)
-
-
-def read_cifar_python(
-    path: Path, classes: int = 10, records: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Images and labels, as from `read_cifar_binary`, of one pickled CIFAR batch.
-
-    CIFAR-10 holds its labels under `labels`, CIFAR-100 under `fine_labels`. Only stand-ins of
-    plain arrays are unpickled: a file that asks for anything else is a ValueError, and so is one
-    of another size or with a label of no class.
-    """
-    content = unpickle(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not the dict of a CIFAR batch")
-    named = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in content.items()}
-    label_name = "fine_labels" if "fine_labels" in named else "labels"
-    for name in ("data", label_name):
-        if name not in named:
-            raise ValueError(f"{path} has no {name!r} in its dict: it is not a CIFAR batch")
-    data, values = named["data"], named[label_name]
-    array = isinstance(data, PickledArray)
-    pixels = data.bytes_of_shape(_PIXELS) if array else None
-    if pixels is None:
-        what = data if array else f"a {type(data).__name__}"
-        raise ValueError(f"{path} holds {what} as data, expected uint8 of shape (n, {_PIXELS})")
-    expected = len(pixels) if records is None else records
-    if len(pixels) != expected:
-        raise ValueError(f"{path} has {len(pixels)} images, expected {expected}: download it again")
-    plain = isinstance(values, list) and all(type(x) is int for x in values)
-    if not plain or any(x.bit_length() > 63 for x in values):
-        raise ValueError(f"{path} holds {label_name} that are not a list of 64-bit integers")
-    if len(values) != expected:
-        raise ValueError(f"{path} has {len(values)} labels for {expected} images")
-    check_labels(path, values, classes)
-    return pixels.reshape(-1, 3, 32, 32), torch.tensor(values, dtype=torch.int64)
 
 
 def check_labels(path: Path, labels: Sequence[int], classes: int) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 
 from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
-from hybrid.method.setup import RunSetup
+from hybrid.method.method import Method
 from hybrid.rounds.report import PhaseReport
 from hybrid.settings.config import Section
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.callbacks.early_stopping import EarlyStopping
+from hybrid.training.options import RunOptions
 from solvers.state import State
 
 
@@ -23,15 +24,18 @@ class CallbackError(AgreedError):
     """A callback has failed; every rank knows."""
 
 
-def info(setup: RunSetup, step: int, results: Mapping[str, float | None]) -> RunInfo:
-    """What callbacks are told of a run that goes on after `step`."""
-    sections = {"train": setup.train, "optimizer": setup.optimizer, "schedule": setup.schedule}
+def info(
+    method: Method, options: RunOptions, step: int, results: Mapping[str, float | None]
+) -> RunInfo:
+    """What callbacks know of a run that goes on after `step`."""
+    train = options.train
+    sections = {"train": train, "optimizer": options.optimizer, "schedule": options.schedule}
     return RunInfo(
-        names=dict(setup.names),
-        cuts=list(setup.blocks.cuts),
-        epochs=setup.train.epochs,
-        steps_per_epoch=setup.steps_per_epoch,
-        batch_size=setup.train.batch_size,
+        names=dict(options.names),
+        cuts=list(method.problem.blocks.cuts),
+        epochs=train.epochs,
+        steps_per_epoch=method.steps,
+        batch_size=train.batch_size,
         step=step,
         results=dict(results),
         settings={
@@ -40,7 +44,7 @@ def info(setup: RunSetup, step: int, results: Mapping[str, float | None]) -> Run
             if isinstance(section, Section)
             for key, value in section.model_dump().items()
         },
-        out=setup.out,
+        out=options.out,
     )
 
 
@@ -55,9 +59,9 @@ class Callbacks:
     next report (`hear`), or where they `agree`, which only a run with callbacks of its own does.
     """
 
-    def __init__(self, shown: Callback, setup: RunSetup, links: RankLinks) -> None:
-        patience = setup.train.early_stop
-        own = [*setup.callbacks, *([EarlyStopping("test", patience)] if patience else [])]
+    def __init__(self, shown: Callback, options: RunOptions, links: RankLinks) -> None:
+        patience = options.train.early_stop
+        own = [*options.callbacks, *([EarlyStopping("test", patience)] if patience else [])]
         self.links = links
         self._agrees = links.everyone(bool(own))[0]
         self._all = [] if links.place.number else [shown, *own]

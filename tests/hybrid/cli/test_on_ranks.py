@@ -23,7 +23,7 @@ def test_help_is_printed_once(world) -> None:
 def test_blocks_that_are_not_as_many_as_the_ranks_are_refused_once(world, tmp_path) -> None:
     status, _, err = world.hybrid(2, "train", "--blocks", 3, "--out", tmp_path / "run")
     assert status == 1
-    assert err.count("3 blocks asked of 2 MPI ranks") == err.count("hybrid: error:") == 1
+    assert err.count("2 ranks cannot form a grid of 3 blocks") == err.count("hybrid: error:") == 1
 
 
 def test_data_missing_on_one_rank_only_stops_all(world, tmp_path) -> None:

@@ -9,7 +9,10 @@ import pytest
 
 from hybrid.folder.files import write_atomically, write_durably
 
-QUICK = ("train", "--epochs", "1", "--batch-size", "700", "--blocks", "1", "--solver", "backprop")
+QUICK = (
+    *("train", "--epochs", "1", "--batch-size", "64", "--blocks", "1", "--solver", "backprop"),
+    *("--set", "data.limit=64", "--set", "train.threads=1"),
+)
 
 
 def outside(tmp_path):

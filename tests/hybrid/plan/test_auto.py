@@ -76,10 +76,10 @@ def on_a_slow_network(**given):
 
 def test_the_grid_is_chosen_too_unless_it_is_asked_for():
     """Gradients are less than a large mini-batch's activations, and more than a small one's."""
-    for batch, grid in ((256, (1, 2)), (8, (2, 1))):
+    for batch, grid in ((128, (1, 2)), (8, (2, 1))):
         split = on_a_slow_network(**{"train.batch_size": batch}).split
         assert (split.blocks, split.replicas) == grid
-    split = on_a_slow_network(**{"train.batch_size": 256, "split.blocks": 2}).split
+    split = on_a_slow_network(**{"train.batch_size": 128, "split.blocks": 2}).split
     assert (split.blocks, split.replicas) == (2, 1)
 
 

@@ -10,9 +10,9 @@ from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
+from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from hybrid.training.replicas import Grid, grids
 from solvers import DDG, Backprop
 from solvers.exact.pipeline import Cost
 from solvers.sync.all_reduce import AllReduce
@@ -37,24 +37,6 @@ def weights(made):
     return sum(p.nbytes for p in made.model.parameters())
 
 
-def test_every_way_to_write_a_number_of_ranks_is_a_grid():
-    assert grids(6, 5, 32) == [(3, 2), (2, 3), (1, 6)]
-    assert grids(6, 6, 32) == [(6, 1), (3, 2), (2, 3), (1, 6)]
-    assert grids(6, 6, 2) == [(6, 1), (3, 2)], "a replica has a sample"
-    assert grids(1, 5, 32) == [(1, 1)]
-
-
-def test_a_grid_is_named_by_what_there_is_more_than_one_of():
-    named = [str(Grid(*pair)) for pair in ((1, 1), (4, 1), (1, 4), (2, 3))]
-    assert named == ["1 block", "4 blocks", "4 replicas", "2 blocks x 3 replicas"]
-
-
-def test_ranks_that_are_no_grid_are_refused_with_a_number_that_is():
-    said = refusal(grids, 17, 5, 8)
-    assert all(part in said for part in ("17 ranks", "5 units", "8 samples", "take 16 ranks"))
-    assert "take 40 ranks" in refusal(grids, 10**15, 5, 8)
-
-
 def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_network():
     made = planner(unit=0.05)  # next to which no busy machine's own time counts
     rates = [
@@ -63,7 +45,7 @@ def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_net
     ]
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.1)
     assert rates[2] == pytest.approx(4 * rates[0], rel=0.2)
-    delayed = Recipe("ddg", DDG(4), sweeps=1)
+    delayed = Recipe("ddg", DDG(4))
     alone, two = (made.predict(made.blocks(5, 8), delayed, replicas=R) for R in (1, 2))
     assert two.images_per_second == pytest.approx(2 * alone.images_per_second, rel=0.2)
     assert len(two.idle_share) == 10
@@ -117,18 +99,14 @@ def test_a_slow_network_is_advised_narrower_messages_between_replicas():
 def test_memory_counts_what_a_strategy_keeps(sync, copies):
     made = planner()
     blocks = made.blocks(1, 16)
-    plain, other = (
-        made._memory.needed(blocks, made.subject.inputs(blocks), recipe, [], 2)
-        for recipe in (BASE, BASE.kept_by(sync))
-    )
+    plain, other = (made.memory(blocks, recipe, 2) for recipe in (BASE, BASE.kept_by(sync)))
     assert other[0] - plain[0] == pytest.approx(copies * weights(made), abs=1)
 
 
 def test_memory_of_a_replica_is_that_of_its_share():
     made = planner()
     blocks = made.blocks(1, 16)
-    inputs = made.subject.inputs(blocks)
-    whole, half = (made._memory.needed(blocks, inputs, BASE, [], R)[0] for R in (1, 2))
+    whole, half = (made.memory(blocks, BASE, R)[0] for R in (1, 2))
     kept = made._memory._copies * weights(made)
     assert half - kept == pytest.approx((whole - kept) / 2)
 
@@ -176,7 +154,7 @@ def test_the_command_says_every_grid(hybrid):
         (("--ranks", "4", "--replicas", "2"), "--replicas is 2, but --ranks 4 stands for every grid"),
         (("--ranks", "none"), "--ranks is 'none'"),
         (("--ranks", "997"), "997 ranks are no K blocks x R replicas"),
-        (("--blocks", "2", "--replicas", "64"), "--replicas asks for 64 replicas"),
+        (("--blocks", "2", "--replicas", "64"), "split.replicas is 64"),
     ],
 )
 def test_wrong_use_gets_one_line(hybrid, flags, reason):

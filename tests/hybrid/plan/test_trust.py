@@ -10,8 +10,8 @@ from hybrid.cuts.costs import Passes
 from hybrid.links import Network
 from hybrid.plan import advice, auto, subject
 from hybrid.plan.planner import Prediction
+from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
-from hybrid.training.replicas import Grid
 from solvers import DDG, Backprop
 from solvers.exact.pipeline import Cost
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from trainings import digits, fitted, trainer
 
-from hybrid.links.base import Place
+from hybrid.ranks.grid import Place
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings

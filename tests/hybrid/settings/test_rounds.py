@@ -94,7 +94,6 @@ def test_what_is_settled_is_settled_as_it_is(solver):
         (FILLING, {"fill": True, "correct_every": 2}, "rounds.fill works in the gaps of every"),
         (FILLING, {"window": 4, "gaps": [(8, 8)]}, "rounds.gaps is [(8, 8)], but no gaps are"),
         (FILLING, {"fill": False, "fill_step": "own"}, "rounds.fill_step is 'own', but no gaps"),
-        (FILLING, {"window": 4, "fill_samples": "largest"}, "rounds.fill_samples is 'largest', "),
     ],
     ids=str,
 )

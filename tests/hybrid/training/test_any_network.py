@@ -18,8 +18,9 @@ from hybrid.data.sampling import epoch_order
 from hybrid.optimizers import schedule
 from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
-from solvers.layers.bundle import call
+from solvers.layers.bundle import call_network
 
+BLOCKS = [4, pytest.param(1, marks=pytest.mark.slow)]
 LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]
 """The first test of one takes 2 to 10 s: 12 steps and three traces. Two are for every day."""
 
@@ -55,7 +56,7 @@ def by_hand(name):
             inputs, targets = batch(train, ids)
             for group in optimizer.param_groups:
                 group["lr"] = rate(step)
-            loss(call(model, inputs), targets).backward()
+            loss(call_network(model, inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
@@ -76,7 +77,7 @@ def measured(model, network, data):
     with torch.no_grad():
         for ids in torch.arange(rows.TEST).split(BATCH):
             inputs, targets = batch(data, ids)
-            out = call(model.eval(), inputs)
+            out = call_network(model.eval(), inputs)
             found["loss"] += loss(out, targets).item() * len(ids) / rows.TEST
             if network.metrics or not network.loss:
                 found["metric"] += right(out, targets).double().mean().item() * len(ids) / rows.TEST
@@ -104,12 +105,12 @@ def run(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
     assert_same(run(name, blocks).weights, by_hand(name).weights)
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, blocks, run):
     found, expected = run(name, blocks).summary, by_hand(name)
     assert found["test_loss"] == pytest.approx(expected.loss, rel=1e-9)
@@ -117,7 +118,7 @@ def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, block
     assert metrics == pytest.approx([expected.metric], rel=1e-5)
 
 
-@pytest.mark.parametrize("blocks", [1, 4])
+@pytest.mark.parametrize("blocks", BLOCKS)
 def test_a_checkpoint_is_a_state_dict_of_the_users_module(name, blocks, run):
     found = weights(run(name, blocks).out)
     fresh = ZOO[name].make()

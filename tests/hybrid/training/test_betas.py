@@ -66,7 +66,7 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(way, few, tmp_path):
     made(way, whole).fit(*few)
     folders = checkpoint.complete(whole / "checkpoints")[1:-1]
     assert any(beta != 1 for folder in folders for beta in betas(folder))
-    for after, folder in enumerate(folders, 1):
+    for after, folder in [*enumerate(folders, 1)][::2]:
         run = tmp_path / folder.name
         shutil.copytree(whole, run)
         interrupted(run, after)

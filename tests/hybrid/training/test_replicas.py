@@ -239,16 +239,8 @@ def test_a_lost_replica_is_left_out_by_a_resume_on_fewer_ranks(world, tmp_path):
 
 
 GRIDS = [
-    ((3, "--replicas", 2), "2 replicas on 3 MPI ranks: the ranks are blocks times replicas"),
-    (
-        (3, "--replicas", 2, "--blocks", 2),
-        "2 blocks x 2 replicas are 4 ranks, and there are 3: choose mpirun -n 4",
-    ),
-    (
-        (4, "--replicas", 4, "--blocks", 2),
-        "are 8 ranks, and there are 4: choose mpirun -n 8 or --replicas 2 or --blocks 1",
-    ),
-    ((3, "--blocks", 2), "2 blocks asked of 3 MPI ranks"),
+    ((3, "--replicas", 2), "3 ranks cannot form a grid of 2 replicas"),
+    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or 2 replicas, or 1 block"),
 ]
 
 

@@ -76,7 +76,7 @@ def trained(kind, blocks, solver, **settings):
     cut = split(network, cuts=cuts, sample=data.sample(BATCH)[0])
     train = TrainSettings(epochs=2, batch_size=BATCH, threads=1)
     trainer = Trainer(cut, solver, train=train, quiet=True, **settings)
-    gaps = trainer.setup(data).method.gaps
+    gaps = trainer.settle(data).gaps
     trainer.fit(items, items)
     weights = {k.removeprefix("joined."): t for k, t in network.state_dict().items()}
     return weights, gaps

@@ -24,7 +24,7 @@ from solvers import FDG, PDASGD
 from solvers.base import Setup
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.draws import Draws
-from solvers.delayed.units import Recomputed, Stashed, Units, runs
+from solvers.delayed.units import Recomputed, Stashed, Units, unit_slices
 
 OTHER = {"solver.name": ["local-updates"]}
 SLOTS = {
@@ -119,7 +119,7 @@ class Simulated:
         for n, batch in enumerate(self.batches):
             x, inputs, outs, met = batch.images(), [], [], []
             for u in range(self.M):
-                w = self.versions[u][self.versions(n, u)]
+                w = self.versions[u][self.met(n, u)]
                 met.append({k: v.clone().requires_grad_() for k, v in w.items()})
                 inputs.append(x.detach().requires_grad_(u > 0))
                 outs.append(self.run_unit(u, inputs[-1], met[-1]))
@@ -186,17 +186,17 @@ def test_threads_give_the_bits_of_the_table_however_fast_they_are(name, seed, mo
         return after_a_while
 
     for kind in (Stashed, Recomputed):
-        monkeypatch.setattr(kind, "up", slowed(kind.up))
-        monkeypatch.setattr(kind, "down", slowed(kind.down))
-    monkeypatch.setattr(Units, "_land", slowed(Units._land))
+        monkeypatch.setattr(kind, "forward", slowed(kind.forward))
+        monkeypatch.setattr(kind, "backward", slowed(kind.backward))
+    monkeypatch.setattr(Units, "_apply", slowed(Units._apply))
     assert_same(trained(made(batches=7), replace(ONE_BLOCK[name], threads=True)), expected)
 
 
 def test_a_forward_thread_and_two_backward_threads_work_at_once(monkeypatch):
     """The table has a time at which all three slots are taken, and so have the threads."""
     together, met = Barrier(3), set()
-    # in tick 2: the forward pass of 2, the upper half of 1's way home, the lower half of 0's
-    wanted = {("up", 2, 2), ("down", 1, 4), ("down", 0, 1)}
+    # in tick 2: the forward pass of 2, the upper half of 1's backward pass, the lower half of 0's
+    wanted = {("forward", 2, 2), ("backward", 1, 4), ("backward", 0, 1)}
 
     def meeting(way):
         run = getattr(Stashed, way)
@@ -210,8 +210,8 @@ def test_a_forward_thread_and_two_backward_threads_work_at_once(monkeypatch):
 
         monkeypatch.setattr(Stashed, way, meet)
 
-    meeting("up")
-    meeting("down")
+    meeting("forward")
+    meeting("backward")
     trained(numbered(made(batches=4)), PDASGD(threads=True))
     assert met == wanted
 
@@ -236,7 +236,7 @@ def test_over_ranks_threads_virtual_links_and_a_resume_give_the_same_bits(weight
     assert_same(trained(made(K), solver, at), expected)
 
 
-def test_under_way_from_other_settings_comes_home_at_once():
+def test_what_other_settings_left_under_way_is_completed_at_once():
     problem = made()
 
     def program(block, links):
@@ -254,18 +254,18 @@ def test_under_way_from_other_settings_comes_home_at_once():
 
 def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
     landed = []
-    land = Units._land
+    land = Units._apply
 
     def counted(self, flight, unit, gradients, rate):
         landed.append((flight.part.step, flight.part.number, unit))
         return land(self, flight, unit, gradients, rate)
 
-    monkeypatch.setattr(Units, "_land", counted)
+    monkeypatch.setattr(Units, "_apply", counted)
     for solver in (*ONE_BLOCK.values(), PDASGD(threads=True), PDASGD(any_order=True)):
         landed.clear()
         problem = made()
         trained(numbered(problem), solver)
-        count = len(runs(problem.blocks.module(0)))
+        count = len(unit_slices(problem.blocks.module(0)))
         parts = solver.parts(6)
         wanted = [(t, i, u) for t in range(6) for i in range(parts) for u in range(count)]
         assert sorted(landed) == wanted
@@ -273,7 +273,7 @@ def test_every_sample_is_applied_once_to_every_unit(monkeypatch):
 
 @pytest.mark.parametrize("name", ["the paper's ratio", "one backward slot and a queue"])
 def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name, monkeypatch):
-    flights, most, begin, land = [], {}, Units.begin, Units._land
+    flights, most, begin, land = [], {}, Units.new_flight, Units._apply
 
     def begun(self, part, lam):
         flights.append(begin(self, part, lam))
@@ -286,8 +286,8 @@ def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name,
             most[u] = max(most.get(u, 0), older)
         land(self, flight, unit, gradients, rate)
 
-    monkeypatch.setattr(Units, "begin", begun)
-    monkeypatch.setattr(Units, "_land", watched)
+    monkeypatch.setattr(Units, "new_flight", begun)
+    monkeypatch.setattr(Units, "_apply", watched)
     solver = ONE_BLOCK[name]
     trained(made(batches=12), solver)
     table = solver.table(len(most), 0, 1)
@@ -312,7 +312,7 @@ def test_a_failing_thread_ends_the_run_with_its_reason(monkeypatch):
     def fail(self, flight, unit, gradients, rate):
         raise ValueError("no")
 
-    monkeypatch.setattr(Units, "_land", fail)
+    monkeypatch.setattr(Units, "_apply", fail)
     for solver in (PDASGD(threads=True), PDASGD(any_order=True)):
         with pytest.raises(ValueError, match=r"^no$"):
             trained(made(), solver)

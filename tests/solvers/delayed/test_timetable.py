@@ -18,7 +18,7 @@ def delays(units, slots, queue=0):
 def test_delays_follow_from_the_table(M):
     table = Timetable(M, 2, 0)
     for u in range(M):
-        late = Fraction(table.lands(9, u) - table.reads(9, u), M)
+        late = Fraction(table.step_time(9, u) - table.read_time(9, u), M)
         assert late == 3 * (1 - Fraction(u, M)), "in ticks, which are forward passes"
         assert table.delay(u) == ceil(late) - 1
     assert delays(M, 2)[0] == 2
@@ -57,9 +57,9 @@ def scheduled(units, slots, queue, items):
 def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, items):
     table = Timetable(units, slots, queue)
     up, down = scheduled(units, slots, queue, items)
-    assert [table.begins(n) for n in range(items)] == up
-    assert [table.turns(n) for n in range(len(down))] == down
-    ops = [op for n in range(items) for op in table.tick(n)]
+    assert [table.forward_start(n) for n in range(items)] == up
+    assert [table.backward_start(n) for n in range(len(down))] == down
+    ops = [op for n in range(items) for op in table.passes_of_tick(n)]
     assert ops == sorted(ops), "by time, unit and item"
     risen = [(op.item, op.unit) for op in ops if op.forward]
     assert risen == [(n, u) for n in range(items) for u in range(units)]

@@ -12,7 +12,7 @@ from hybrid import split
 from solvers import PDASGD, Batch
 from solvers.blocks.average import Average
 from solvers.blocks.draws import Draws
-from solvers.delayed.units import runs
+from solvers.delayed.units import unit_slices
 
 
 def chain(make):
@@ -103,7 +103,9 @@ def test_odd_chains_are_trained_like_any_other(make):
 @pytest.mark.parametrize(("make", "count"), [(shared, 3), (in_place, 4)])
 def test_units_are_run_again_whatever_they_do_to_their_input(make, count):
     problem = make()
-    assert len(runs(problem.blocks.module(0))) == count, "parts that share a layer are one unit"
+    assert len(unit_slices(problem.blocks.module(0))) == count, (
+        "parts that share a layer are one unit"
+    )
     found = trained(problem, replace(SGD, weights="current"), checked=False)
     torch.testing.assert_close(found, make().plain_loop(), rtol=1e-12, atol=1e-14)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from torch import nn
 
-from solvers.instances.nodes import divided
+from solvers.instances.nodes import node_slices
 from solvers.instances.paths import Paths
 from solvers.layers.depth import Skippable
 
@@ -52,5 +52,5 @@ class Unit(Skippable):
 def test_what_may_be_left_out_is_a_unit_by_itself():
     linear = nn.Linear(2, 2)
     parts = [nn.ReLU(), Unit(), nn.ReLU(), Unit(), Unit(), linear, nn.ReLU(), nn.Linear(2, 2)]
-    found = [(some.start, some.stop) for some in divided(nn.Sequential(*parts))]
+    found = [(some.start, some.stop) for some in node_slices(nn.Sequential(*parts))]
     assert found == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 7), (7, 8)]

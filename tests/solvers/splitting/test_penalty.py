@@ -19,8 +19,10 @@ CLOSE = {"solver.beta": 0.1}
 
 
 def _modes():
-    for solver in ("penalty", "augmented-lagrangian"):
-        yield from filled(solver, CLOSE)
+    # the residual of this run grows so much that its third epoch stays serial
+    rests = {"solver.return_ratio": [1e9]}
+    for solver, tries in (("penalty", rests), ("augmented-lagrangian", {})):
+        yield from filled(solver, CLOSE, tries)
         yield from windowed(solver, CLOSE, whole=KEPT)
         yield paced(solver, CLOSE)
     mine, windows = "augmented-lagrangian", {**CLOSE, "rounds.window": 2}

@@ -9,6 +9,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from hybrid.ranks.starting import check_links
 from hybrid.settings.config import first_fault
 from hybrid.settings.text import read_toml
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
@@ -83,8 +84,7 @@ def check_start(config: RlConfig, ranks: int) -> None:
         )
     if max(ranks, rl.blocks) > 2 + rl.actors:
         raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
-    if ranks and links.kind == "virtual":
-        raise ValueError("links.kind is 'virtual', which needs one process: leave mpirun out")
+    check_links(links, ranks)
     if not ranks:
         links.refuse("links", "there is one process", "timeout")
 
@@ -120,9 +120,6 @@ def _check(config: RlConfig) -> None:
         names = ("units", "layers", "representation_lr", "pretrain_steps")
         rl.refuse("rl", "there is no representation", *names)
     links.refuse("links", "hybrid rl computes on the CPU", "gpu_aware")
-    if links.kind != "virtual":
-        why = "links.kind is not virtual"
-        links.refuse("links", why, "gigabits_per_second", "latency_microseconds")
 
 
 def too_many(ranks: int, actors: int) -> str:

@@ -13,6 +13,7 @@ import torch
 from hybrid.errors import AgreedError, StoppedError, tell
 from hybrid.links import RankLinks
 from hybrid.ranks import launch, starting
+from hybrid.ranks.grid import Grid
 from hybrid.ranks.stopping import StopRequest, leave, listening
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
@@ -33,7 +34,7 @@ def train(config: RlConfig, out: Path | None, resume: bool) -> dict[str, Any]:
     torch.set_num_threads(config.rl.threads or launch.threads_per_rank(blocks))
     with listening() as stop:
         rank = partial(_train_rank, config, out, resume, stop)
-        return starting.start(rank, (blocks, 1), config.links, None)
+        return starting.start(rank, Grid(blocks), config.links, None)
 
 
 def _train_rank(

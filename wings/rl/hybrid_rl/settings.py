@@ -6,7 +6,8 @@ from math import ceil
 
 from pydantic import Field
 
-from hybrid.settings.config import LARGE, MANY, LinkSettings, Section
+from hybrid.settings.config import LinkSettings, Section
+from hybrid.settings.limits import LARGE, MANY
 
 
 class RlSettings(Section):

@@ -22,4 +22,4 @@ def test_too_many_ranks_and_other_blocks_are_refused_once(world, tmp_path):
         err.count("rl.blocks is 3, and there are 2 MPI ranks") == err.count("hybrid: error:") == 1
     )
     status, _, err = world.hybrid(2, "rl", *words(), "--set", "links.kind=virtual")
-    assert err.count("links.kind is 'virtual', which needs one process") == 1
+    assert err.count("links.kind is 'virtual', which runs in one process") == 1

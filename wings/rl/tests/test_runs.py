@@ -260,7 +260,7 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
     ("word", "says"),
     [
         ("links.gpu_aware=on", "hybrid rl computes on the CPU"),
-        ("links.latency_microseconds=3", "links.kind is not virtual"),
+        ("links.latency_microseconds=3", "links.kind is 'auto', so it would change nothing"),
         ("links.timeout=3", "there is one process"),
     ],
 )

@@ -1,0 +1,70 @@
+"""A bench with torch's own ways to use several ranks among its rows.
+
+    mpirun -n 2 --bind-to none python docs/benchmarks/torch_rows.py --model resnet20 \\
+        --micro-batches 4,8 [--batch-size 128] [--turns 7] [--steps 4] [--rows torch,backprop] \\
+        [--to-accuracy 0.9 --epochs 3,6 --seeds 3] [--set section.key=value]... [--out bench]
+
+The rows are those of `hybrid bench`, and DistributedDataParallel and torch.distributed.pipelining
+beside them: GPipe, 1F1B and the interleaved zero-bubble schedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
+
+from hybrid.bench.comparison import Bench
+from hybrid.ranks import launch
+from hybrid.runs import build
+from hybrid.settings.text import parse_override
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="resnet8")
+    parser.add_argument("--data", default="synthetic")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--micro-batches", type=numbers, default=[4, 8])
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--to-accuracy", type=float)
+    parser.add_argument("--epochs", type=numbers, default=[3, 6])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=Path("bench"))
+    asked = parser.parse_args()
+    comm = launch.communicator()
+    given: dict[str, Any] = {"model.name": asked.model, "data.name": asked.data}
+    given |= {"train.batch_size": asked.batch_size, **dict(map(parse_override, asked.set))}
+    settings = build.read(None, given, None, False)
+    device, sgd = launch.device(settings.train.device), settings.optimizer
+    others: dict[str, Any] = {
+        "torch DistributedDataParallel": partial(DataParallel, optimizer=sgd, device=device)
+    }
+    for kind, m in product(SCHEDULES, asked.micro_batches):
+        row = partial(Pipeline, optimizer=sgd, kind=kind, micro_batches=m, device=device)
+        others[f"torch {kind}, m={m}"] = row
+    words = [word.strip() for word in asked.rows.split(",") if word.strip()]
+    made = Bench(comm, settings, asked.micro_batches, words, asked.out, others)
+    made.connect()
+    process_group(comm, device)
+    table = made.run(asked.turns, asked.steps, asked.to_accuracy, asked.epochs, asked.seeds)
+    dist.destroy_process_group()
+    if table is not None:
+        print(table)
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a list with commas."""
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The links by name: one file each, a line here; a link is imported when asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solvers.named import Named
+
+AUTO = "auto"
+"""MPI between the ranks that a launcher has started, else threads."""
+
+LINKS: Named[Any] = Named(
+    "link",
+    {
+        "threads": "hybrid.links.threads:ThreadLinks",
+        "mpi": "hybrid.links.mpi:MpiLinks",
+        "virtual": "hybrid.links.virtual:VirtualLinks",
+    },
+    default=AUTO,
+    group="hybrid.links",
+    base="hybrid.links.base:RankLinks",
+)
+"""Name -> where its class is."""

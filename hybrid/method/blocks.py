@@ -1,0 +1,64 @@
+"""One rank's block, with its optimizer, on its device."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hybrid.cuts.partition import Blocks
+from hybrid.optimizers import making as optimizers
+from hybrid.settings.config import OptimizerSettings, TrainSettings
+from solvers.blocks.average import Average
+from solvers.blocks.block import Block
+from solvers.blocks.draws import Draws
+from solvers.blocks.graphs import StepGraphs
+from solvers.layers.projection import leading_projection
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def make_block(
+    blocks: Blocks,
+    index: int,
+    optimizer: OptimizerSettings | optimizers.Factory,
+    device: torch.device,
+    train: TrainSettings | None = None,
+    drawing: dict[nn.Module, tuple[int, ...]] | None = None,
+    replica: int = 0,
+) -> Block:
+    """Block `index` in training mode on its device, with the optimizer of its exact steps."""
+    train = train or TrainSettings()
+    module = placed(blocks.module(index), device)
+    exact = optimizers.make(module, optimizer)
+    steps = {"exact": exact, "local": exact}
+    if train.ema:
+        weights = [p for group in exact.param_groups for p in group["params"]]
+        steps["ema"] = Average(weights, train.ema)
+    if train.compile:
+        module.compile(dynamic=False)
+    graphs, last = None, index == len(blocks) - 1
+    if train.graphs and device.type == "cuda":
+        graphs = StepGraphs(list(module.parameters()), module=module)
+    return Block(
+        module.train(),
+        index,
+        len(blocks),
+        steps,
+        device,
+        getattr(torch, train.precision),
+        cut_after=None if last else leading_projection(blocks.module(index + 1)),
+        graphs=graphs,
+        draws=Draws(train.seed, drawing, replica) if drawing else None,
+    )
+
+
+def placed(module: M, device: torch.device) -> M:
+    """A module on a device, its convolutions of images channels_last."""
+    module.to(device)
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            # not contiguous(): of one channel that keeps strides that say nothing
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return module

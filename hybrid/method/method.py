@@ -1,0 +1,171 @@
+"""A method settled for a problem, and what every rank starts from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from hybrid.data import Data
+from hybrid.links import RankLinks
+from hybrid.method.blocks import make_block
+from hybrid.method.facts import Facts
+from hybrid.method.problem import Problem
+from hybrid.optimizers.schedule import Rate
+from hybrid.ranks import launch
+from hybrid.ranks.grid import Place, share_size
+from hybrid.rounds.alone import Alone
+from hybrid.rounds.alternating import Alternating
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.controller import Controller
+from hybrid.rounds.trace import Trace
+from hybrid.rounds.windows import Windows
+from hybrid.samplers.batch_sampler import BatchSampler
+from solvers.base import Setup, SubProblems
+from solvers.blocks.block import Block
+from solvers.exact.exact_pass import ExactPass
+from solvers.exact.filling import BubbleFill, stored_batches
+from solvers.sync.norms import SharedNorms
+
+FIRST = Place()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Facts):
+    """How a problem is solved: what a run, a row of a bench and a row of a plan are started from.
+
+    `settle` makes it.
+    """
+
+    problem: Problem
+
+    @property
+    def whole(self) -> bool:
+        """Whether a window is the whole training set."""
+        return self.rounds.window == "all"
+
+    @property
+    def observe(self) -> bool:
+        """Whether windows are recorded in a pass of their own."""
+        return self.whole and (self.problem.augmented or self.setup.carried)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's block lies."""
+        return launch.device(self.options.train.device)
+
+    @property
+    def carried_layout(self) -> list[object]:
+        """What the shapes of carried variables depend on, but for the cuts; empty without any."""
+        setup = self.setup
+        # not this replica's own samples: shares differ by one
+        whole = [setup.replicas, setup.window * setup.total]
+        samples = whole if setup.replicas > 1 else [setup.samples]
+        return [*samples, *self.solver.layout()] if setup.carried else []
+
+    def copied(self) -> Method:
+        """The same with weights of its own."""
+        return replace(self, problem=self.problem.copied())
+
+    def of_replica(self, place: Place) -> Method:
+        """With mini-batches of the size of that replica's share."""
+        if place.replicas == 1:
+            return self
+        size = share_size(self.setup.total, place.replica, place.replicas)
+        return replace(self, setup=replace(self.setup, batch_size=size))
+
+    def memory(self, index: int) -> int:
+        """Bytes of auxiliary variables on block `index`."""
+        needed = self.solver.memory(self.setup, index) if self.setup.window else 0
+        return needed + (self.solver.memory(self._filling(index), index) if self.gaps else 0)
+
+    def block(self, links: RankLinks) -> Block:
+        """This rank's block, with what keeps it together with those of other replicas."""
+        problem, options, place = self.problem, self.options, links.place
+        made = make_block(
+            problem.blocks,
+            place.block,
+            options.optimizer,
+            self.device,
+            options.train,
+            problem.drawing[place.block],
+            place.replica,
+        )
+        made.objective = problem.objectives.training
+        if place.replicas > 1:
+            if options.train.sync_batchnorm:
+                made.norms = SharedNorms(made.module, links.peers)
+            share = self.setup.batch_size / self.setup.total
+            made.sync = options.sync.start(made, links.peers, share)
+        return made
+
+    def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
+        """One rank's rounds."""
+        solver, setup = self.solver, self.setup
+        exact = ExactPass(self.correction, block, links, setup)
+        if not solver.alternates:
+            every = 0 if solver.exact else setup.correct_every
+            program = solver.start(block, links, setup)
+            return Alone(links, exact, program, every, trace, setup.serial_steps)
+        return Alternating(
+            links,
+            exact,
+            solver.start(block, links, setup) if setup.window else None,
+            self._fill(block, links) if self.gaps else None,
+            setup.correct_every,
+            observe=self.observe,
+            carried=setup.carried,
+            statistics=self.normed,
+            trace=trace,
+            controller=self._controller(),
+            serial_steps=setup.serial_steps,
+        )
+
+    def windows(
+        self,
+        data: Data,
+        schedule: Rate,
+        chosen: BatchSampler,
+        controller: Controller | None = None,
+        place: Place = FIRST,
+    ) -> Windows:
+        """The windows of every epoch, with a replica's share of their mini-batches."""
+        return Windows(
+            data,
+            chosen,
+            self.round_batches,
+            self.whole,
+            self.setup.sweeps,
+            self.setup.seed,
+            schedule,
+            self.device,
+            self.setup.carried,
+            self.problem.objectives.mix,
+            controller,
+            place.replica,
+            place.replicas,
+        )
+
+    def _fill(self, block: Block, links: RankLinks) -> BubbleFill:
+        program = self.solver.start(block, links, self._filling(block.index))
+        assert isinstance(program, SubProblems)
+        gaps, size = self.gaps[block.index], self.setup.batch_size
+        return BubbleFill(program, gaps, size, self.rounds.fill_step)
+
+    def _filling(self, index: int) -> Setup:
+        """Of the program that fills the gaps of block `index`: a store of the records it needs."""
+        window = stored_batches(self.gaps[index], self.setup.batch_size)
+        return replace(self.setup, window=window, sweeps=1)
+
+    def _controller(self) -> Controller | None:
+        """What changes the rounds as they go; None: they stay as they are."""
+        rounds = self.rounds
+        if rounds.window != "auto":
+            return None
+        return Controller(
+            self.round_batches,
+            rounds.sweeps or 1,
+            rounds.correct_every or 0,
+            rounds.residual_limit,
+            self.solver.sweeps,
+        )

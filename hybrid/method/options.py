@@ -1,0 +1,61 @@
+"""What a training needs beside its blocks, its data and its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hybrid.data.mixing import Transform
+from hybrid.method.given import Given
+from hybrid.optimizers import making as optimizers
+from hybrid.optimizers import schedule as schedules
+from hybrid.optimizers.schedule import Rate
+from hybrid.samplers.base import Sampler
+from hybrid.samplers.registry import SAMPLERS
+from hybrid.settings.config import (
+    LinkSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    TrainSettings,
+)
+from solvers.blocks.metrics import Metric
+from solvers.blocks.objective import Loss
+from solvers.sync.base import Strategy
+from solvers.sync.registry import STRATEGIES
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The settings of a training beside its blocks and its method, as objects."""
+
+    sampler: Given[Sampler] = Given(Sampler, SAMPLERS.__getitem__, SAMPLERS.default)  # type: ignore[type-abstract]
+    """Who chooses the samples of a mini-batch; as a class or by name: with its defaults."""
+    replicas: int = 1
+    """R, chains of the blocks; each trains on a share of every mini-batch."""
+    side_by_side: Literal["auto", "chain", "peers"] = "auto"
+    """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
+    sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
+    """How replicas keep their weights together; as a class or by name: with its defaults."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optimizer: OptimizerSettings | optimizers.Factory = field(default_factory=OptimizerSettings)
+    """Settings, or what makes one from a block's parameter groups: see `optimizers.Factory`."""
+    schedule: ScheduleSettings | Rate = field(default_factory=ScheduleSettings)
+    """Settings, or the learning rate as a function of the step."""
+    links: LinkSettings = field(default_factory=LinkSettings)
+    loss: Loss | None = None
+    """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
+    metrics: Mapping[str, Metric] | None = None
+    """By name what is measured, see `Metric`; None: accuracy of classes."""
+    batch_transform: Transform | None = None
+    """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix."""
+
+    def check(self) -> None:
+        """ValueError for what cannot be, whatever the method."""
+        schedules.check(self.schedule)
+        optimizers.check(self.optimizer)
+        if not 1 <= self.replicas <= self.train.batch_size:
+            raise ValueError(
+                f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "
+                "samples, of which each needs one: take fewer replicas, or a larger --batch-size"
+            )

@@ -1,0 +1,92 @@
+"""What is trained: a network in blocks, and what its data and objectives say of it."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from hybrid.cuts.partition import SAMPLES, Blocks
+from hybrid.data import Data, Dataset
+from hybrid.method.objectives import Objectives
+from hybrid.method.options import Options
+from solvers.base import Shape
+from solvers.layers.depth import survival
+from solvers.layers.factorization import Factorization
+from solvers.layers.projection import leading_projection
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A network in blocks with its data and objectives, for which a method is settled."""
+
+    blocks: Blocks
+    """They know which tensors go into their units."""
+    objectives: Objectives
+    inputs: Any
+    """A few inputs of the network."""
+    shapes: tuple[Shape, ...]
+    """The shape of one sample at every cut."""
+    drawing: list[dict[nn.Module, tuple[int, ...]]]
+    """Of each block: the modules that draw random numbers, and the numbers of their units."""
+    survival: float
+    """Least probability that a unit is there in a pass."""
+    normed: bool
+    """Whether the network has running statistics."""
+    steps: int
+    """Mini-batches of an epoch."""
+    augmented: bool
+    """Whether samples are drawn anew in every epoch."""
+    cutout: int
+    """Side of the square that is cut out of each training image, in pixels; 0: none."""
+
+    @classmethod
+    def of(cls, options: Options, blocks: Blocks, train: Data, test: Data | None = None) -> Problem:
+        """ValueError, with the remedy, for a network, data and objectives that do not fit."""
+        check_size(options.train.batch_size, train)
+        if not any(p.requires_grad for p in blocks.model.parameters()):
+            raise ValueError(
+                f"{type(blocks.model).__name__} has 0 parameters to train: give it layers "
+                "that have some, or let theirs require gradients"
+            )
+        inputs, _ = train.sample(SAMPLES)
+        blocks = blocks.fitted(inputs)
+        objectives = Objectives.settle(options, blocks, train, test or train)
+        sample = blocks.packed(inputs)
+        shapes = tuple(blocks.cut_shapes(sample))
+        choice = options.sampler.start(train, options.train.seed)
+        modules = list(blocks.model.modules())
+        return cls(
+            blocks,
+            objectives,
+            inputs,
+            shapes,
+            blocks.drawing(sample),
+            min(map(survival, modules)),
+            any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+            choice.batches(options.train.batch_size),
+            train.augmented,
+            train.augmentation.cutout if isinstance(train, Dataset) else 0,
+        )
+
+    @property
+    def factorized(self) -> frozenset[int]:
+        """The cuts whose block behind begins with a factorization."""
+        leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
+        return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
+
+    def copied(self) -> Problem:
+        """The same with weights of its own."""
+        blocks, drawing = deepcopy((self.blocks, self.drawing))
+        return replace(self, blocks=blocks, drawing=drawing)
+
+
+def check_size(size: int, data: Data) -> None:
+    """ValueError for a mini-batch of more samples than there are."""
+    if size > len(data):
+        raise ValueError(
+            f"the batch size is {size} but there are {len(data)} training samples: choose a batch "
+            f"size of at most {len(data)}"
+        )

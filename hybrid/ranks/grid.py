@@ -1,0 +1,135 @@
+"""The grid of K blocks x R replicas: which rank has which block, and which grids fit the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Arrangement = Literal["chain", "peers"]
+"""Ranks that a launcher numbers one after the other: the blocks of a chain, or peers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the grid; alone where nothing is said."""
+
+    block: int = 0
+    blocks: int = 1
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def number(self) -> int:
+        """r K + k, whatever number the launcher gives this rank."""
+        return self.replica * self.blocks + self.block
+
+    @property
+    def count(self) -> int:
+        """Ranks of the grid."""
+        return self.blocks * self.replicas
+
+    @property
+    def peers(self) -> list[int]:
+        """The numbers of the ranks that own this block, one for each replica."""
+        return [replica * self.blocks + self.block for replica in range(self.replicas)]
+
+    def in_chain(self, number: int) -> bool:
+        """Whether the rank of that number belongs to the same replica."""
+        return number // self.blocks == self.replica
+
+
+class Grid(NamedTuple):
+    """K blocks x R replicas; in what a user asks for, 0 leaves a count to the number of ranks."""
+
+    blocks: int
+    replicas: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """K R."""
+        return self.blocks * self.replicas
+
+    def __str__(self) -> str:
+        counts = (self.blocks, "block"), (self.replicas, "replica")
+        return " x ".join(_number(n, what) for n, what in counts if n > 1) or "1 block"
+
+    def place(self, rank: int, side_by_side: Arrangement = "chain") -> Place:
+        """Where a launcher's rank is:
+
+        chain    0 1 2 | 3 4 5    of K = 3, R = 2: rank r K + k has block k of replica r
+        peers    0 2 4 | 1 3 5                     rank k R + r has it
+        """
+        if side_by_side == "chain":
+            return Place(rank % self.blocks, self.blocks, rank // self.blocks, self.replicas)
+        return Place(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
+
+    def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
+        """This grid with what was left open settled for so many ranks; ValueError if none fits.
+
+        Where only one count is given the ranks settle the other; without any, each is a block.
+        `start` is how the number of ranks is chosen.
+        """
+        blocks, replicas = self
+        if not replicas:
+            replicas = ranks // blocks if blocks and ranks % blocks == 0 else 1
+        found = Grid(blocks or ranks // replicas, replicas)
+        if found.ranks == ranks:
+            return found
+        ways = [f"{start} {(blocks or 1) * replicas}" + " or a multiple of it" * (0 in self)]
+        if blocks and ranks % blocks == 0:
+            ways.append(_number(ranks // blocks, "replica"))
+        if blocks and ranks % replicas == 0:
+            ways.append(_number(ranks // replicas, "block"))
+        said = f"{_number(ranks, 'rank')} cannot form a grid of {self}"
+        raise ValueError(f"{said}: choose {', or '.join(ways)}")
+
+    def resumed(self, asked: Grid, ranks: int) -> Grid:
+        """The grid of a run that continues on so many ranks; what was asked for holds.
+
+        A run with replicas keeps its blocks if it can; without them, each rank is a block.
+        """
+        if any(asked):
+            return asked
+        if self.replicas == 1:
+            return Grid(ranks)
+        if ranks % self.blocks == 0:
+            return Grid(self.blocks, ranks // self.blocks)
+        if ranks % self.replicas == 0:
+            return Grid(ranks // self.replicas, self.replicas)
+        raise ValueError(
+            f"the run has {self}, and {ranks} ranks are a multiple of neither: start "
+            f"mpirun -n {self.blocks} or a multiple of it, or give --blocks and --replicas"
+        )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
+def factorizations(ranks: int, most_blocks: int) -> list[Grid]:
+    """Every way to write so many ranks as K x R, most blocks first."""
+    blocks = range(min(most_blocks, ranks), 0, -1)
+    return [Grid(K, ranks // K) for K in blocks if ranks % K == 0]
+
+
+def grids(ranks: int, units: int, samples: int) -> list[Grid]:
+    """Every grid of so many ranks, most blocks first; ValueError if there is none.
+
+    A block has at least one unit of the model, and a replica one sample of the mini-batch.
+    """
+
+    def fitting(count: int) -> list[Grid]:
+        return [grid for grid in factorizations(count, units) if grid.replicas <= samples]
+
+    if found := fitting(ranks):
+        return found
+    near = next(count for count in range(min(ranks, units * samples), 0, -1) if fitting(count))
+    raise ValueError(
+        f"{ranks} ranks are no K blocks x R replicas of a model of {units} units and a mini-batch "
+        f"of {samples} samples: take {near} ranks, or a larger --batch-size"
+    )
+
+
+def share_size(size: int, replica: int, replicas: int) -> int:
+    """Samples that a replica has of a mini-batch of `size`; shares differ by at most one."""
+    return (size + replicas - 1 - replica) // replicas

@@ -1,0 +1,89 @@
+"""Links by name: each trains to the same bits, another package adds its own, others are refused."""
+
+import sys
+from collections import Counter
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+from answers import refusal
+from problems import assert_same
+from trainings import digits, fitted, trainer
+
+from hybrid.links import RankLinks, ThreadLinks
+from hybrid.links.registry import LINKS
+from hybrid.ranks.starting import check_links
+from hybrid.settings.config import LinkSettings
+from solvers import AugmentedLagrangian, named
+
+SENT = Counter()
+
+
+class CountingLinks(ThreadLinks):
+    """Links of another package, which count the messages of each rank."""
+
+    name = "counting"
+
+    def _send(self, number, tensor):
+        SENT[self.rank] += 1
+        super()._send(number, tensor)
+
+
+@pytest.fixture
+def another(monkeypatch):
+    """Another package's links, known by an entry point."""
+    points = EntryPoints([EntryPoint("counting", "theirs:CountingLinks", LINKS.group)])
+    monkeypatch.setitem(sys.modules, "theirs", sys.modules[__name__])
+    monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(2)
+
+
+@pytest.fixture(scope="module")
+def expected(few):
+    return fitted(trained(), few)
+
+
+def trained(**settings):
+    links = LinkSettings(**settings)
+    return trainer(AugmentedLagrangian(), None, 2, train={"epochs": 1}, links=links)
+
+
+def test_the_name_of_links_leads_to_their_class():
+    for name, cls in LINKS.items():
+        assert cls.name == name
+        assert issubclass(cls, RankLinks)
+        assert cls.settings <= LinkSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
+def test_all_links_of_one_process_train_to_the_same_bits(name, few, expected):
+    assert_same(fitted(trained(kind=name), few), expected)
+
+
+def test_links_of_another_package_train_by_their_name(another, few, expected):
+    SENT.clear()
+    assert_same(fitted(trained(kind="counting"), few), expected)
+    assert min(SENT[0], SENT[1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "reason"),
+    [
+        ({"kind": "virtual"}, 1, "'virtual', which runs in one process, but a launcher has st"),
+        ({"kind": "threads"}, 2, "'threads', which runs in one process"),
+        ({"kind": "mpi"}, 0, "'mpi', whose ranks are processes, and no launcher has started any"),
+        ({"kind": "virtual", "timeout": 3.0}, 0, "links.timeout is 3.0, but links.kind is 'virt"),
+        ({"kind": "mpi", "latency_microseconds": 3.0}, 2, "but links.kind is 'mpi', so it would"),
+        ({"kind": "threads", "gpu_aware": "on"}, 0, "links.gpu_aware is 'on', but links.kind is"),
+        ({"gigabits_per_second": 1.0}, 0, "links.gigabits_per_second is 1.0, but links.kind is"),
+        ({"gigabits_per_second": 1.0}, 2, "links.gigabits_per_second is 1.0, but links.kind is"),
+    ],
+    ids=str,
+)
+def test_links_that_cannot_join_the_ranks_and_settings_without_effect_are_refused(
+    settings, ranks, reason
+):
+    assert reason in refusal(check_links, LinkSettings(**settings), ranks)
