@@ -16,7 +16,6 @@ from solvers.exact.pipeline import Gaps, Op
 from solvers.windows import Record
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
-CHOICES = pytest.mark.parametrize("choose", ["first", "largest"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
 THREE = [Gaps(5, 0), Gaps(3, 4), Gaps(0, 6)]
 BATCH = 6
@@ -123,12 +122,10 @@ def step(block, gradients, rate, kind="exact"):
     block.step(kind, rate)
 
 
-@pytest.mark.parametrize("cuts", [[], [1, 2]])
-@pytest.mark.parametrize("m", [1, 3])
 @KINDS
-def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind, m, cuts):
-    expected = filled(small(cuts), None, m)
-    found = filled(small(cuts), [Gaps()] * (len(cuts) + 1), m, kind)
+def test_without_gaps_training_is_plain_back_propagation_bit_for_bit(kind):
+    expected = filled(small([1, 2]), None, 3)
+    found = filled(small([1, 2]), [Gaps()] * 3, 3, kind)
     assert_same(found, expected)
 
 
@@ -186,28 +183,6 @@ def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(kind,
     assert {Op.MIDDLE, Op.TURN} == set(worked)
 
 
-WHOLE = [Gaps(BATCH, 0), Gaps(BATCH, 2 * BATCH), Gaps(0, 2 * BATCH)]
-
-
-@KINDS
-def test_mini_batches_that_a_gap_takes_whole_leave_no_choice_bit_for_bit(kind):
-    found, expected = (
-        filled(small([1, 3]), WHOLE, 2, kind, choose=choose) for choose in ("largest", "first")
-    )
-    assert_same(found, expected)
-
-
-def test_two_gaps_that_share_a_mini_batch_give_the_same_mean_of_all_of_it():
-    # only without layers that normalize or draw: the two parts are of other samples
-    gaps = [Gaps(2, BATCH - 2), Gaps(4, BATCH - 4), Gaps(0, BATCH)]
-    found, expected = (
-        filled(small([1, 3], batch_norm=False), gaps, 2, choose=choose)
-        for choose in ("largest", "first")
-    )
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], **EXACT)
-
-
 SIZES = [1.0, 3.0, 0.0, 3.0, 2.0, 3.0]
 """Adjoints of the samples of a mini-batch."""
 
@@ -249,9 +224,9 @@ def lay_out(problem):
     return problem
 
 
-@KINDS
-@CHOICES
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "choose", "at"), [("added", "largest", 1), ("own", "first", 3), ("own", "largest", 3)]
+)
 def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, choose, at):
     whole, parts = small([1, 3]), small([1, 3])
     for problem in (whole, parts):
