@@ -49,7 +49,7 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join so many ranks.
+    """ValueError for links that cannot join so many ranks, and for settings without an effect.
 
     `ranks` is the number that a launcher has started, 0 without one.
     """
@@ -61,7 +61,7 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
             f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
         )
-    if not (LINKS[kind].in_one_process or ranks):
+    elif not (LINKS[kind].in_one_process or ranks):
         raise ValueError(
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"

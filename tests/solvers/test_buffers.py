@@ -12,7 +12,6 @@ from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from solvers import (
     DDG,
-    FDG,
     PDASGD,
     AMPNet,
     AugmentedLagrangian,
@@ -116,9 +115,9 @@ def test_a_buffer_of_two_modules_stays_one():
         assert torch.equal(module(torch.ones(2, 3)), expected)
 
 
-@pytest.mark.parametrize("solver", [DDG(), DDG(micro_batches=4), FDG(), PDASGD(), AMPNet()])
+@pytest.mark.parametrize("solver", [DDG(micro_batches=4), PDASGD(), AMPNet()])
 def test_what_is_under_way_keeps_what_it_has_met(solver, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or checkpoints wait for its end
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or checkpoints wait for its end
     whole = tmp_path / "whole"
     expected = trained(solver, whole)
     for after in (3, 6):

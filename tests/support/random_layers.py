@@ -24,14 +24,9 @@ from solvers import (
 from solvers.exact.pipeline import Gaps
 from solvers.layers.reversible import Reversible
 
-GAPS = [Gaps(4, 0), Gaps(0, 4)]
 METHODS: dict[str, dict[str, Any]] = {
-    **{
-        f"backprop, m = {m}, recompute {again}": {
-            "solver": Backprop(micro_batches=m, recompute=again)
-        }
-        for m, again in ((1, False), (2, True))
-    },
+    "backprop": {"solver": Backprop(micro_batches=1)},
+    "backprop, in parts and again": {"solver": Backprop(micro_batches=2, recompute=True)},
     "ddg": {"solver": DDG()},
     "features-replay": {"solver": FeaturesReplay()},
     "petra": {"solver": Petra()},
@@ -40,8 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pd-asgd": {"solver": PDASGD(micro_batches=2)},
     "local-updates": {"solver": LocalUpdates(style="overlapping")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
-    "gaps": {"solver": AugmentedLagrangian(), "gaps": GAPS},
-    "gaps, bfloat16": {
+    "gaps": {
         "solver": AugmentedLagrangian(storage="bfloat16"),
         "gaps": [Gaps(4, 0), Gaps(0, 12)],
     },

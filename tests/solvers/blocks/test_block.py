@@ -67,6 +67,8 @@ SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
         (SGD, {"momentum": 0.9, "nesterov": True}, 0.0, {"momentum": 0.0, "nesterov": False}),
         (SGD, {"momentum": 0.9}, 0.5, {"momentum": 0.5}),
         (ADAMW, {"betas": (0.9, 0.999)}, 0.5, {"betas": (0.5, 0.999)}),
+        (torch.optim.NAdam, {"betas": (0.9, 0.8)}, 0.5, {"betas": (0.5, 0.8)}),
+        (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}, 0.5, {"momentum": 0.5}),
     ],
 )
 def test_an_own_optimizer_is_like_the_exact_one_but_for_its_momentum(

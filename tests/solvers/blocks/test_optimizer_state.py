@@ -87,22 +87,6 @@ def block(make):
     return Block(module, 0, 2, {"exact": exact, "local": exact})
 
 
-@pytest.mark.parametrize(
-    ("make", "changed"),
-    [
-        (lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True), {"momentum": 0.5}),
-        (lambda p: torch.optim.NAdam(p, betas=(0.9, 0.8)), {"betas": (0.5, 0.8)}),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), {"betas": (0.5, 0.999)}),
-    ],
-)
-def test_local_steps_of_any_optimizer_differ_in_the_momentum_alone(make, changed):
-    made = block(make)
-    made.own_optimizer(0.5)
-    own, exact = made.optimizers["local"], made.optimizers["exact"]
-    assert type(own) is type(exact)
-    assert own.param_groups == [exact.param_groups[0] | changed]
-
-
 def test_a_momentum_where_there_is_none_is_refused_with_the_optimizers_name():
     said = refusal(block(torch.optim.Adagrad).own_optimizer, 0.5)
     assert said.startswith("solver.momentum is 0.5, but the optimizer Adagrad has no momentum")

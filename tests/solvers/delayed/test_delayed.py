@@ -5,16 +5,18 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from problems import assert_same, copied, exact_pass, make_problem
+from problems import assert_same, copied
 from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
+from unit_steps import MOMENTUM, trained
+from unit_steps import made as units_made
 
-from hybrid.links import run_threads, run_virtual
 from solvers import DDG, FDG, FeaturesReplay
 from solvers.blocks.buffers import frozen_statistics
+from solvers.delayed.ddg import StashingProgram
 
 OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
 """Two blocks, corrected so often: DDG's delay is the same as FDG's."""
@@ -35,16 +37,10 @@ MODES = [
     Mode("ddg", "first serially", FIRST, {}, {"solver.name": OTHER["ddg"]}),
 ]
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}
-MOMENTUM = 0.9
 
 
-def made(name, K, batch, batches=6, seed=5):
-    problem = make_problem(seed, 7, list(range(1, K)), batch=batch, batches=batches)
-    rates = [0.1 / (t + 1) for t in range(batches)]
-    problem.batches = [
-        replace(b, learning_rate=rate) for b, rate in zip(problem.batches, rates, strict=True)
-    ]
-    return problem
+def made(K, batch, batches=6):
+    return units_made(K, batches, batch, units=7)
 
 
 def hops(name):
@@ -136,105 +132,48 @@ class Table:
         return new
 
 
-def trained(problem, solver, at=None, run=run_threads, prepare=lambda program: None):
-    """The network after all mini-batches, broken off and gone on with at mini-batch `at`."""
-
-    def program(block, links):
-        mine = solver.start(block, links, problem.setup(window=0))
-        if at is not None:
-            mine.train(problem.window(1, 0, at))
-            kept = copied(mine.state().flight)
-            statistics = copied(dict(block.module.named_buffers()))
-            block.module.zero_grad()
-            mine = solver.start(block, links, problem.setup(window=0))
-            state = type(mine.state())(flight=kept)
-            mine.load_state(state)
-            assert_same(copied(dict(block.module.named_buffers())), statistics)
-        prepare(mine)
-        mine.train(problem.window(1, at or 0))
-        mine.drain()
-        assert mine.state().flight == {}
-
-    problem.on_every_block(program, MOMENTUM, run)
-    return problem.tensors()
-
-
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("K", [1, 2, 4, 8])
-@pytest.mark.parametrize("m", [1, 2, 4, 8])
-def test_trained_blocks_equal_a_table_of_versions_bit_for_bit(name, K, m):
+@settings(max_examples=4, deadline=None)
+@given(
+    K=st.sampled_from([1, 2, 3, 5]),
+    m=st.integers(1, 9),
+    batch=st.integers(1, 11),
+    at=st.none() | st.integers(1, 5),
+)
+@example(K=4, m=4, batch=9, at=None)
+@example(K=8, m=1, batch=9, at=None)
+@example(K=4, m=3, batch=8, at=2)
+def test_trained_blocks_equal_a_table_of_versions_bit_for_bit_also_resumed(name, K, m, batch, at):
     solver = replace(METHODS[name], micro_batches=m)
-    table = Table(made(name, K, 9), name, m)
-    found = trained(made(name, K, 9), solver)
-    assert_same(found, table.run())
-    if name != "features-replay":
-        formula = [solver.versions(k, K, 9) for k in range(K)]
+    table = Table(made(K, batch), name, m)
+    assert_same(trained(made(K, batch), solver, at), table.run())
+    if name != "features-replay" and m <= batch:
+        formula = [solver.versions(k, K, batch) for k in range(K)]
         assert table.oldest == [min(v, len(table.batches) - 1) for v in formula]
 
 
-@pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=3, deadline=None)
-@given(K=st.sampled_from([2, 3, 5]), m=st.integers(1, 9), batch=st.integers(1, 11), data=st.data())
-def test_resumed_and_on_virtual_links_the_bits_are_the_same(name, K, m, batch, data):
-    solver = replace(METHODS[name], micro_batches=m)
-    wanted = Table(made(name, K, batch), name, m).run()
-    at = data.draw(st.integers(1, 5))
-    assert_same(trained(made(name, K, batch), solver, at), wanted)
-    assert_same(trained(made(name, K, batch), solver, run=run_virtual), wanted)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_one_block_is_the_pipelined_pass_with_as_many_micro_batches(name):
-    pipelined = made(name, 1, 7)
-    pipelined.on_every_block(
-        lambda block, links: exact_pass(block, links, micro_batches=3).train(pipelined.window())
-    )
-    solver = replace(METHODS[name], micro_batches=3)
-    assert_same(trained(made(name, 1, 7), solver), pipelined.tensors())
-
-
-@pytest.mark.parametrize("m", [1, 2, 4])
-@pytest.mark.parametrize("name", ["ddg", "fdg"])
-def test_micro_batches_that_met_the_same_weights_share_one_version(name, m):
+@pytest.mark.parametrize(("name", "m"), [("ddg", 4), ("fdg", 2)])
+def test_micro_batches_that_met_the_same_weights_share_one_version(name, m, monkeypatch):
     solver, most = replace(METHODS[name], micro_batches=m), [0.0] * 4
+    backward = StashingProgram._backward
 
-    def watch(program):
-        bring_home, k = program._backward, program.block.index
-        own = list(program.block.module.parameters())
+    def watched(self, flight):
+        k, own = self.block.index, list(self.block.module.parameters())
+        flying = [flight, *self._flights]
+        met = {w.untyped_storage().data_ptr() for f in flying for w in f.weights.values()}
+        met -= {p.untyped_storage().data_ptr() for p in own}
+        most[k] = max(most[k], len(met) / len(own))
+        backward(self, flight)
 
-        def watched(flight):
-            flying = [flight, *program._flights]
-            met = {w.untyped_storage().data_ptr() for f in flying for w in f.weights.values()}
-            met -= {p.untyped_storage().data_ptr() for p in own}
-            most[k] = max(most[k], len(met) / len(own))
-            bring_home(flight)
-
-        program._backward = watched
-
-    trained(made(name, 4, 8, batches=15), solver, prepare=watch)
+    monkeypatch.setattr(StashingProgram, "_backward", watched)
+    trained(made(4, 8, batches=15), solver)
     assert most == [solver.versions(k, 4, 8) for k in range(4)]
-
-
-def test_a_delay_that_is_no_number_of_a_mini_batch_costs_less_than_a_step():
-    """d = 3 and m = 8: the first three of eight micro-batches are one step old."""
-    table = Table(made("ddg", 4, 8), "ddg", 8)
-    old = []
-    backward = table.backward
-
-    def watched(k, n, rate):
-        if k == 0:
-            old.append(len(table.versions[0]) - 1 - table.graphs[0][n][3])
-        backward(k, n, rate)
-
-    table.backward = watched
-    table.run()
-    assert old == [0] * 8 + ([1] * 3 + [0] * 5) * 5
 
 
 def test_messages_in_fewer_bits_arrive_and_are_counted():
     sent = {}
     for messages in ("float32", "bfloat16", "int8"):
-        problem = made("ddg", 2, 8).single_precision()
+        problem = made(2, 8).single_precision()
         solver = DDG(micro_batches=4, messages=messages)
 
         def program(block, links, solver=solver, problem=problem):
@@ -250,7 +189,7 @@ def test_messages_in_fewer_bits_arrive_and_are_counted():
 
 
 def test_what_is_under_way_goes_on_in_the_formats_it_was_made_in():
-    problem = made("ddg", 2, 8).single_precision()
+    problem = made(2, 8).single_precision()
 
     def program(block, links):
         mine = DDG(micro_batches=4, messages="int8").start(block, links, problem.setup(window=0))

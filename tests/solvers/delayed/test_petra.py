@@ -75,7 +75,7 @@ def test_the_inverse_is_the_input_to_rounding(dtype, seed, width, bottleneck):
 
 @pytest.mark.parametrize(
     "cuts",
-    [["layer2.0"], ["layer1.1", "layer2.0", "layer3.0"], ["layer1.0", "layer2.1", "layer3.1"]],
+    [["layer1.1", "layer2.0", "layer3.0"], ["layer1.0", "layer2.1", "layer3.1"]],
 )
 def test_while_weights_stand_still_gradients_are_those_of_back_propagation(cuts):
     assert_gradients_of_back_propagation(revnet(cuts))

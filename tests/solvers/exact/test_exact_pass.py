@@ -114,8 +114,7 @@ def distance(found, exact):
     return float((error / torch.stack([g.square().sum() for g in exact.values()]).sum()).sqrt())
 
 
-@pytest.mark.parametrize("cuts", [[], [1, 3]])
-@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize(("cuts", "m"), [([], 3), ([1, 3], 1), ([1, 3], 3)])
 def test_recomputing_runs_every_block_forward_twice_and_gives_the_same_bits(cuts, m):
     kept, again = (make_problem(seed=8, units=3, cuts=cuts, batch=6, batches=3) for _ in range(2))
     expected, calls = trained(kept, micro_batches=m), []
@@ -143,8 +142,7 @@ def test_float16_does_not_lose_the_tiny_adjoints_of_a_large_mini_batch(m):
     assert 0 < distance(*first) < 0.01
 
 
-@pytest.mark.parametrize("factor", [2, 3])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("factor", "recompute"), [(2, True), (3, False)])
 def test_a_filtered_pass_has_the_gradient_of_the_network_with_the_filter_at_its_cuts(
     factor, recompute
 ):

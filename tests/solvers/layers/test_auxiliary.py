@@ -6,6 +6,7 @@ from torch import nn
 
 from solvers.layers.auxiliary import HASHED, auxiliary_network
 
+IMAGES = [(16, 8, 8), (64, 1, 1), (8, 5, 5), (4, 6, 4), (2, 12, 16)]
 GIVEN = {
     "images": (3, 8, 8),
     "tokens": (6, 5),
@@ -16,18 +17,34 @@ GIVEN = {
 CUTS = {"images": (4, 4, 4), "tokens": (6, 8), "other tokens": (3, 8), "vectors": (9,)}
 
 
+def assert_it_fits(network, x, cut):
+    """The shape of the cut, a value there, and a gradient to every weight."""
+    out = network(x)
+    assert out.shape == (len(x), *cut)
+    assert out.isfinite().all()
+    out.square().sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("given", GIVEN)
 def test_it_gives_the_shape_of_the_cut_and_a_gradient_to_every_weight(given, cut, depth):
-    shape, wanted, numbers = GIVEN[given], CUTS[cut], given == "numbers"
-    network = auxiliary_network(shape, wanted, 4, depth, seed=0, numbers=numbers)
-    x = torch.randint(HASHED, (3, *shape)) if numbers else torch.randn(3, *shape)
-    out = network(x)
-    assert out.shape == (3, *wanted)
-    out.square().sum().backward()
-    assert all(p.grad is not None for p in network.parameters())
+    shape, numbers = GIVEN[given], given == "numbers"
+    network = auxiliary_network(shape, CUTS[cut], 4, depth, seed=0, numbers=numbers)
+    assert_it_fits(
+        network,
+        torch.randint(HASHED, (3, *shape)) if numbers else torch.randn(3, *shape),
+        CUTS[cut],
+    )
     assert sum(isinstance(m, nn.Conv2d) for m in network) == 0 or given == "images"
+
+
+@pytest.mark.parametrize("cut", IMAGES, ids=str)
+def test_between_images_of_any_sizes_it_is_as_deep_as_asked_for(cut):
+    network = auxiliary_network((2, 12, 8), cut, 4, depth=3, seed=0)
+    assert_it_fits(network, torch.randn(3, 2, 12, 8), cut)
+    assert sum(isinstance(m, nn.Conv2d) for m in network) > 3
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -36,6 +53,7 @@ def test_its_weights_are_a_function_of_the_seed_alone(given):
     for before in (1, 2):
         torch.manual_seed(before)
         network = auxiliary_network(GIVEN[given], (9,), 4, 1, seed=3, numbers=given == "numbers")
+        assert torch.initial_seed() == before
         made.append(torch.cat([p.flatten() for p in network.parameters()]))
     assert torch.equal(*made)
     assert made[0].isfinite().all()

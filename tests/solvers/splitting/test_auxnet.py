@@ -177,30 +177,6 @@ def noted(owner, name, done):
     setattr(owner, name, called)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize(
-    ("image", "cut"),
-    [
-        ((1, 8, 8), (16, 8, 8)),
-        ((1, 8, 8), (64, 1, 1)),
-        ((3, 32, 32), (8, 5, 5)),
-        ((2, 12, 8), (4, 6, 4)),
-        ((1, 4, 4), (2, 8, 8)),
-        ((3, 32, 32), (64,)),
-        ((1, 6, 6), (1,)),
-    ],
-)
-def test_an_auxiliary_network_gives_the_shape_of_its_cut(image, cut, depth):
-    before = torch.get_rng_state()
-    network = auxiliary_network(image, cut, width=4, depth=depth, seed=0)
-    assert torch.equal(torch.get_rng_state(), before)
-    out = network(torch.randn(2, *image))
-    assert tuple(out.shape) == (2, *cut)
-    convolutions = [m for m in network if isinstance(m, torch.nn.Conv2d)]
-    assert len(convolutions) - 1 >= depth
-    assert bool(out.isfinite().all())
-
-
 def test_a_network_of_another_size_is_refused_in_one_line():
     problem = make_problem(seed=1, units=3, cuts=[2], batch=4)
     mine, _ = trained(problem, AuxNet(width=4))[1]

@@ -63,14 +63,7 @@ def test_local_sgd_averages_every_h_steps_and_at_the_end(replicas, h):
         assert torch.equal(found[r][-1], found[0][-1])
 
 
-def test_local_sgd_that_averages_every_step_is_all_reduce_also_with_unequal_shares():
-    found, expected = (trained(made, 4, 20) for made in (LocalSGD(steps=1), AllReduce()))
-    for mine, theirs in zip(found, expected, strict=True):
-        assert max(float((a - b).abs().max()) for a, b in zip(mine, theirs, strict=True)) < 1e-14
-
-
-@pytest.mark.parametrize("h", [3, 20])
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("h", "lag"), [(3, 0), (3, 1), (3, 2), (20, 1)])
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_diloco_takes_an_outer_step_after_h_steps_and_at_no_other_time(replicas, lag, h):
     """Following algorithm 1 of the paper; the evaluations between rounds leave no trace."""
@@ -97,14 +90,6 @@ def test_diloco_takes_an_outer_step_after_h_steps_and_at_no_other_time(replicas,
         for weights, wanted in zip(found[r][steps:], [mean(w, replicas), *seen], strict=True):
             close(weights, wanted)
         assert all(map(torch.equal, found[r][steps:], found[0][steps:]))
-
-
-def test_diloco_with_a_plain_outer_step_is_local_sgd():
-    strategies = DiLoCo(steps=3, outer_lr=1.0, outer_momentum=0.0), LocalSGD(steps=3)
-    found, expected = (trained(made, 2, 8, HEAVY) for made in strategies)
-    for mine, theirs in zip(found, expected, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            close(a, b)
 
 
 @pytest.mark.parametrize("strategy", [LocalSGD, DiLoCo])
