@@ -9,7 +9,6 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from hybrid.ranks.starting import check_links
 from hybrid.rl.settings import RlConfig, RlSettings
 from hybrid.settings.config import LinkSettings, Section, first_fault
 from solvers.checks import nearest
@@ -95,6 +94,8 @@ def is_run(folder: Path) -> bool:
 
 def check_start(config: RlConfig, ranks: int) -> None:
     """ValueError for what cannot act on so many MPI ranks, 0 where there is no MPI."""
+    from hybrid.ranks.starting import check_links  # here, since it brings torch along
+
     rl, links = config.rl, config.links
     if ranks and rl.blocks not in (0, ranks):
         raise ValueError(f"{rl.blocks} blocks asked of {ranks} MPI ranks: leave --blocks out")
