@@ -9,7 +9,6 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from hybrid.ranks.starting import check_links
 from hybrid.settings.config import first_fault
 from hybrid.settings.text import read_toml
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
@@ -79,6 +78,8 @@ def is_run(folder: Path) -> bool:
 
 def check_start(config: RlConfig, ranks: int) -> None:
     """ValueError for settings without an effect on so many MPI ranks, 0 where there is no MPI."""
+    from hybrid.ranks.starting import check_links  # here, since it brings torch along
+
     rl, links = config.rl, config.links
     if ranks and rl.blocks not in (0, ranks):
         raise ValueError(
