@@ -14,10 +14,10 @@ from hybrid.method.problem import Problem
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Place, share_size
-from hybrid.rounds.alone import Alone
-from hybrid.rounds.alternating import Alternating
+from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.controller import Controller
+from hybrid.rounds.mini_batches import MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
 from hybrid.samplers.batch_sampler import BatchSampler
@@ -106,8 +106,8 @@ class Method(Facts):
         if not solver.alternates:
             every = 0 if solver.exact else setup.correct_every
             program = solver.start(block, links, setup)
-            return Alone(links, exact, program, every, trace, setup.serial_steps)
-        return Alternating(
+            return MiniBatchRounds(links, exact, program, every, trace, setup.serial_steps)
+        return AlternatingRounds(
             links,
             exact,
             solver.start(block, links, setup) if setup.window else None,
@@ -125,14 +125,14 @@ class Method(Facts):
         self,
         data: Data,
         schedule: Rate,
-        chosen: BatchSampler,
+        sampler: BatchSampler,
         controller: Controller | None = None,
         place: Place = FIRST,
     ) -> Windows:
         """The windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(
             data,
-            chosen,
+            sampler,
             self.round_batches,
             self.whole,
             self.setup.sweeps,

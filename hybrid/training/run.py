@@ -154,7 +154,7 @@ class Run:
         train = self.train
         self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
         self.block, self.rounds = self.training.block, self.training.rounds
-        self.rounds.news, self.rounds.tick = self._status, self.progress.tick
+        self.rounds.status, self.rounds.trained = self._status, self.progress.tick
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights."""
@@ -234,10 +234,10 @@ class Run:
             if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop()
-                if self.rounds.heard[0].due:
+                if self.rounds.statuses[0].due:
                     self._keep()
         self.rounds.end_epoch()
-        if said := self.training.chosen.report():
+        if said := self.training.sampler.report():
             self._metric({"phase": "sampler", **said})
         self.epoch += 1
         if self._due(self.options.train.evaluate_every):
@@ -335,8 +335,8 @@ class Run:
         ends = self.step + steps == (self.epoch + 1) * self.method.steps
         closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
-        self._hear(self.rounds.heard)
-        self.training.chosen.hear(self.rounds.losses)
+        self._hear(self.rounds.statuses)
+        self.training.sampler.hear(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.totals["gap_steps"] += self.rounds.gap_steps
