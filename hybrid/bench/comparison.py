@@ -59,7 +59,7 @@ class Bench:
         _refuse(settings)
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
-            # hours of measuring must not end at a folder nobody may write to
+            # hours of measuring must not end at a folder without permission to write
             tempfile.TemporaryFile(dir=out).close()
         self.out = out
         self.comm, self.settings, self.others = comm, settings, others
@@ -88,7 +88,7 @@ class Bench:
         check_size(settings.train.batch_size, self.train)
 
     def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
-        """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
+        """The rows with replicas, a few for each grid: an exact one, and the best delayed one."""
         wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
         sync, first = methods.sync(self.settings), self.micro_batches[0]
         every = factorizations(ranks, ranks - 1)
@@ -214,7 +214,7 @@ class Bench:
         return done
 
     def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
-        """Seconds of each row, epoch by epoch in turn; of those that diverge, none."""
+        """Seconds of each row, epoch by epoch in turn; rows that diverge are left out."""
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
         schedule = schedules.make(settings.schedule, settings.optimizer.lr, every, epochs)
@@ -249,7 +249,7 @@ class Bench:
     ) -> str | None:
         """Measure, and write the report on rank 0; its Markdown there.
 
-        What trainings could lose is written before them.
+        The throughputs are written before the trainings to accuracy begin, which may fail.
         """
         size = self.settings.train.batch_size
         batches = still_batches(self.train, size, steps, self.device)
@@ -293,7 +293,7 @@ class Bench:
 
 
 def _refuse(settings: Config) -> None:
-    """ValueError for a setting that no row would heed."""
+    """ValueError for a setting that has no effect on any row."""
     train, links, checkpoint = settings.train, settings.links, settings.checkpoint
     why = "the bench's rows all train in float32, on classes, without averages, not compiled"
     train.refuse("train", why, "precision", "loss", "label_smoothing", "ema", "compile", "graphs")

@@ -35,7 +35,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Own(NamedTuple):
-    """What the command line says of a run that is not this package's alone."""
+    """What the command line gives of a run with code of the user's own."""
 
     model: str | None = None
     """package.module:function that makes the network."""

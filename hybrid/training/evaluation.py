@@ -66,7 +66,7 @@ def _outputs(
     batches = list(batches)
     if block.first or block.last:
         data.expect(batches, 0, 0)
-    # two blocks on threads may share a module without parameters: they change its mode together
+    # two blocks on threads may share a module without parameters, so they change its mode together
     modes = [(module, module.training) for module in block.module.modules()]
     links.all_gather(None)
     block.module.eval()

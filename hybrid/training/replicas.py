@@ -13,7 +13,7 @@ from solvers.sync.base import Strategy
 
 
 def arrangement(method: Method) -> Arrangement:
-    """Which ranks lie side by side, as a rule on one host: as asked for, else `closest`."""
+    """Which ranks have consecutive numbers, usually on one host: as asked for, else `closest`."""
     options, blocks = method.options, method.problem.blocks
     if options.side_by_side != "auto":
         return options.side_by_side
