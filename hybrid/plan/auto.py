@@ -100,8 +100,8 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     wanted, size = _grids(found, planner), found.train.batch_size
     there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
-    parts = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
-    predictions = planner.predictions(wanted, parts, found.split.cuts)
+    micro_batches = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
+    predictions = planner.predictions(wanted, micro_batches, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.rounds.fill]
     sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
@@ -109,7 +109,7 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
         predictions = [p for p in predictions if p.recipe.sync == sync]
     if not predictions:
         raise ValueError(planner.refused[0])
-    taken, alone = best(predictions), planner.on_one_rank(parts)[0]
+    taken, alone = best(predictions), planner.on_one_rank(micro_batches)[0]
     say(f"auto: {verdict(predictions, {})}")
     if stay := advice_to_stay(predictions, alone):
         free = joined is IN_ONE_PROCESS and len(wanted) > 1 and sync == default

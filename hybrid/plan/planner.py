@@ -203,9 +203,9 @@ class Planner:
         """On one grid: all recipes, and the best of each solver with narrower messages."""
         K, R = grid
         share = share_size(self.size, 0, R)
-        parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
-        blocks = self.blocks(K, ceil(share / parts[0]), cuts)
-        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
+        fitting = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
+        blocks = self.blocks(K, ceil(share / fitting[0]), cuts)
+        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
         asked = methods.sync(self.settings)
         others = [asked] if R > 1 and not asked.exact else []
 
@@ -233,7 +233,7 @@ class Planner:
                     found.append(tried)
             return found[1:]
 
-        made = list(possible(self._recipes(grid, parts, asked)))
+        made = list(possible(self._recipes(grid, fitting, asked)))
         known = [p for p in made if p.progress is not None and grid.ranks > 1]
         for name in dict.fromkeys(p.recipe.solver.name for p in known):
             own = best([p for p in known if p.recipe.solver.name == name])
@@ -245,13 +245,13 @@ class Planner:
             made += possible(own.recipe.kept_by(sync) for sync in others)
         return made
 
-    def _recipes(self, grid: Grid, parts: Sequence[int], asked: Strategy) -> list[Recipe]:
+    def _recipes(self, grid: Grid, micro_batches: Sequence[int], asked: Strategy) -> list[Recipe]:
         """Those of one grid; a single block of several replicas has nothing to pipeline."""
         exact, limit = methods.correction(self.settings), self.settings.rounds.memory_gb
         if grid.replicas == 1:
-            return recipes(parts, exact, self.solvers(), limit)
+            return recipes(micro_batches, exact, self.solvers(), limit)
         solvers = self.solvers() if grid.blocks > 1 else [BASE.solver]
-        made = recipes(parts, exact, solvers, limit)
+        made = recipes(micro_batches, exact, solvers, limit)
         if grid.blocks == 1:
             made = made[:1]
         return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made

@@ -30,7 +30,7 @@ class RankStatus(NamedTuple):
 
 
 class SharedFolder:
-    """Does nothing where a run has no folder (`path` is None). All ranks call the public methods."""
+    """Does nothing where a run has no folder (`path` is None). All ranks call public methods."""
 
     def __init__(
         self,

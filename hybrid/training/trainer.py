@@ -207,7 +207,8 @@ class Trainer(RunOptions, RoundOptions):
 
     def settle(self, train: Data, ranks: int = 1, test: Data | None = None) -> Method:
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
-        self._check(ranks)
+        self._check_ranks(ranks)
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         problem = Problem.of(self, self.blocks, train, test)
         self.blocks = problem.blocks
         assert self.correction is not None
@@ -225,8 +226,3 @@ class Trainer(RunOptions, RoundOptions):
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():
             Grid(len(self.blocks), self.replicas).on(ranks)
-
-    def _check(self, ranks: int) -> None:
-        self._check_ranks(ranks)
-        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
-        self.check()
