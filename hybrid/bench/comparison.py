@@ -19,7 +19,7 @@ from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
-from hybrid.links import AgreedError, run_threads
+from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks, arranged
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
@@ -34,8 +34,7 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import refuse_rounds
-from hybrid.training.evaluation import measure
-from hybrid.training.replicas import arrangement
+from hybrid.training.evaluation import measure_alone
 from solvers import Batch, registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
@@ -161,7 +160,7 @@ class Bench:
         """One of our own rows; ValueError for a grid that cannot be."""
         K, R = grid
         method = recipe.method(problem(K), build.options(self.settings), R)
-        comm = arranged(self.comm.Dup(), R, arrangement(method))
+        comm = arranged(self.comm.Dup(), R, method.arrangement)
         return MethodContender(method, MpiLinks(comm, self.device, replicas=R))
 
     def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
@@ -238,11 +237,7 @@ class Bench:
         model.load_state_dict(state)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         block = Block(model, 0, 1, {})
-        threads = torch.get_num_threads()
-        found = run_threads(
-            1, lambda links: measure(block, links, self.test, block.objective), threads
-        )
-        return found[0]["accuracy"]
+        return measure_alone(block, self.test, block.objective, self.threads)["accuracy"]
 
     def run(
         self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
@@ -312,5 +307,4 @@ def _refuse(settings: Config) -> None:
 
 def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
     row.train(batches)
-    if isinstance(row, MethodContender):
-        row.end_epoch()
+    row.end_epoch()

@@ -27,6 +27,10 @@ class Contender(Protocol):
     def train(self, batches: Sequence[Batch]) -> None:
         """Take one step for each mini-batch; every rank calls it with the same mini-batches."""
 
+    def end_epoch(self) -> None:
+        """Finish what is under way, and forget what is kept of an epoch; all ranks call it."""
+        return
+
     def state_dict(self) -> dict[str, Tensor] | None:
         """The whole network's state under its global names, on rank 0 only. All must call it."""
 

@@ -212,7 +212,6 @@ class MethodContender(Contender):
         self.rounds.run([(window, window) for window in windows], 0, 0)
 
     def end_epoch(self) -> None:
-        """Finish what is under way, forget the epoch's records; all ranks call it."""
         self.rounds.drain()
         self.rounds.end_epoch()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -13,7 +14,7 @@ from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Place, share_size
+from hybrid.ranks.grid import Arrangement, Place, share_size
 from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.controller import Controller
@@ -53,6 +54,22 @@ class Method(Facts):
     def device(self) -> torch.device:
         """Where this rank's block lies."""
         return launch.device(self.options.train.device)
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Which ranks have consecutive numbers, usually on one host.
+
+        If it was not asked for, those of a chain or peers, whichever send more. In a step a chain
+        sends activations and adjoints of its share of the mini-batch over every cut, and peers send
+        their gradients twice, but for what is their own.
+        """
+        options, R = self.options, self.options.replicas
+        if options.side_by_side != "auto":
+            return options.side_by_side
+        values = sum(map(prod, self.setup.shapes)) * options.train.batch_size / R
+        weights = sum(p.numel() for p in self.problem.blocks.model.parameters())
+        every = getattr(options.sync, "steps", 1)
+        return "chain" if values >= weights * (R - 1) / R / every else "peers"
 
     @property
     def carried_layout(self) -> list[object]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
-from hybrid.links import RankLinks
+from hybrid.links import RankLinks, run_threads
 from hybrid.rounds.scores import Scores
 from solvers.blocks.block import Block
 from solvers.blocks.objective import Objective
@@ -41,6 +41,11 @@ def measure(
     )
     known = means | everyone[links.size - 1][1]
     return {name: known[name] for name in ("loss", *objective.metrics)}
+
+
+def measure_alone(block: Block, data: Data, objective: Objective, threads: int) -> dict[str, float]:
+    """The same of a network that is one block, in this process on so many threads."""
+    return run_threads(1, lambda links: measure(block, links, data, objective), threads)[0]
 
 
 def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:

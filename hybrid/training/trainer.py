@@ -28,7 +28,6 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
-from hybrid.training import replicas
 from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.options import RunOptions
@@ -116,7 +115,7 @@ class Trainer(RunOptions, RoundOptions):
                 method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
                 device, options = method.device, self.run_options(method)
                 kernels = choose(self.train.kernels, device.type == "cuda")
-                self._side = replicas.arrangement(method)
+                self._side = method.arrangement
         except ValueError as error:
             failed = error
 
