@@ -19,7 +19,7 @@ from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
-from hybrid.links import AgreedError, run_threads
+from hybrid.links import AgreedError
 from hybrid.links.mpi import MpiLinks, arranged
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
@@ -34,8 +34,7 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
-from hybrid.training.evaluation import measure
-from hybrid.training.replicas import arrangement
+from hybrid.training.evaluation import measure_alone
 from solvers import Batch, registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
@@ -59,7 +58,7 @@ class Bench:
         _refuse(settings)
         if comm.rank == 0:
             out.mkdir(parents=True, exist_ok=True)
-            # hours of measuring must not end at a folder nobody may write to
+            # hours of measuring must not end at a folder without permission to write
             tempfile.TemporaryFile(dir=out).close()
         self.out = out
         self.comm, self.settings, self.others = comm, settings, others
@@ -88,7 +87,7 @@ class Bench:
         check_size(settings.train.batch_size, self.train)
 
     def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
-        """The rows with replicas, a few a grid: an exact one, and one of the least costly delay."""
+        """The rows with replicas, a few for each grid: an exact one, and the best delayed one."""
         wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
         sync, first = methods.sync(self.settings), self.micro_batches[0]
         every = factorizations(ranks, ranks - 1)
@@ -161,7 +160,7 @@ class Bench:
         """One of our own rows; ValueError for a grid that cannot be."""
         K, R = grid
         method = recipe.method(problem(K), build.options(self.settings), R)
-        comm = arranged(self.comm.Dup(), R, arrangement(method))
+        comm = arranged(self.comm.Dup(), R, method.arrangement)
         return MethodContender(method, MpiLinks(comm, self.device, replicas=R))
 
     def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
@@ -214,7 +213,7 @@ class Bench:
         return done
 
     def _train(self, rows: Mapping[str, Contender], epochs: int, seed: int) -> dict[str, float]:
-        """Seconds of each row, epoch by epoch in turn; of those that diverge, none."""
+        """Seconds of each row, epoch by epoch in turn; rows that diverge are left out."""
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
         schedule = schedules.make(settings.schedule, settings.optimizer.lr, every, epochs)
@@ -238,18 +237,14 @@ class Bench:
         model.load_state_dict(state)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         block = Block(model, 0, 1, {})
-        threads = torch.get_num_threads()
-        found = run_threads(
-            1, lambda links: measure(block, links, self.test, block.objective), threads
-        )
-        return found[0]["accuracy"]
+        return measure_alone(block, self.test, block.objective, self.threads)["accuracy"]
 
     def run(
         self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int
     ) -> str | None:
         """Measure, and write the report on rank 0; its Markdown there.
 
-        What trainings could lose is written before them.
+        The throughputs are written before the trainings to accuracy begin, which may fail.
         """
         size = self.settings.train.batch_size
         batches = still_batches(self.train, size, steps, self.device)
@@ -293,7 +288,7 @@ class Bench:
 
 
 def _refuse(settings: Config) -> None:
-    """ValueError for a setting that no row would heed."""
+    """ValueError for a setting that has no effect on any row."""
     check_command("bench", settings)
     refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
     if (name := settings.sampler["name"]) != SAMPLERS.default:
@@ -305,5 +300,4 @@ def _refuse(settings: Config) -> None:
 
 def _epoch(row: Contender, batches: Sequence[Batch]) -> None:
     row.train(batches)
-    if isinstance(row, MethodContender):
-        row.end_epoch()
+    row.end_epoch()

@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class TorchContender(Contender):
-    """What rows of torch alone share: a network of their own, its optimizer and a clock."""
+    """What rows without this project's methods share: a network, its optimizer and a clock."""
 
     _model: Any
     """What this rank holds of the network; None where that is nothing."""

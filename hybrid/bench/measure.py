@@ -1,4 +1,4 @@
-"""What a bench compares, timed in turn, so that a drifting machine is the same for all."""
+"""What a bench compares: the rows are timed in turn, so a machine that drifts affects all."""
 
 import ctypes
 import gc
@@ -22,10 +22,14 @@ CPU = torch.device("cpu")
 
 
 class Contender(Protocol):
-    """One way to train the network, and a row of the table. All ranks have one each."""
+    """One way to train the network, which is a row of the table. Every rank has one."""
 
     def train(self, batches: Sequence[Batch]) -> None:
-        """One optimizer step a mini-batch; every rank calls it with the same mini-batches."""
+        """Take one step for each mini-batch; every rank calls it with the same mini-batches."""
+
+    def end_epoch(self) -> None:
+        """Finish what is under way, and forget what is kept of an epoch; all ranks call it."""
+        return
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """The whole network's state under its global names, on rank 0 only. All must call it."""
@@ -35,13 +39,13 @@ class Contender(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the network and what belongs to it, if it is much."""
+        """Release the network and what belongs to it."""
         return
 
 
 @dataclass
 class Speed:
-    """What a row did in every turn."""
+    """The measurements of a row, one for each turn."""
 
     name: str
     images_per_second: list[float] = field(default_factory=list)
@@ -69,7 +73,7 @@ def fastest(speeds: Sequence[Speed], names: Sequence[str]) -> Speed:
 
 @dataclass
 class Runs:
-    """Trainings of a row for one number of epochs, a value a seed."""
+    """Trainings of a row for one number of epochs: one value for each seed."""
 
     name: str
     epochs: int
@@ -111,7 +115,7 @@ def throughput(
 
 
 def still_batches(data: Data, size: int, count: int, device: torch.device) -> list[Batch]:
-    """Mini-batches with a learning rate of almost nothing: nobody may diverge while timed."""
+    """Mini-batches with a learning rate near 0, so that no row diverges while it is timed."""
     source = EpochSource(data, 0, 0, True, device)
     ids = torch.arange(count * size).remainder(len(data)).split(size)
     return [Batch(i, 1e-6, source) for i in ids]

@@ -74,7 +74,7 @@ class Recipe:
         return settle(problem, self.solver, self.correction, self.rounds, own)
 
     def narrowed(self, messages: WireFormat) -> Recipe | None:
-        """The same with messages of fewer bits; None if it has as few, or no choice."""
+        """The same with messages of fewer bits; None if they have as few, or cannot be chosen."""
         carrier = self.correction if self.solver.alternates else self.solver
         before = getattr(carrier, "messages", None)
         if before is None or _BITS[before] <= _BITS[messages]:
@@ -85,7 +85,7 @@ class Recipe:
         return replace(self, name=f"{name}, {messages} messages", **own)  # type: ignore[arg-type]
 
     def narrowed_between(self, messages: MessageFormat) -> Recipe | None:
-        """The same with what goes between replicas in a number format, likewise."""
+        """The same with messages of fewer bits between replicas; None likewise."""
         before = getattr(self.sync, "messages", None)
         if before is None or _BITS[before] <= _BITS[messages]:
             return None
@@ -130,7 +130,7 @@ BASE = Recipe("plain loop", Backprop())
 
 
 def accumulating(micro_batches: int) -> Recipe:
-    """The base, its mini-batches in parts whose gradients add up before a step."""
+    """The plain loop that accumulates gradients over parts of a mini-batch before a step."""
     name = f"{BASE.name}, accumulating over {micro_batches}"
     return Recipe(name, Backprop(micro_batches=micro_batches))
 
@@ -213,7 +213,6 @@ class MethodContender(Contender):
         self.rounds.run([(window, window) for window in windows], 0, 0)
 
     def end_epoch(self) -> None:
-        """Finish what is under way, forget the epoch's records; all ranks call it."""
         self.rounds.drain()
         self.rounds.end_epoch()
 

@@ -1,4 +1,4 @@
-"""What a bench found: raw JSON, a Markdown table and a plot."""
+"""The results of a bench: raw JSON, a Markdown table and a plot."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def speed_table(speeds: Sequence[Speed], base: Speed, epoch_images: int) -> str:
-    """Markdown: a row each, compared with `base`."""
+    """Markdown: one row for each speed, compared with `base`."""
     lines = [
         "| | images/s | epoch | speed-up (quartiles) | idle share | KB sent an image "
         "| working memory a rank |",
@@ -83,8 +83,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, "speeds": [asdict(s) for s in speeds], "runs": [asdict(r) for r in runs]}
     base = fastest(speeds, facts["bases"])
-    told = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]), base=base.name)
-    text = [f"# {title}", "", told, "", speed_table(speeds, base, facts["epoch_images"])]
+    facts_line = _SENTENCE.format(**facts, places=", ".join(facts["cuts"]), base=base.name)
+    text = [f"# {title}", "", facts_line, "", speed_table(speeds, base, facts["epoch_images"])]
     if target is not None:
         text += ["", accuracy_table(runs, base.name, target)]
     missing = dict(facts["left_out"])

@@ -1,4 +1,4 @@
-"""A method, a sampler, a strategy as a user gives it: by name, as a class, as an object."""
+"""A field that a user gives by name, as a class or as an object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Given(Generic[T]):
     """
 
     def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
-        """`by_name` raises ValueError for a name that is none, and tells the nearest."""
+        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
         self.kind, self.by_name, self.default = kind, by_name, default
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -26,7 +26,7 @@ class Given(Generic[T]):
     @overload
     def __get__(self, made: object, owner: type) -> T: ...
     def __get__(self, made: object | None, owner: type) -> T | str:
-        """Of the class the default, as dataclasses ask for it."""
+        """On the class, the default: dataclasses ask for it."""
         if made is None:
             return self.default
         found: T = vars(made)[self.name]

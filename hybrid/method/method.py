@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -13,11 +14,11 @@ from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Place, share_size
-from hybrid.rounds.alone import Alone
-from hybrid.rounds.alternating import Alternating
+from hybrid.ranks.grid import Arrangement, Place, share_size
+from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.controller import Controller
+from hybrid.rounds.mini_batches import MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
 from hybrid.samplers.batch_sampler import BatchSampler
@@ -53,6 +54,22 @@ class Method(Facts):
     def device(self) -> torch.device:
         """Where this rank's block lies."""
         return launch.device(self.options.train.device)
+
+    @property
+    def arrangement(self) -> Arrangement:
+        """Which ranks have consecutive numbers, usually on one host.
+
+        If it was not asked for, those of a chain or peers, whichever send more. In a step a chain
+        sends activations and adjoints of its share of the mini-batch over every cut, and peers send
+        their gradients twice, but for what is their own.
+        """
+        options, R = self.options, self.options.replicas
+        if options.side_by_side != "auto":
+            return options.side_by_side
+        values = sum(map(prod, self.setup.shapes)) * options.train.batch_size / R
+        weights = sum(p.numel() for p in self.problem.blocks.model.parameters())
+        every = getattr(options.sync, "steps", 1)
+        return "chain" if values >= weights * (R - 1) / R / every else "peers"
 
     @property
     def carried_layout(self) -> list[object]:
@@ -106,8 +123,8 @@ class Method(Facts):
         if not solver.alternates:
             every = 0 if solver.exact else setup.correct_every
             program = solver.start(block, links, setup)
-            return Alone(links, exact, program, every, trace, setup.serial_steps)
-        return Alternating(
+            return MiniBatchRounds(links, exact, program, every, trace, setup.serial_steps)
+        return AlternatingRounds(
             links,
             exact,
             solver.start(block, links, setup) if setup.window else None,
@@ -125,14 +142,14 @@ class Method(Facts):
         self,
         data: Data,
         schedule: Rate,
-        chosen: BatchSampler,
+        sampler: BatchSampler,
         controller: Controller | None = None,
         place: Place = FIRST,
     ) -> Windows:
         """The windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(
             data,
-            chosen,
+            sampler,
             self.round_batches,
             self.whole,
             self.setup.sweeps,

@@ -1,4 +1,4 @@
-"""What a training is after: its loss and metrics, tried out before it starts."""
+"""The loss and the metrics of a training, tried out before it starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSSES: Mapping[str, Loss] = {
     "bce": nn.functional.binary_cross_entropy_with_logits,
 }
 TRIED = 2
-"""Samples to try them on."""
+"""The number of samples to try them on."""
 
 
 class Objectives(NamedTuple):
@@ -41,16 +41,16 @@ class Objectives(NamedTuple):
     test: Objective
     mix: Mix | None
     output: tuple[int, ...] | None
-    """One sample's; None: several tensors."""
+    """The shape of one sample's output; None: several tensors."""
 
     @classmethod
     def none(cls) -> Objectives:
-        """Where nothing is measured."""
+        """The objectives where nothing is measured."""
         return cls(Objective(), Objective(), None, None)
 
     @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
-        """ValueError, with the reason, for a loss or a metric that fails on what it gets."""
+        """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
         loss, smoothed = _losses(options)
         mix, (inputs, targets) = None, train.sample(TRIED)
         if options.batch_transform is not None:
@@ -123,12 +123,12 @@ def _check_shapes(options: Options, loss: Loss, out: Any, targets: Any) -> None:
 
 
 def _counted(out: Any, targets: Any) -> Mapping[str, Metric]:
-    """Accuracy, where the targets are classes and the output has logits of each."""
+    """Accuracy, where the targets are classes and the output has a logit for each."""
     return {"accuracy": right_answers} if _classes(out, targets) else {}
 
 
 def _classes(out: Any, targets: Any) -> int:
-    """How many the output has logits of; 0 where the targets are no classes."""
+    """The number of classes of the output's logits; 0 where the targets are no classes."""
     if not (isinstance(out, Tensor) and isinstance(targets, Tensor)):
         return 0
     classes = targets.dtype is torch.int64 and out.dim() == targets.dim() + 1

@@ -28,6 +28,7 @@ def settle(
 
     ValueError, with the remedy, for settings that cannot work or would change nothing.
     """
+    options.check()
     rounds = settled(solver, rounds)
     round_batches = _round_batches(rounds, options, problem.steps)
     setup = _setup(problem, solver, rounds, options, round_batches)

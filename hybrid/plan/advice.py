@@ -52,7 +52,7 @@ def report(
     planner = Planner(settings, build.network(settings, data), data, network, say)
     wanted += [grid for count in ranks for grid in planner.grids(count)]
     found = planner.predictions(wanted, micro_batches, cuts)
-    alone = planner.alone(micro_batches)
+    alone = planner.on_one_rank(micro_batches)
     (base,) = [p for p in alone if p.recipe == BASE]
     totals = dict.fromkeys(p.grid.ranks for p in found)
     at_best: dict[int, float] = {}
@@ -61,15 +61,16 @@ def report(
             with suppress(ValueError):  # a share of so few samples cannot be timed
                 at_best[n] = data_parallel(planner, base, n)
     lines = [table([*alone, *found], at_best, len(data), planner.subject.samples)]
-    lines += [said[0].upper() + said[1:] + "." for said in (*planner.doubts, *excessive(found))]
+    doubts = [*planner.doubts, *impossible_predictions(found)]
+    lines += [doubt[0].upper() + doubt[1:] + "." for doubt in doubts]
     for total in totals:
         of_these = [p for p in found if p.grid.ranks == total]
         lines.append(advice(of_these, alone[0], at_best, settings))
     return "\n\n".join(lines)
 
 
-def excessive(predictions: Sequence[Prediction]) -> Iterator[str]:
-    """That predictions cannot be, which are of more than there are ranks."""
+def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """A sentence if predictions gain more than their number of ranks, which cannot be."""
     if wrong := [p for p in predictions if p.impossible]:
         worst = max(wrong, key=lambda p: p.speed_up / p.grid.ranks)
         yield (
@@ -80,7 +81,7 @@ def excessive(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 
 def _refuse(settings: Config) -> None:
-    """ValueError for a setting that a plan would not heed."""
+    """ValueError for a setting that has no effect on a plan."""
     check_command("plan", settings)
     refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
 
@@ -105,7 +106,10 @@ def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
 def table(
     predictions: Sequence[Prediction], replicas: Mapping[int, float], epoch: int, samples: str
 ) -> str:
-    """Markdown: a row each, the fastest on one rank first; `epoch` counts `samples`."""
+    """Markdown: one row for each prediction, the fastest on one rank first.
+
+    An epoch has `epoch` samples, which are called `samples`.
+    """
     lines = [
         f"| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share "
         f"| KB sent / {samples[:-1]} | memory a rank |",
@@ -141,14 +145,14 @@ def advice(
 
     Before it, where `alone`, the fastest way on one rank, is faster, what to do instead.
     """
-    said = f"{spoken(predictions, replicas)}\n{command(best(predictions), settings)}"
-    if stay := staying(predictions, alone):
+    said = f"{verdict(predictions, replicas)}\n{command(best(predictions), settings)}"
+    if stay := advice_to_stay(predictions, alone):
         return f"{stay}\n{command(alone, settings)}\n\n{said}"
     return said
 
 
-def staying(predictions: Sequence[Prediction], alone: Prediction) -> str:
-    """That one rank is faster than all ways on several; empty where it is not."""
+def advice_to_stay(predictions: Sequence[Prediction], alone: Prediction) -> str:
+    """A sentence if one rank is faster than all ways on several ranks; else empty."""
     chosen = best(predictions)
     if chosen.grid.ranks == 1 or chosen.worth >= alone.worth:
         return ""
@@ -158,8 +162,8 @@ def staying(predictions: Sequence[Prediction], alone: Prediction) -> str:
     )
 
 
-def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> str:
-    """What is best on one number of ranks, against the flushed pipeline and data parallelism."""
+def verdict(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> str:
+    """The best way on a number of ranks, and how far it is ahead of a pipeline and of replicas."""
     chosen = best(predictions)
     count, made = chosen.grid.ranks, chosen.worth
     said = f"{chosen.recipe.name} on {count} rank{'s' * (count > 1)}"
@@ -176,7 +180,7 @@ def spoken(predictions: Sequence[Prediction], replicas: Mapping[int, float]) -> 
 
 
 def command(chosen: Prediction, settings: Config) -> str:
-    """What gives a recipe to mpirun."""
+    """The command that trains by a prediction's recipe."""
     names = ",".join(f'"{cut}"' for cut in chosen.cuts)
     ranks = chosen.grid.ranks
     start = f"mpirun -n {ranks} hybrid train" if ranks > 1 else "hybrid train --blocks 1"
@@ -192,7 +196,7 @@ def command(chosen: Prediction, settings: Config) -> str:
 
 
 def _given(settings: Config, chosen: Prediction) -> Iterator[str]:
-    """What is asked for beside the recipe: section.key=value."""
+    """The settings that were given beside the recipe, as section.key=value."""
     plain, side = resolve({}).model_dump(), settings.split.side_by_side
     if settings.split.inside:
         yield "split.inside=true"

@@ -1,4 +1,4 @@
-"""`--solver auto`: what a plan for these ranks says is fastest to an accuracy."""
+"""`--solver auto`: train by the fastest way to an accuracy that a plan for these ranks finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.method.checks import check_replicas
-from hybrid.plan.advice import excessive, spoken, staying
+from hybrid.plan.advice import advice_to_stay, impossible_predictions, verdict
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
@@ -30,7 +30,7 @@ from solvers.sync.registry import STRATEGIES
 AUTO = "auto"
 PROBE_BYTES = 2**21
 IN_ONE_PROCESS = Network(bytes_per_second=5e9, latency_seconds=1e-6)
-"""Threads hand tensors over without a copy; what counts is not in the way."""
+"""Threads hand tensors over without a copy."""
 
 
 def asked(path: Path | None, overrides: Mapping[str, Any]) -> bool:
@@ -39,7 +39,7 @@ def asked(path: Path | None, overrides: Mapping[str, Any]) -> bool:
 
 
 def stored(out: Path | None) -> dict[str, Any]:
-    """The method that a run which goes on has chosen before."""
+    """The method that a resumed run chose before."""
     file = (out or Path()) / "config.toml"
     tree = read_toml(file, links=False) if out is not None and file.exists() else {}
     name = _table(tree, "solver").get("name")
@@ -47,7 +47,7 @@ def stored(out: Path | None) -> dict[str, Any]:
 
 
 def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """What the plan is for; ValueError for what it would choose, or cannot know."""
+    """The settings to plan for; ValueError for settings that the plan chooses or cannot handle."""
     tree = read_toml(path) if path is not None else {}
     settled = {f"{s}.{k}": v for s in _CHOSEN for k, v in _table(tree, s).items()}
     settled |= {k: v for k, v in overrides.items() if k.partition(".")[0] in _CHOSEN}
@@ -67,7 +67,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
         )
     if found.model.factorize:
         raise ValueError(
-            f"model.factorize is {found.model.factorize!r}, which --solver auto knows nothing of: "
+            f"model.factorize is {found.model.factorize!r}, which --solver auto cannot plan: "
             "name a solver"
         )
     if launch.device(found.train.device).type == "cuda":
@@ -100,8 +100,8 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     wanted, size = _grids(found, planner), found.train.batch_size
     there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
-    parts = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
-    predictions = planner.predictions(wanted, parts, found.split.cuts)
+    micro_batches = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
+    predictions = planner.predictions(wanted, micro_batches, found.split.cuts)
     if found.train.precision == "float16":
         predictions = [p for p in predictions if not p.recipe.rounds.fill]
     sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
@@ -109,13 +109,13 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
         predictions = [p for p in predictions if p.recipe.sync == sync]
     if not predictions:
         raise ValueError(planner.refused[0])
-    taken, alone = best(predictions), planner.alone(parts)[0]
-    say(f"auto: {spoken(predictions, {})}")
-    if stay := staying(predictions, alone):
+    taken, alone = best(predictions), planner.on_one_rank(micro_batches)[0]
+    say(f"auto: {verdict(predictions, {})}")
+    if stay := advice_to_stay(predictions, alone):
         free = joined is IN_ONE_PROCESS and len(wanted) > 1 and sync == default
         say(f"auto: {stay}" + ("" if free else ": hybrid train --blocks 1, without mpirun"))
         taken = alone if free else taken
-    for doubt in (*planner.doubts, *excessive([taken])):
+    for doubt in (*planner.doubts, *impossible_predictions([taken])):
         say(f"auto: {doubt}")
     made = {**taken.recipe.settings(), "split.cuts": taken.cuts}
     made |= {"split.blocks": taken.blocks, "split.replicas": taken.replicas}

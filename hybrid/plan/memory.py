@@ -1,4 +1,4 @@
-"""What a rank of a recipe would keep in memory."""
+"""Estimates of the memory that a rank needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster would do: every recipe on every grid of ranks, on virtual links."""
+"""Predictions for a cluster: every recipe on every grid of ranks, on virtual links."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
 NARROWER = 1.05
-"""What messages of fewer bits must gain to be advised."""
+"""The gain in progress from which messages of fewer bits are advised."""
 LONGEST = 64
-"""Steps of a round of replicas that are timed, of longer ones as many."""
+"""At most this many steps of a round of replicas are timed."""
 
 TRUSTED = 0.1
-"""How far the units' times may be from the undivided network's without a word."""
+"""How far the units' times may be from the undivided network's without a warning."""
 
 Narrow = Callable[[Recipe, Any], Recipe | None]
 """(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
@@ -79,7 +79,7 @@ class Prediction:
 
     @property
     def progress(self) -> float | None:
-        """Images a second, each counted as what it is worth; None where that is not measured."""
+        """Images a second, weighted by what a step is worth; None where that is not measured."""
         known = self.recipe.sync.exact or self.replicas == 1
         return (self.worth or None) if known else None
 
@@ -90,7 +90,7 @@ class Prediction:
 
     @property
     def worth(self) -> float:
-        """The same as if replicas always agreed; 0 where it is not measured."""
+        """The progress if replicas always agreed; 0 where it is not measured."""
         own = self.recipe.solver.progress(self.blocks, self.batch_size)
         if self.recipe.solver.alternates:
             own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
@@ -98,7 +98,7 @@ class Prediction:
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """What makes most progress a second; of replicas that all drift apart, as if they did not."""
+    """The prediction of most progress a second, or, where none is known, of most worth."""
     return max(predictions, key=lambda p: (p.progress or 0.0, p.worth))
 
 
@@ -127,7 +127,7 @@ class Planner:
         self.refused: list[str] = []
         """Why recipes were left out."""
         self.subject = Subject(settings, model, data, say)
-        self._alone: dict[tuple[int, ...], list[Prediction]] = {}
+        self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = optimizers.copies(settings.optimizer) + (settings.train.ema > 0)
         self._memory = Memory(copies)
@@ -153,20 +153,20 @@ class Planner:
         for grid in wanted:
             try:
                 made += self._on(grid, micro_batches, cuts)
-            except ValueError as error:  # it cannot be cut so, or timed
+            except ValueError as error:  # it cannot be cut in this way, or timed
                 if len(wanted) == 1:
                     raise
                 self.refused.append(str(error))
                 self._say(f"{grid} is left out: {error}")
         if not made:
             raise ValueError(self.refused[0])
-        base = self.alone(micro_batches)[0]
+        base = self.on_one_rank(micro_batches)[0]
         return [replace(p, speed_up=p.images_per_second / base.images_per_second) for p in made]
 
-    def alone(self, micro_batches: Sequence[int]) -> list[Prediction]:
+    def on_one_rank(self, micro_batches: Sequence[int]) -> list[Prediction]:
         """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
         key = tuple(micro_batches)
-        if key not in self._alone:
+        if key not in self._on_one_rank:
             whole = self.blocks(1)
             wanted = [BASE, *map(accumulating, (m for m in key if 1 < m <= self.size))]
             sizes = (ceil(self.size / recipe.micro_batches) for recipe in wanted)
@@ -174,12 +174,12 @@ class Planner:
             made = [self.predict(whole, recipe) for recipe in wanted]
             made.sort(key=lambda p: -p.images_per_second)
             rate = made[0].images_per_second
-            self._alone[key] = [replace(p, speed_up=p.images_per_second / rate) for p in made]
-        return self._alone[key]
+            self._on_one_rank[key] = [replace(p, speed_up=p.images_per_second / rate) for p in made]
+        return self._on_one_rank[key]
 
     @property
     def doubts(self) -> list[str]:
-        """What to say of how far the measured times can be trusted."""
+        """Sentences about how far the measured times can be trusted."""
         excess = self.subject.excess
         if abs(excess - 1) <= TRUSTED:
             return []
@@ -189,7 +189,7 @@ class Planner:
         ]
 
     def _check(self, grid: Grid) -> None:
-        # of others `split` has to say
+        # for other networks `split` reports it
         if self.subject.by_units and grid.blocks > (most := self.subject.most):
             raise ValueError(
                 f"--blocks asks for {grid.blocks} blocks, the model has {most} units: ask for at "
@@ -203,9 +203,9 @@ class Planner:
         """On one grid: all recipes, and the best of each solver with narrower messages."""
         K, R = grid
         share = share_size(self.size, 0, R)
-        parts = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
-        blocks = self.blocks(K, ceil(share / parts[0]), cuts)
-        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *parts)))
+        fitting = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
+        blocks = self.blocks(K, ceil(share / fitting[0]), cuts)
+        self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
         asked = methods.sync(self.settings)
         others = [asked] if R > 1 and not asked.exact else []
 
@@ -233,7 +233,7 @@ class Planner:
                     found.append(tried)
             return found[1:]
 
-        made = list(possible(self._recipes(grid, parts, asked)))
+        made = list(possible(self._recipes(grid, fitting, asked)))
         known = [p for p in made if p.progress is not None and grid.ranks > 1]
         for name in dict.fromkeys(p.recipe.solver.name for p in known):
             own = best([p for p in known if p.recipe.solver.name == name])
@@ -245,19 +245,19 @@ class Planner:
             made += possible(own.recipe.kept_by(sync) for sync in others)
         return made
 
-    def _recipes(self, grid: Grid, parts: Sequence[int], asked: Strategy) -> list[Recipe]:
+    def _recipes(self, grid: Grid, micro_batches: Sequence[int], asked: Strategy) -> list[Recipe]:
         """Those of one grid; a single block of several replicas has nothing to pipeline."""
         exact, limit = methods.correction(self.settings), self.settings.rounds.memory_gb
         if grid.replicas == 1:
-            return recipes(parts, exact, self.solvers(), limit)
+            return recipes(micro_batches, exact, self.solvers(), limit)
         solvers = self.solvers() if grid.blocks > 1 else [BASE.solver]
-        made = recipes(parts, exact, solvers, limit)
+        made = recipes(micro_batches, exact, solvers, limit)
         if grid.blocks == 1:
             made = made[:1]
         return [replace(recipe, sync=asked) for recipe in made] if asked.exact else made
 
     def method(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> Method:
-        """What a recipe trains these blocks by; ValueError, as of a run, if it cannot."""
+        """The method by which a recipe trains these blocks; ValueError if it cannot."""
         key = (*(unit.name for unit in blocks.units), *blocks.starts)
         if key not in self._problems:
             self._problems[key] = Problem.of(self._options, blocks, self.data)
@@ -269,7 +269,7 @@ class Planner:
         return self._memory.needed(recipe, method, self.subject.inputs(blocks))
 
     def _filled(self, blocks: Blocks, recipe: Recipe, replicas: int) -> Recipe:
-        """With the local work that fits this network; a recipe that fills no gaps as it is."""
+        """The recipe with the gaps that fit this network; the same if it fills none."""
         if not recipe.rounds.fill:
             return recipe
         gaps = self.gaps(blocks, recipe, share_size(self.size, 0, replicas))

@@ -20,7 +20,7 @@ from solvers.layers.bundle import Bundle
 
 
 class StandIn(nn.Module):
-    """A unit's weights and its output's shape; a pass over n samples takes what a table says.
+    """A unit's weights and its output's shape; the time of a pass is looked up in a table.
 
     Everything around the passes is real: messages, number formats, stores, steps of the weights.
     So a method's program runs on stand-ins as it does on the network, and virtual links tell how
@@ -43,9 +43,9 @@ class StandIn(nn.Module):
         self.seconds = [np.array(each) for each in zip(*costs, strict=True)]
         """Forward and backward, of a sample, at each of the sizes."""
         self.dtype, self.outputs = dtype, outputs
-        """What it gives; the network's last, where they are not one tensor."""
+        """How its outputs are packed; for the network's last unit, if they are not one tensor."""
         self.links: VirtualLinks | None = None
-        """Whose clock counts; None: nobody's."""
+        """The links whose clock counts the passes; None: no clock."""
         self._blanks: dict[Shape, Tensor] = {}
 
     def forward(self, x: Tensor) -> Any:
@@ -58,7 +58,7 @@ class StandIn(nn.Module):
             self.links.work(samples * float(np.interp(samples, self.sizes, self.seconds[way])))
 
     def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Zeros, which nobody may write to."""
+        """Zeros, which must not be written to."""
         if shape not in self._blanks:
             zeros = torch.zeros(shape, dtype=dtype)
             channels_last = zeros.dim() == 4

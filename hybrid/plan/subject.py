@@ -52,7 +52,7 @@ class Subject:
         whole = self._split(1)
         self.model = placed(whole.model, CPU)
         self.most = len(whole.units)
-        """Its units, as long as nobody asks for more blocks."""
+        """The number of its units, as long as no more blocks are asked for."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
         """Names of units -> samples a pass -> each unit's seconds for one of them."""
         self.excess = 1.0
@@ -61,7 +61,7 @@ class Subject:
 
     @property
     def samples(self) -> str:
-        """What one trains on, in the plural."""
+        """What the samples are called."""
         return "images" if isinstance(self.data, Dataset) else "samples"
 
     def blocks(self, count: int, samples: int, cuts: Sequence[str] = ()) -> Blocks:
@@ -159,7 +159,7 @@ class Subject:
 
 
 def _of_blocks(blocks: Blocks) -> Blocks:
-    """The same with a unit a block."""
+    """The same blocks, each as one unit."""
     made = []
     for k in range(len(blocks)):
         own = blocks.of(k)

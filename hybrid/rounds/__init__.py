@@ -1,1 +1,1 @@
-"""Rounds: what alternates and what trains alone, over the windows of an epoch."""
+"""Rounds over the windows of an epoch, of methods with and without a parallel phase."""

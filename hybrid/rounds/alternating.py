@@ -14,26 +14,27 @@ from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
 
-class Alternating(Rounds):
+class AlternatingRounds(Rounds):
     """Serial and parallel phases by turns.
 
         round   serial phase    exact.train: W exact steps, recorded; `fill` works in its gaps
                 parallel phase  program.train: sweeps over the records
 
-    Only every `correct_every`-th round has a serial phase; in the others, and in all of them if it
-    is 0, a forward pass alone makes the records. If the windows' records are `carried`, they live
-    on from one correction to the next, and those rounds are parallel phases only. A program that
-    records nothing needs no forward pass; where there are no corrections either, one over the
-    last mini-batches of an epoch moves BatchNorm's running statistics, which belong to the
-    composed network. The rounds of the first `serial_steps` are serial alone.
+    Only every `correct_every`-th round has a serial phase. In the others, and in all of them if
+    `correct_every` is 0, a forward pass makes the records. If the records of the windows are
+    `carried`, they are kept from one correction to the next, and the rounds between have a parallel
+    phase only. A program that records nothing needs no forward pass. If there are no corrections
+    either, a forward pass over the last mini-batches of an epoch moves BatchNorm's running
+    statistics, which belong to the composed network. The first `serial_steps` steps have no
+    parallel phase.
 
     When the residual of a cut has grown by more than the solver's `return_ratio` since the last
-    call, the parallel phase does harm: one call stays serial. Where there is a `controller`, every
-    call whose windows are as long as it asked for is a probe to it, and the residuals of windows
-    of another length are not compared.
+    call, the parallel phase does harm, and one call stays serial. A `controller` gets a probe from
+    every call whose windows have the length that it asked for; residuals of windows of different
+    lengths are not compared.
     """
 
-    alone = False
+    alternates = True
 
     def __init__(
         self,
@@ -84,17 +85,17 @@ class Alternating(Rounds):
                     passed = (None, None) if opens else (recorder, fill)
                     part = self.exact.train(trained, *passed)
                 serial.add(part)
-                self.each += part.each
+                self.sample_losses += part.each
             if program is not None and not opens:
                 part = self._record(swept, corrected, self.recorder)
                 serial.add(part)
-                self.each += part.each
+                self.sample_losses += part.each
                 with self.trace.span("parallel"):
                     part = program.train(swept)
                 if len(swept.batches) < length:
                     part.squares = []
                 parallel.add(part)
-            self.tick(len(trained.batches))
+            self.trained(len(trained.batches))
         opens = self.opens(windows[-1][0])
         unmoved = self.statistics and self.recorder is None and not self.correct_every and not opens
         if closing is not None and unmoved:
@@ -165,7 +166,7 @@ class Alternating(Rounds):
     def load_state(self, state: State) -> None:
         super().load_state(state)
         shared = state.shared
-        if "probe" not in shared:  # of a method that trains alone
+        if "probe" not in shared:  # a checkpoint of a method without a parallel phase
             return
         self.resting, self.length = shared["resting"], shared["length"]
         # residuals of other cuts mean nothing here

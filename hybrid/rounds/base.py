@@ -1,4 +1,4 @@
-"""Drives one rank through the rounds of a training, and lets the ranks agree on what came of it."""
+"""Drives one rank through the rounds of a training; the ranks agree on the results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WindowPairs = Sequence[tuple[Window, Window]]
 
 
 class Rounds(ABC):
-    """One rank's rounds. The ranks agree on losses at the end of every call of `run` alone."""
+    """One rank's rounds. The ranks agree on losses only at the end of every call of `run`."""
 
-    alone: bool
-    """Whether the program trains without a serial phase on the same window."""
+    alternates: bool
+    """Whether the program sweeps over windows that a serial phase has gone over."""
 
     def __init__(
         self,
@@ -39,20 +39,20 @@ class Rounds(ABC):
     ) -> None:
         self.links, self.exact, self.correct_every = links, exact, correct_every
         self.serial_steps = serial_steps
-        """Steps at the start, in rounds that are serial alone and count as none."""
+        """Steps at the start, in rounds without a parallel phase, which `count` leaves out."""
         self.trace = trace or Trace(links.place, links.now)
         self.program: Program | None = None
         self.fill: BubbleFill | None = None
         self.controller: Controller | None = None
         """What changes the rounds as they go; None: nothing does."""
-        self.news: Callable[[], Any] = str
-        """What this rank has to tell the others when they report."""
-        self.tick: Callable[[int], None] = lambda batches: None
-        """Told, on this rank alone, of the mini-batches of every round."""
-        self.heard: list[Any] = []
-        """Every rank's news, as of the last call."""
-        self.each: list[Tensor] = []
-        """Losses of this rank's samples in the last call, in order, if somebody wants to know."""
+        self.status: Callable[[], Any] = str
+        """Gives what this rank reports to the others at the end of a call."""
+        self.trained: Callable[[int], None] = lambda batches: None
+        """Called on this rank after every round, with the number of its mini-batches."""
+        self.statuses: list[Any] = []
+        """What every rank reported at the end of the last call."""
+        self.sample_losses: list[Tensor] = []
+        """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
         """Those of every replica's last block."""
         self.gap_steps, self.gap_seconds = 0, 0.0
@@ -71,16 +71,16 @@ class Rounds(ABC):
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
-        self.each, self.gap_steps, self.gap_seconds = [], 0, 0.0
+        self.sample_losses, self.gap_steps, self.gap_seconds = [], 0, 0.0
         before = self.links.traffic.total_waiting
         self.train(windows, serial, parallel, closing)
         waited = self.links.traffic.total_waiting - before
         mine = [share(stats) for stats in (serial, parallel)]
         last = self.links.rank == self.links.size - 1
-        each = [losses.cpu() for losses in self.each] if last else []
-        gathered = self.links.everyone((mine, waited, self.news(), each))
+        each = [losses.cpu() for losses in self.sample_losses] if last else []
+        gathered = self.links.everyone((mine, waited, self.status(), each))
         everyone = [shares for shares, *_ in gathered]
-        self.heard = [news for _, _, news, _ in gathered]
+        self.statuses = [status for _, _, status, _ in gathered]
         self.losses = [each for *_, each in gathered[self.links.size - 1 :: self.links.size]]
         reports = [
             merged(phase, self._chains([rank[i] for rank in everyone]))
@@ -100,7 +100,7 @@ class Rounds(ABC):
         return reports
 
     def _chains(self, everyone: list[Any]) -> list[list[Any]]:
-        """What all ranks have said, a list a replica."""
+        """What all ranks reported, one list for each replica."""
         size = self.links.size
         return [everyone[start : start + size] for start in range(0, len(everyone), size)]
 
@@ -111,7 +111,7 @@ class Rounds(ABC):
         """Run the rounds; add to both phases what this rank did."""
 
     def watch(self, reports: list[PhaseReport], windows: WindowPairs) -> None:  # noqa: B027
-        """Draw conclusions, the same on every rank."""
+        """Decide from the reports how the next rounds go, the same on every rank."""
 
     def corrects(self) -> bool:
         """Whether the next round has a serial phase; it counts as begun."""
@@ -119,7 +119,7 @@ class Rounds(ABC):
         return bool(self.correct_every) and (self.count - 1) % self.correct_every == 0
 
     def opens(self, window: Window) -> bool:
-        """Whether a round is one of the first, which are serial alone."""
+        """Whether a round is one of the first, which have no parallel phase."""
         return window.batches[0].step < self.serial_steps
 
     def end_epoch(self) -> None:  # noqa: B027

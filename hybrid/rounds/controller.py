@@ -42,7 +42,7 @@ class Controller:
 
     Two probes in a row that ask for the same move by it, a factor of two. After a residual that was
     too large, none of the next HOLD probes asks for more. On the lowest rung, two that ask for less
-    ask for a rest: the next rounds are serial alone, if `correct_every` lets any be serial.
+    ask for a rest: the next rounds have no parallel phase, if `correct_every` lets any be serial.
 
     It is a pure function of the probes, and by IEEE products and comparisons alone: ranks that give
     it the same decide the same.
@@ -85,7 +85,7 @@ class Controller:
         return min(self.start + doublings, len(self.ladder) - 1)
 
     def probe(self, residual: float, rate: float) -> bool:
-        """Take a probe; whether the next rounds shall be serial alone."""
+        """Take a probe; whether the next rounds shall have no parallel phase."""
         self.peak = max(self.peak, rate)
         aim = self.aim(rate)
         large = not residual <= self.residual
@@ -114,5 +114,5 @@ class Controller:
 
 
 def powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`; 1 alone for less."""
+    """The powers of two 1, 2, 4, ... up to `most`; at least 1."""
     return [2**n for n in range(max(1, most).bit_length())]

@@ -35,7 +35,7 @@ class PhaseReport:
     seconds: float
     """Of the slowest rank."""
     idle: list[float] = field(default_factory=list)
-    """Of each rank: its share of the time of all phases in which it waited; the first one's."""
+    """For each rank, the share of all phases' time in which it waited; in the first report only."""
     residual: list[float] = field(default_factory=list)
     """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
     primal: list[float] = field(default_factory=list)
@@ -44,9 +44,9 @@ class PhaseReport:
     """||rho (lam - old lam)||, rho = 2 beta, likewise."""
     notices: list[str] = field(default_factory=list)
     rounds: RoundPlan | None = None
-    """How they went, where a controller says so."""
+    """The round plan they followed, where a controller makes one."""
     staleness: list[list[int]] = field(default_factory=list)
-    """Of each block: of how many gradients, by their weights' updates meanwhile (0, 1, ...)."""
+    """For each block, how many gradients were 0, 1, ... updates of the weights late."""
 
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
@@ -57,7 +57,7 @@ class PhaseReport:
 
 
 def share(stats: PhaseStats) -> dict[str, Any]:
-    """What a rank tells the others of its part in a phase."""
+    """What a rank reports to the others of its part in a phase."""
     losses = stats.per_step_losses()
     bad = next((i for i, loss in enumerate(losses) if not isfinite(loss)), -1)
     return {
@@ -76,7 +76,7 @@ def share(stats: PhaseStats) -> dict[str, Any]:
 
 
 def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
-    """The report of a phase from all ranks' shares, a list a replica."""
+    """The report of a phase from the shares of all ranks, one list for each replica."""
     lasts = [ranks[-1] for ranks in chains]
     samples = sum(last["samples"] for last in lasts)
     correct = [last["correct"] for last in lasts if last["correct"] is not None]

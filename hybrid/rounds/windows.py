@@ -37,7 +37,7 @@ class EpochSource:
 
     @property
     def mixes(self) -> bool:
-        """Whether a part of a mini-batch is to be taken from the whole."""
+        """Whether a part of a mini-batch is best taken from the whole."""
         return self._transforms or self.data.together
 
     @property
@@ -72,7 +72,7 @@ class Windows:
     """
 
     data: Data
-    chosen: BatchSampler
+    sampler: BatchSampler
     round_batches: int
     """Mini-batches of a round."""
     whole: bool
@@ -96,28 +96,21 @@ class Windows:
 
         `first_step` is the epoch's first, `start` the mini-batch of it to begin with.
         """
-        batches = self.chosen.steps
+        batches = self.sampler.steps
         apart = self.whole and (self.carried or self.data.augmented)
-
-        def window(numbers: range, sweeps: int, augment: bool, order: int) -> Window:
-            source = EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)
-            made = []
-            for i, ids in zip(numbers, self.chosen.ids(order, numbers), strict=True):
-                step = first_step + i
-                made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
-            return Window(made, sweeps)
-
-        if not self.chosen.learns:
+        if not self.sampler.learns:
             self._expect(epoch, range(batches))
         while start < batches:
             length, sweeps = self._pace
             numbers = range(start, min(start + length, batches))
-            if self.chosen.learns:
+            if self.sampler.learns:
                 self._expect(epoch, numbers)
-            trained = window(numbers, sweeps, True, epoch)
+            source = self._source(epoch)
+            trained = Window(self._batches(numbers, source, epoch, first_step), sweeps)
             swept = trained
             if apart:
-                swept = window(numbers, sweeps, False, 0 if self.carried else epoch)
+                source, order = self._source(epoch, augment=False), 0 if self.carried else epoch
+                swept = Window(self._batches(numbers, source, order, first_step), sweeps)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
@@ -125,9 +118,9 @@ class Windows:
             start = numbers.stop
 
     def _expect(self, epoch: int, numbers: range) -> None:
-        """Tell the data of mini-batches that will be asked for."""
-        order = self.chosen.ids(epoch, numbers)
-        if not EpochSource(self.data, self.seed, epoch, True, self.device, self.mix).mixes:
+        """Let the data prepare the mini-batches that will be asked for."""
+        order = self.sampler.ids(epoch, numbers)
+        if not self._source(epoch).mixes:
             order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
         self.data.expect(order, self.seed, epoch)
 
@@ -139,8 +132,8 @@ class Windows:
         return self.controller.now.window, self.controller.now.sweeps
 
     def before(self, epoch: int, step: int) -> list[Batch]:
-        """The mini-batches of an epoch before a step."""
-        first, made = epoch * self.chosen.steps, list[Batch]()
+        """The mini-batches of an epoch that come before a step."""
+        first, made = epoch * self.sampler.steps, list[Batch]()
         for trained, _ in self.of_epoch(epoch, first) if step > first else ():
             made += trained.batches
             if len(made) >= step - first:
@@ -149,22 +142,29 @@ class Windows:
 
     def closing(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
-        batches = self.chosen.steps
-        source = EpochSource(self.data, self.seed, epoch, True, self.device, self.mix)
-        made, numbers = [], range(max(0, batches - CLOSING), batches)
-        for i, ids in zip(numbers, self.chosen.ids(epoch, numbers), strict=True):
-            step = epoch * batches + i
-            made.append(self._mine(Batch(ids, self.schedule(step), source, step)))
-        return Window(made)
+        batches = self.sampler.steps
+        numbers = range(max(0, batches - CLOSING), batches)
+        return Window(self._batches(numbers, self._source(epoch), epoch, epoch * batches))
 
-    def _mine(self, batch: Batch) -> Batch:
-        return batch.of_replica(self.replica, self.replicas)
+    def _batches(
+        self, numbers: range, source: EpochSource, order: int, first_step: int
+    ) -> list[Batch]:
+        """This replica's share of mini-batches of an epoch, in the order of epoch `order`."""
+        made = []
+        for i, ids in zip(numbers, self.sampler.ids(order, numbers), strict=True):
+            step = first_step + i
+            batch = Batch(ids, self.schedule(step), source, step)
+            made.append(batch.of_replica(self.replica, self.replicas))
+        return made
+
+    def _source(self, epoch: int, augment: bool = True) -> EpochSource:
+        return EpochSource(self.data, self.seed, epoch, augment, self.device, self.mix)
 
     def groups(
         self, epoch: int, from_step: int, every: int
     ) -> Iterator[list[tuple[Window, Window]]]:
         """The epoch's windows from a step on, in groups of at least `every` mini-batches."""
-        steps = self.chosen.steps
+        steps = self.sampler.steps
         first, done, end = epoch * steps, from_step, (epoch + 1) * steps
         group: list[tuple[Window, Window]] = []
         for pair in self.of_epoch(epoch, first, from_step - first):

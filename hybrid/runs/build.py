@@ -1,4 +1,4 @@
-"""Settings into things: data, model, blocks, solver, trainer."""
+"""Objects from settings: data, model, blocks, options, trainer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,10 +73,10 @@ def _forget_replicas(
 
 
 def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
-    """Whether a run folder has a checkpoint to go on from, one under another name given its own.
+    """Whether a run folder has a checkpoint to resume from, after its own repair.
 
-    Without any, and if it may be begun `anew`, what a run has left there is set aside. Gives what
-    to say of it, too. ValueError if the folder is in use.
+    Without any, and if it may be begun `anew`, what a run has left there is set aside. The second
+    result is what to report of that. ValueError if the folder is in use.
     """
     folder = RunFolder(out)
     if not out.exists():

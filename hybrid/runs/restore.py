@@ -19,7 +19,6 @@ from hybrid.folder import checkpoint
 from hybrid.folder.best import best as best_of
 from hybrid.folder.files import write_atomically
 from hybrid.folder.runfolder import RunFolder
-from hybrid.links import run_threads
 from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
@@ -29,14 +28,14 @@ from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
 from hybrid.training.config_export import OWN_LOSS
-from hybrid.training.evaluation import measure
+from hybrid.training.evaluation import measure_alone
 from solvers.blocks.block import Block
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class Own(NamedTuple):
-    """What the command line says of a run that is not this package's alone."""
+    """What the command line gives of a run with code of the user's own."""
 
     model: str | None = None
     """package.module:function that makes the network."""
@@ -76,9 +75,7 @@ def evaluate(
     precision = getattr(torch, resolved.train.precision)
     block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))
-    return run_threads(1, lambda links: measure(block, links, test, objectives.test), threads)[
-        0
-    ], folder
+    return measure_alone(block, test, objectives.test, threads), folder
 
 
 def load(

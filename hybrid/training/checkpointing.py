@@ -1,4 +1,4 @@
-"""What checkpoints keep of a run beside its weights: its parts' states, by what they follow."""
+"""What checkpoints keep of a run beside its weights: the states of its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solvers.state import State, Stateful, Tensors
 FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")
 TOTALS = (*_COMMON, "idle_seconds", "gap_steps", "gap_seconds", "bytes_sent")
-"""What a run counts from its first step on; the first three are the same on every rank."""
+"""What a run counts from its first step; the first three are the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def give_back(
     device: torch.device,
     cuts: Iterable[str],
 ) -> None:
-    """Let the parts take back what a checkpoint has of them.
+    """Let the parts restore what a checkpoint has of them.
 
     `cuts` names the parts whose auxiliary variables fit this run.
     """
@@ -115,7 +115,7 @@ def give_back(
 def dropped(
     place: CheckpointPlace, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
 ) -> list[str]:
-    """What a user should know of what is not taken back; empty if nothing is lost."""
+    """Notices for the user of what is not restored; empty if nothing is lost."""
     same = same_grid(manifest, place)
     blocks, replicas = len(manifest["cuts"]) + 1, manifest["replicas"]
     left = []
@@ -144,13 +144,13 @@ def same_grid(manifest: Mapping[str, Any], place: CheckpointPlace) -> bool:
 
 
 def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
-    """What was counted so far; of other blocks (None) only what all of them count alike."""
+    """What was counted so far; for other blocks (None) only what is the same on all ranks."""
     counted: dict[str, float] = manifest["totals"][rank or 0]
     return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
 
 
 def round_batches(method: Method) -> int | str:
-    """Mini-batches of every round, which tell where in an epoch rounds begin; or `auto`."""
+    """Mini-batches of every round, or `auto`: this decides where in an epoch rounds begin."""
     return "auto" if method.rounds.window == "auto" else method.round_batches
 
 
@@ -188,7 +188,7 @@ def check_same_run(
 
 @contextmanager
 def _fitting(folder: Path) -> Iterator[None]:
-    """What a solver has kept is its own affair: a fault in taking it back is the checkpoint's."""
+    """Turn any fault in restoring a part into a ValueError that names the checkpoint."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The settings of a training as the file that tells of it."""
+"""The settings of a training as the text of its config.toml."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hybrid.training.options import RunOptions
 from solvers import registry
 
 OWN_LOSS = "your own"
-"""What the file calls a loss of the caller's."""
+"""The name that the file has for a loss of the caller's own."""
 
 OWN_DATA = "custom"
-"""What data are called that `fit` is given."""
+"""The name of data that were given to `fit`."""
 
 
 def described(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
-    """Text of config.toml; what no file can hold, objects of the caller's, it only mentions."""
+    """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
     name = method.solver.name
     notes = ["# a run of the library"]
     if name not in registry.names() or registry.solver_class(name) is not type(method.solver):

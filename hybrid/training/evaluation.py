@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
-from hybrid.links import RankLinks
+from hybrid.links import RankLinks, run_threads
 from hybrid.rounds.scores import Scores
 from solvers.blocks.block import Block
 from solvers.blocks.objective import Objective
@@ -43,6 +43,11 @@ def measure(
     return {name: known[name] for name in ("loss", *objective.metrics)}
 
 
+def measure_alone(block: Block, data: Data, objective: Objective, threads: int) -> dict[str, float]:
+    """The same of a network that is one block, in this process on so many threads."""
+    return run_threads(1, lambda links: measure(block, links, data, objective), threads)[0]
+
+
 def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
     """The outputs of the whole chain of blocks for `data`, (N, ...), on every rank."""
     found = [out for _, out in outputs(block, links, data, batch_size)]
@@ -66,7 +71,7 @@ def _outputs(
     batches = list(batches)
     if block.first or block.last:
         data.expect(batches, 0, 0)
-    # two blocks on threads may share a module without parameters: they change its mode together
+    # two blocks on threads may share a module without parameters, so they change its mode together
     modes = [(module, module.training) for module in block.module.modules()]
     links.all_gather(None)
     block.module.eval()

@@ -37,10 +37,10 @@ class RankTraining:
             for group in exact.param_groups:
                 optimizer_state(exact, group["params"][0])
         self.rounds = method.start(self.block, links, trace)
-        self.chosen = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
+        self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
         self.peak = making.peak(exact)
         schedule = schedules.make(options.schedule, self.peak, method.steps, train.epochs)
-        self.windows = method.windows(data, schedule, self.chosen, self.rounds.controller, place)
+        self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
 
     @property
     def gaps(self) -> list[list[int]]:
@@ -61,7 +61,7 @@ class RankTraining:
         parts: dict[str, Stateful] = {
             "rounds": rounds,
             "block": self.block,
-            "sampler": self.chosen,
+            "sampler": self.sampler,
         }
         if same["solver"] != self.options.names["solver"]:
             return parts
@@ -79,7 +79,7 @@ class RankTraining:
 
     def learning_rate(self, report: PhaseReport, step: int) -> float:
         """Of the last step of a phase that has just ended, after `step` steps of the run."""
-        local = self.rounds.alone and report.phase == "parallel"
+        local = not self.rounds.alternates and report.phase == "parallel"
         return self.windows.schedule(step - 1) * self.block.rates["local" if local else "exact"]
 
     @property
@@ -88,7 +88,7 @@ class RankTraining:
 
         At most as many as a sampler waits for that learns from reports.
         """
-        flushed = not self.rounds.alone or self.method.solver.exact
+        flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
         lag = getattr(self.options.sampler, "lag", every)
         return min(every, max(1, lag - self.method.round_batches + 1))

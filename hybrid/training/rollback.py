@@ -1,4 +1,4 @@
-"""What a run does when it diverges: back to a checkpoint, and on from it with smaller steps."""
+"""What a run does when it diverges: it goes back to a checkpoint and takes smaller steps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from solvers.windows import Batch
 def check_weights(block: Block, links: RankLinks, step: int) -> None:
     """Raise DivergedError on all ranks if weights of any are not finite.
 
-    A loss is computed before its step: what the last step did shows here first. Running statistics
-    count, other buffers do not: a causal mask is full of infinities.
+    A loss is computed before its step, so the effect of the last step shows here first. Running
+    statistics count; other buffers do not, because a causal mask is full of infinities.
     """
     norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
@@ -33,7 +33,7 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
 def check_inputs(
     error: DivergedError, batches: Sequence[Batch], block: Block, links: RankLinks, samples: int
 ) -> None:
-    """Raise AgreedError on all ranks if the inputs have nan, which no smaller step would mend.
+    """Raise AgreedError on all ranks if the inputs have nan, which smaller steps cannot repair.
 
     `samples` is N of the training data.
     """
@@ -51,9 +51,10 @@ def check_inputs(
 
 
 def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_since: bool) -> Path:
-    """The checkpoint to go back to, of those there are, oldest first.
+    """The checkpoint to go back to, of those found, which are sorted from the oldest.
 
-    The newest or, if none has been written since the last roll-back, the one before its.
+    It is the newest one or, if none was written since the last roll-back, the one before that
+    roll-back's.
     """
     if not kept_since:
         found = [f for f in found if int(f.name) < rollbacks[-1]["to"]] or found[:1]
@@ -61,9 +62,9 @@ def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_sinc
 
 
 def rates(rollbacks: int, local: bool) -> dict[str, float]:
-    """Step sizes after so many roll-backs.
+    """Factors of the step sizes after this number of roll-backs.
 
-    The first halves local steps, if there are any; each later one halves all steps.
+    The first one halves local steps, if there are any; each later one halves all steps.
     """
     return {"local": 0.5**rollbacks, "exact": 0.5 ** max(rollbacks - local, 0)}
 
@@ -77,7 +78,7 @@ def remedy(
     newest: Path | None,
     out: Path | None,
 ) -> str:
-    """What to do about it; `peak` is the learning rate that the schedule starts from."""
+    """The error with its remedy; `peak` is the learning rate that the schedule starts from."""
     lower = f"lower --lr (now {peak:g})"
     if clipping := _clipping(error.phase, method, rounds):
         lower += f" or set {' or '.join(clipping)}"

@@ -48,7 +48,8 @@ class Run:
             method = method.copied()
         self.method = method.of_replica(links.place)
         self.blocks = self.method.problem.blocks
-        test_steps = len(test) / options.train.batch_size / 3  # forward passes alone
+        # a forward pass takes a third of a step
+        test_steps = len(test) / options.train.batch_size / 3
         quiet = options.quiet or links.place.number > 0
         self.progress = ProgressPrinter(quiet, options.train.evaluate_every, test_steps)
         self.callbacks = Callbacks(self.progress, options, links)
@@ -57,7 +58,7 @@ class Run:
         self.stopped = ""
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
-        """Of each: the step it came from, the reason, the step it went to, the rates after it."""
+        """For each roll-back: the step before it, the reason, the step after it, the new rates."""
         self.trace = Trace(links.place, links.now)
         links.watch = self.trace.add
         self.totals = dict.fromkeys(checkpointing.TOTALS, 0.0)
@@ -65,10 +66,10 @@ class Run:
         self.tested: dict[str, float] = {}
         """Loss and metrics of the newest evaluation."""
         self.tested_step: int | None = None
-        """When that was."""
+        """The step of that evaluation."""
         self.residual = [0.0] * (links.size - 1)
         self.notices = self.blocks.notices
-        """What a user should know of the cuts, and of the checkpoint it goes on from."""
+        """Notices for the user about the cuts, and about the checkpoint of a resumed run."""
         last_unit, place = self.blocks.of(links.rank)[-1].name, links.place
         self.place = checkpointing.CheckpointPlace(
             links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
@@ -87,7 +88,7 @@ class Run:
             self.block.keep_tested_weights()
             return found
         except (AgreedError, StoppedError):
-            self.links.peers.drop()  # nobody else will take it
+            self.links.peers.drop()  # no other rank will receive it
             raise
         finally:
             self.callbacks.close()
@@ -154,14 +155,14 @@ class Run:
         train = self.train
         self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
         self.block, self.rounds = self.training.block, self.training.rounds
-        self.rounds.news, self.rounds.tick = self._status, self.progress.tick
+        self.rounds.status, self.rounds.trained = self._status, self.progress.tick
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights."""
         return self.training.parts(manifest) | {"callbacks": self.callbacks}
 
     def _go_on_from(self, folder: Path) -> None:
-        """Go on from a checkpoint; every rank calls it, on a run just built."""
+        """Restore a checkpoint; every rank calls it, at the beginning."""
         with self.links.agreement():
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
@@ -178,12 +179,12 @@ class Run:
             if manifest["cuts"] == self.blocks.cuts:
                 self.residual = manifest["residual"]
             parts = self._parts(manifest)
-            first = {"sampler": parts.pop("sampler")}  # it tells which batches went before
+            first = {"sampler": parts.pop("sampler")}  # it knows which mini-batches came before
             checkpointing.give_back(first, self.place, folder, manifest, self.block.device, ())
         if self.rounds.fill is not None:
             self.rounds.fill.latest = self.training.windows.before(self.epoch, self.step)[::-1]
         with self.links.agreement():
-            # variables kept otherwise are of no use: a forward pass makes new ones
+            # variables of another layout are of no use: a forward pass makes new ones
             cuts = parts if manifest["carried_as"] == self.method.carried_layout else ()
             checkpointing.give_back(parts, self.place, folder, manifest, self.block.device, cuts)
             self.notices += checkpointing.dropped(self.place, folder, manifest, parts)
@@ -196,7 +197,7 @@ class Run:
         Nothing is removed: the writer sets newer checkpoints aside when the run has one again.
         """
         before, step = self.rollbacks, self.step
-        # or the messages of what is given up would be taken for others
+        # or messages of abandoned steps would be taken for new ones
         self.rounds.drain()
         self.links.peers.drop()
         batches = self._next_batches()
@@ -234,10 +235,10 @@ class Run:
             if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop()
-                if self.rounds.heard[0].due:
+                if self.rounds.statuses[0].due:
                     self._keep()
         self.rounds.end_epoch()
-        if said := self.training.chosen.report():
+        if said := self.training.sampler.report():
             self._metric({"phase": "sampler", **said})
         self.epoch += 1
         if self._due(self.options.train.evaluate_every):
@@ -282,7 +283,7 @@ class Run:
         self.callbacks.hear(everyone[0].failure)
 
     def _keep(self) -> None:
-        """Begin a checkpoint, if there is a run folder; DivergedError for weights worth none."""
+        """Begin a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
         rollback.check_weights(self.block, self.links, self.step)
         if self.folder.path is None:
             return
@@ -308,7 +309,7 @@ class Run:
                 "totals": self.links.everyone(dict(self.totals)),
             }
             with self.block.joined():
-                # of the first replica alone: the others have the same, or what is under way
+                # of the first replica only: the others have the same weights, or weights under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
                     for unit in ([] if self.place.replica else blocks.of(self.links.rank))
@@ -335,8 +336,8 @@ class Run:
         ends = self.step + steps == (self.epoch + 1) * self.method.steps
         closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
-        self._hear(self.rounds.heard)
-        self.training.chosen.take_losses(self.rounds.losses)
+        self._hear(self.rounds.statuses)
+        self.training.sampler.take_losses(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.totals["gap_steps"] += self.rounds.gap_steps

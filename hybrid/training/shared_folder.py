@@ -1,4 +1,4 @@
-"""A run's folder as its ranks share it: the first writes, and all hear whether that went well."""
+"""A run's folder as its ranks share it: the first writes, and all learn whether it succeeded."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hybrid.settings.config import CheckpointSettings
 
 
 class RankStatus(NamedTuple):
-    """What a rank tells the others at every report."""
+    """What a rank reports to the others at every report."""
 
     stop: str
-    """The signal it has got, empty without one."""
+    """The signal that it received; empty without one."""
     share: Share
     due: bool
     """Whether, by its clock, it is time for a checkpoint."""
@@ -30,7 +30,7 @@ class RankStatus(NamedTuple):
 
 
 class SharedFolder:
-    """Nothing at all where a run keeps nothing (`path` is None). All ranks call what is public."""
+    """Does nothing where a run has no folder (`path` is None). All ranks call public methods."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class SharedFolder:
     ) -> None:
         self.path, self.links, self.settings = path, links, settings
         self.made = made
-        """Told, on the first rank, of every checkpoint that has become whole."""
+        """Called on the first rank for every checkpoint that is complete."""
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
         self._kept_at = monotonic()
         self.kept_since_rollback = True
 
     def claim(self, resume: bool) -> list[str]:
-        """Own the folder until `release`; what to say of the checkpoints found.
+        """Own the folder until `release`; gives notices about the checkpoints that were found.
 
         AgreedError if it has a living owner, or no run to resume, or one where none should be.
         """
@@ -68,16 +68,16 @@ class SharedFolder:
         return notices
 
     def settle(self) -> None:
-        """Let this rank's part of a checkpoint become whole, also when another has failed."""
+        """Complete this rank's part of a checkpoint, even if another rank has failed."""
         if self._writer is not None:
             self._writer.settle()
 
     def release(self) -> None:
-        """Let others have the folder; the first rank does it alone."""
+        """Give up the ownership of the folder; only the first rank has it."""
         self._folder.release()
 
     def ended(self) -> dict[str, Any] | None:
-        """The summary of a run that has ended, which is told again; None without one."""
+        """The summary of a run that has ended, which is printed again; None without one."""
         if self.path is None:
             return None
         stored = self.links.everyone(self._folder.summary())[0]
@@ -86,7 +86,7 @@ class SharedFolder:
         return stored
 
     def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
-        """Begin to write, after step `from_step` and so many roll-backs."""
+        """Begin to write after step `from_step` and this number of roll-backs."""
         hosts = self.links.everyone(gethostname())
         with self.links.agreement():
             if self.path is not None and self._first:
@@ -101,14 +101,14 @@ class SharedFolder:
         return None if self.path is None else self._folder.newest()
 
     def rewind(self, to_step: int) -> None:
-        """Go on after step `to_step`, to which the run has gone back."""
+        """Continue after step `to_step`, to which the run has gone back."""
         self.kept_since_rollback = False
         with self.links.agreement():
             if self._first:
                 self._folder.rewind(to_step)
 
     def metric(self, line: Mapping[str, Any]) -> str:
-        """Append a line of metrics; gives what a user should know of that, or nothing."""
+        """Append a line of metrics; gives a notice for the user, or an empty text."""
         if self.path is None or not self._first:
             return ""
         self._folder.metric(line)
@@ -116,12 +116,12 @@ class SharedFolder:
 
     @property
     def share(self) -> Share:
-        """How far this rank is with its part of a checkpoint."""
+        """This rank's progress with its part of a checkpoint."""
         return self._writer.share if self._writer else Share()
 
     @property
     def blocked_seconds(self) -> float:
-        """How long training has waited for checkpoints."""
+        """Seconds that training has waited for checkpoints."""
         return self._writer.blocked_seconds if self._writer else 0.0
 
     def due(self) -> bool:
@@ -136,13 +136,13 @@ class SharedFolder:
         self._kept_at, self.kept_since_rollback = monotonic(), True
 
     def hear(self, shares: list[Share]) -> None:
-        """Go on by what the ranks tell of their parts."""
+        """Advance the checkpoint by what the ranks report of their parts."""
         if self._writer is not None:
             self._writer.hear(shares)
             self._tell(self._writer)
 
     def finish(self) -> None:
-        """Wait until the checkpoint begun last is whole."""
+        """Wait until the checkpoint that was begun last is complete."""
         if self._writer is not None:
             self._writer.finish()
             self._tell(self._writer)

@@ -1,4 +1,4 @@
-"""What a run says of itself: a line at its start, a summary at its end."""
+"""What a run reports about itself: a line at its start, a summary at its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def title(method: Method, options: RunOptions, resumed_after: int) -> str:
 
 
 def has_ended(run: Path | None, epochs: int, stopped: str) -> str:
-    """What to say of a run that is resumed though it has ended."""
+    """The message for a run that is resumed although it has ended."""
     ended = f"{run} has ended after {epochs} epochs"
     if stopped:
         return f"{ended} ({stopped}), and stays as it is: to train on, let it wait for more epochs"
@@ -41,7 +41,7 @@ def has_ended(run: Path | None, epochs: int, stopped: str) -> str:
 
 
 def share(totals: dict[str, float], block: Block, graphs: bool, blocked: float) -> dict[str, Any]:
-    """What one rank adds to the summary; `blocked`: seconds it has waited for checkpoints."""
+    """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
     device = block.device
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return {
@@ -59,7 +59,7 @@ def summary(
     everyone: Sequence[dict[str, Any]],
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The contents of summary.json, from every rank's share and what the run has to say."""
+    """The contents of summary.json, from every rank's share and the results of the run."""
     totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
     return {
@@ -78,7 +78,8 @@ def summary(
         "serial_seconds": totals["serial_seconds"],
         "parallel_seconds": totals["parallel_seconds"],
         "idle_share": [
-            # a report's waits count as idle, and its time as nothing: of a short run that is most
+            # the waits of a report count as idle time and its duration does not, which shows in
+            # a short run
             min(1.0, rank["totals"]["idle_seconds"] / seconds) if seconds else 0.0
             for rank in everyone
         ],
@@ -93,7 +94,7 @@ def summary(
 
 
 def _delays(method: Method) -> list[float]:
-    """Of every rank: steps by which its own gradients are late."""
+    """For every rank, the steps by which its own gradients are late."""
     solver, count, replicas = method.solver, method.setup.blocks, method.options.replicas
     micro_batches = solver.parts(method.options.train.batch_size // replicas)
     own = [solver.delay(index, count) / micro_batches for index in range(count)]
@@ -101,7 +102,7 @@ def _delays(method: Method) -> list[float]:
 
 
 def _graphs(block: Block, asked: bool) -> str:
-    """How many CUDA graphs a rank replays, or why it has none."""
+    """The number of CUDA graphs that a rank replays, or why it has none."""
     if not asked:
         return "off"
     if block.graphs is None:

@@ -28,7 +28,6 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
-from hybrid.training import replicas
 from hybrid.training.config_export import OWN_DATA, described
 from hybrid.training.evaluation import gathered, measure
 from hybrid.training.options import RunOptions
@@ -116,7 +115,7 @@ class Trainer(RunOptions, RoundOptions):
                 method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
                 device, options = method.device, self.run_options(method)
                 kernels = choose(self.train.kernels, device.type == "cuda")
-                self._side = replicas.arrangement(method)
+                self._side = method.arrangement
         except ValueError as error:
             failed = error
 
@@ -207,7 +206,8 @@ class Trainer(RunOptions, RoundOptions):
 
     def settle(self, train: Data, ranks: int = 1, test: Data | None = None) -> Method:
         """What `fit` trains by; ValueError, with the remedy, for settings that cannot work."""
-        self._check(ranks)
+        self._check_ranks(ranks)
+        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         problem = Problem.of(self, self.blocks, train, test)
         self.blocks = problem.blocks
         assert self.correction is not None
@@ -225,8 +225,3 @@ class Trainer(RunOptions, RoundOptions):
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():
             Grid(len(self.blocks), self.replicas).on(ranks)
-
-    def _check(self, ranks: int) -> None:
-        self._check_ranks(ranks)
-        check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
-        self.check()

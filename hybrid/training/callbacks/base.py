@@ -1,4 +1,4 @@
-"""A callback: what is told of a run while it trains, and may ask it to stop."""
+"""A callback: it is called while a run trains, and may ask the run to stop."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hybrid.rounds.report import PhaseReport
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known of a run before it goes on."""
+    """What is known of a run before its next step."""
 
     names: Mapping[str, str]
     """Of model, data and solver."""
     cuts: Sequence[str]
     """The first unit of every block but the first."""
     epochs: int
-    """To train in all."""
+    """The number of epochs to train, in all."""
     steps_per_epoch: int
     batch_size: int
     step: int
-    """After which it goes on: 0 at a start, that of a checkpoint when resumed or rolled back."""
+    """Steps done so far: 0 at a start, those of the checkpoint when resumed or rolled back."""
     results: Mapping[str, float | None]
     """Newest test metrics; None: not measured yet."""
     settings: Mapping[str, Any]
@@ -33,49 +33,49 @@ class RunInfo:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self.cuts) + 1
 
 
 class Callback:
-    """Is called on the first rank alone (among threads: in the first block's), and waited for.
+    """Its methods are called on the first rank only, and training waits until they return.
 
     An exception that it raises ends the run on all ranks, with one line that names its class. What
-    a run needs to stop at the same epoch after a resume is kept in its checkpoints by `state`.
+    it needs to stop at the same epoch after a resume is kept in checkpoints by `state`.
     """
 
     reason: str = ""
-    """Why the run shall stop, where it shall: set when `on_epoch` or `load_state` find it so."""
+    """Why the run shall stop; empty if it shall not. Set by `on_epoch` and `load_state`."""
 
     def on_start(self, run: RunInfo) -> None:
-        """Before the first step of this start; a resumed run has called `load_state` before."""
+        """Called before the first step; a resumed run has called `load_state` before."""
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        """After every `train.report_every` mini-batches, in epoch `epoch`, counted from 0."""
+        """Called after every `train.report_every` mini-batches; `epoch` counts from 0."""
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool | None:
-        """After so many epochs; True asks the run to stop, once every callback was told.
+        """Called after `epoch` epochs; True asks the run to stop after all callbacks were called.
 
         `results` has "step", "loss" (of the last report), "learning_rate" (of the last step) and
-        the test metrics, such as "test_accuracy"; None: not measured in this epoch.
+        the test metrics, such as "test_accuracy"; None means not measured in this epoch.
         """
         return None
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """When the checkpoint of a step is whole, told with the next report."""
+        """Called with the report that follows the completion of a step's checkpoint."""
 
     def on_rollback(self, run: RunInfo) -> None:
-        """The run diverged, and goes on from an earlier checkpoint; after `load_state`."""
+        """Called after `load_state` when the run diverged and went back to a checkpoint."""
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended well, and its folder is complete."""
+        """Called when the run has ended without an error and its folder is complete."""
 
     def close(self) -> None:
-        """Last of all, after a failure too: let go of what is open. What it raises is dropped."""
+        """Called last, also after a failure: close what is open. What it raises is ignored."""
 
     def state(self) -> dict[str, Any]:
-        """JSON-able: what a checkpoint keeps; empty: nothing."""
+        """What a checkpoint keeps, as JSON can hold it; empty: nothing."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave; not called where a checkpoint has nothing."""
+        """Restore what `state` gave; not called where a checkpoint has nothing of it."""

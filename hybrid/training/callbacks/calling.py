@@ -1,4 +1,4 @@
-"""Calls a run's callbacks on its first rank, and lets all ranks agree on what came of it."""
+"""Calls a run's callbacks on its first rank; all ranks agree on failures and stops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CallbackError(AgreedError):
 def info(
     method: Method, options: RunOptions, step: int, results: Mapping[str, float | None]
 ) -> RunInfo:
-    """What callbacks know of a run that goes on after `step`."""
+    """What callbacks know of a run after `step` steps."""
     train = options.train
     sections = {"train": train, "optimizer": options.optimizer, "schedule": options.schedule}
     return RunInfo(
@@ -55,8 +55,8 @@ class Callbacks:
         others                                reports        raise
                           |__ `failure`, kept __|__ `hear` __|
 
-    After a failure none is called any more. The ranks hear of it where they talk anyway, with the
-    next report (`hear`), or where they `agree`, which only a run with callbacks of its own does.
+    After a failure no callback is called. The other ranks learn of it with the next report, in
+    `hear`, or in `agree`, where only the ranks of a run with callbacks of its own communicate.
     """
 
     def __init__(self, shown: Callback, options: RunOptions, links: RankLinks) -> None:
@@ -70,7 +70,7 @@ class Callbacks:
         self.stopped = ""
         """Why the run stops early, on every rank."""
         self._asked = ""
-        """Likewise, before the others have heard of it."""
+        """The same on the first rank, before the others know it."""
 
     def start(self, run: RunInfo) -> None:
         """Raise CallbackError on all ranks if one cannot start."""
@@ -78,11 +78,11 @@ class Callbacks:
         self.agree()
 
     def report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        """Tell of the phases since the last report."""
+        """Call `on_report` with the phases since the last report."""
         self._call("on_report", step, epoch, reports)
 
     def epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
-        """Tell of an epoch; settle on all ranks whether the run stops."""
+        """Call `on_epoch`; all ranks agree whether the run stops."""
         for callback in self._all:
             if self._try(callback, "on_epoch", epoch, dict(results)):
                 why = callback.reason or f"asked for it after epoch {epoch}"
@@ -90,43 +90,43 @@ class Callbacks:
         self.agree()
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """Tell of a checkpoint that is whole."""
+        """Call `on_checkpoint` for a checkpoint that is complete."""
         self._call("on_checkpoint", step, folder)
 
     def rollback(self, run: RunInfo) -> None:
-        """Tell that the run has gone back."""
+        """Call `on_rollback`."""
         self._call("on_rollback", run)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Tell that the run has ended well."""
+        """Call `on_end`."""
         self._call("on_end", summary)
         self.agree()
 
     def close(self) -> None:
-        """Let them go; the first rank does it alone."""
+        """Call `close`; only the first rank has callbacks."""
         for callback in self._all:
             with suppress(Exception, SystemExit):  # the run has ended, for better or worse
                 callback.close()
 
     def agree(self) -> None:
-        """Hear what the first rank's callbacks want; CallbackError if one has failed."""
+        """Learn whether a callback asks to stop; CallbackError if one has failed."""
         if self._agrees:
             self.failure, self.stopped = self.links.everyone((self.failure, self._asked))[0]
             self.hear(self.failure)
 
     def hear(self, failure: str) -> None:
-        """Raise CallbackError if there is one; all ranks call it with the same."""
+        """Raise CallbackError if there is a failure, which is the same on all ranks."""
         if failure:
             raise CallbackError(failure)
 
     def state(self) -> State:
-        """What the callbacks want kept; all ranks agree that it can be."""
+        """The states of the callbacks; CallbackError on all ranks if one cannot be kept."""
         states = {name: self._try(callback, "state") for name, callback in self._named()}
         self.agree()
         return State(shared={name: kept for name, kept in states.items() if kept})
 
     def load_state(self, state: State) -> None:
-        """Give it back; the ranks must `agree` afterwards. ValueError if a callback cannot."""
+        """Restore the states; the ranks must `agree` afterwards. ValueError if a callback fails."""
         self._asked = ""
         for name, callback in self._named():
             if name not in state.shared:
@@ -138,7 +138,7 @@ class Callbacks:
                 self._asked = self._asked or _because(callback, callback.reason)
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
-        """Each with its class and its number among those of its class."""
+        """Each callback with its class and its number among those of its class."""
         count = Counter[str]()
         for callback in self._all:
             name = type(callback).__name__
@@ -150,7 +150,7 @@ class Callbacks:
             self._try(callback, hook, *told)
 
     def _try(self, callback: Callback, hook: str, *told: Any) -> Any:
-        """What a hook answers; None once one has failed."""
+        """The result of a hook; None once one has failed."""
         if self.failure:
             return None
         try:

@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 30
 
 
 class CSVLogger(Callback):
-    """Writes a CSV file with one row a phase of a report and one, of phase `epoch`, an epoch.
+    """Writes a CSV file: one row for each phase of a report, and one of phase `epoch` per epoch.
 
     `residual` is that of the worst cut; test metrics have a column each. A row is written at once,
     and a last one that was cut off is dropped when the run is resumed, as are the rows of later
@@ -57,7 +57,7 @@ class CSVLogger(Callback):
             file.write(_text(self._columns, [row]))
 
     def _cut(self, last_step: int) -> None:
-        """Keep the rows up to a step; none without a file."""
+        """Keep the rows up to a step; without a file there are none."""
         rows = self._rows() if self.file.exists() else []
         try:
             kept = [row for row in rows if int(row["step"]) <= last_step]
@@ -68,7 +68,7 @@ class CSVLogger(Callback):
         self._write(kept)
 
     def _rows(self) -> list[dict[str, str]]:
-        """The whole rows there are; their columns are taken over."""
+        """The complete rows of the file, whose columns are taken over."""
         text = read_whole(self.file, _MOST_BYTES).decode(errors="replace")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         reader = csv.DictReader(lines)

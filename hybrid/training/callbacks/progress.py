@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class ProgressPrinter(Callback):
-    """Tells how a run goes. Ranks other than 0, and library runs with `quiet`, say nothing."""
+    """Prints the progress of a run, on rank 0 and unless the run is `quiet`."""
 
     def __init__(self, quiet: bool, evaluate_every: int = 1, test_steps: float = 0.0) -> None:
         self.quiet, self.evaluate_every = quiet, evaluate_every
         self.test_steps = test_steps
-        """What a test takes, in units of steps."""
+        """The duration of a test, in units of steps."""
         self.tested = 0.0
         """Tests so far, in units of steps."""
         self.images = 0
@@ -67,7 +67,7 @@ class ProgressPrinter(Callback):
 
     @contextmanager
     def testing(self) -> Iterator[None]:
-        """While the accuracy is measured, the bar says so."""
+        """The bar shows that the accuracy is being measured."""
         if self._bar is not None:
             bar, task = self._bar
             bar.update(task, status="testing")
@@ -78,7 +78,7 @@ class ProgressPrinter(Callback):
             bar.advance(task, self.test_steps)
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
-        """One line an epoch, with the newest test."""
+        """Print one line for each epoch, with the newest test."""
         self.newest = tested_of(results) or self.newest
         if not self.quiet:
             text = self._text(epoch * self.steps_per_epoch, self.reports)
@@ -143,7 +143,7 @@ def tested_of(results: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def shown_test(tested: Mapping[str, float]) -> str:
-    """Accuracy as it is known to everyone, other metrics and, without any, the loss by name."""
+    """The accuracy in percent, other metrics by name and, without any, the loss by name."""
     shown = [
         f"{value:6.2%}" if name == "accuracy" else f"{name} {value:.4g}"
         for name, value in tested.items()
@@ -153,7 +153,7 @@ def shown_test(tested: Mapping[str, float]) -> str:
 
 
 def _terminal() -> bool:
-    """Whether a person watches; mpirun gives its ranks a terminal even when it has none itself."""
+    """Whether output goes to a terminal; mpirun gives its ranks one even if it has none."""
     if not launched_size():
         return sys.stdout.isatty()
     try:

@@ -12,7 +12,7 @@ from hybrid.training.callbacks.base import Callback, RunInfo
 
 
 class _Service(Callback, ABC):
-    """Sends numbers, under the tags that TensorBoard has them under, too; a resumed run goes on."""
+    """Sends numbers under the tags of TensorBoard; a resumed run continues its record."""
 
     def __init__(self) -> None:
         self.id: str | None = None

@@ -131,7 +131,7 @@ def test_a_strategy_that_no_recipe_can_have_is_told():
 def test_the_advice_names_the_grid_and_is_a_command_that_runs(hybrid, tmp_path):
     made = planner(SLOW, 256)
     found = made.predictions(made.grids(2), [4])
-    assert "on 2 ranks (--blocks 1 --replicas 2)" in advice.spoken(found, {})
+    assert "on 2 ranks (--blocks 1 --replicas 2)" in advice.verdict(found, {})
     words = advice.command(plan.best(found), made.settings).split()
     assert words[:4] == ["mpirun", "-n", "2", "hybrid"]
     assert "--blocks 1 --replicas 2" in " ".join(words)

@@ -62,7 +62,7 @@ def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, 
     base = replace(predicted(1, 100.0, 1.0), recipe=Recipe("plain loop", Backprop()))
     table = advice.table([base, predicted(2, 100 * speed_up, speed_up)], {}, 1000, "images")
     assert (f"| {speed_up:.2f}, cannot be |" in table) == said
-    lines = list(advice.excessive([predicted(2, 100 * speed_up, speed_up)]))
+    lines = list(advice.impossible_predictions([predicted(2, 100 * speed_up, speed_up)]))
     assert len(lines) == said
     assert all("ddg, m=4 on 2 ranks is predicted to be 2.38 times" in line for line in lines)
 
@@ -72,7 +72,7 @@ def test_speed_ups_are_over_the_faster_of_the_plain_and_the_accumulating_loop():
     made = planner()
     ((names, table),) = made.subject.times.items()
     made.subject.times[names] = table | {8: [Cost(0.005, 0.01)] * 5}
-    alone = made.alone([4])
+    alone = made.on_one_rank([4])
     assert [p.recipe.name for p in alone] == ["plain loop, accumulating over 4", "plain loop"]
     assert [p.speed_up for p in alone] == pytest.approx([1.0, 0.5], rel=0.03)
     for p in made.predictions([Grid(2)], [4]):
@@ -86,13 +86,13 @@ SLOW = Network(bytes_per_second=1e3)
 
 def test_one_rank_is_recommended_where_it_is_faster_than_several():
     made = planner(SLOW)
-    found, (alone, *_) = made.predictions([Grid(2)], [4]), made.alone([4])
+    found, (alone, *_) = made.predictions([Grid(2)], [4]), made.on_one_rank([4])
     said = advice.advice(found, alone, {}, made.settings).splitlines()
     assert said[0].startswith("stay on one rank: plain loop")
     assert said[1].startswith("hybrid train --blocks 1 --model resnet8")
     assert said[-1].startswith("mpirun -n 2 hybrid train")
     fast = planner()
-    found, (alone, *_) = fast.predictions([Grid(2)], [4]), fast.alone([4])
+    found, (alone, *_) = fast.predictions([Grid(2)], [4]), fast.on_one_rank([4])
     assert "stay on one rank" not in advice.advice(found, alone, {}, fast.settings)
 
 

@@ -2,14 +2,14 @@
 
 from unittest.mock import Mock
 
-from hybrid.rounds.alternating import Alternating
+from hybrid.rounds.alternating import AlternatingRounds
 from solvers.windows import PhaseStats, Window
 
 
 def test_a_rest_corrects_every_round_whatever_the_rounds_between_corrections():
     exact = Mock()
     exact.train.side_effect = lambda *_: PhaseStats(samples=1)
-    rounds = Alternating(Mock(rank=0, now=float), exact, Mock(), correct_every=3)
+    rounds = AlternatingRounds(Mock(rank=0, now=float), exact, Mock(), correct_every=3)
     rounds.resting = True
     serial, parallel = PhaseStats(), PhaseStats()
     window = Window([Mock(step=0)])

@@ -1,4 +1,4 @@
-"""Rounds of a method that trains on mini-batches by itself."""
+"""Rounds of a method that trains every mini-batch once, without sweeps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from solvers.exact.exact_pass import ExactPass
 from solvers.windows import PhaseStats, Window
 
 
-class Alone(Rounds):
+class MiniBatchRounds(Rounds):
     """The program trains every mini-batch once; every `correct_every`-th round is serial instead.
 
-    So are all of the first `serial_steps`.
-    Before a serial round, and at the end of an epoch, the program is drained: what it has under
-    way is finished in its own time. The phase of an exact method is called serial.
+    The first `serial_steps` steps are serial, too. Before a serial round, and at the end of an
+    epoch, the program is drained: the time of what it then finishes counts as its own. The phase of
+    an exact method is called serial.
     """
 
-    alone = True
+    alternates = False
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Alone(Rounds):
                 with self.trace.span(phase):
                     part = self.program.train(trained)
                 own.add(part)
-            self.each += part.each
-            self.tick(len(trained.batches))
+            self.sample_losses += part.each
+            self.trained(len(trained.batches))
         if closing is not None:
             self._drained(own)
         if not own.samples:
-            serial.seconds += own.seconds  # of a drain alone
+            serial.seconds += own.seconds  # there was nothing but a drain
 
     def _drained(self, own: PhaseStats) -> None:
-        """Finish what is under way, in the method's own time."""
+        """Finish what is under way; its time counts as the method's own."""
         with own.timed(self.links.now):
             own.add(self.drain())

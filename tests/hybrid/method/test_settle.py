@@ -1,0 +1,65 @@
+"""One function settles a method, with the same refusals for a run, a bench and a plan."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from answers import refusal
+from trainings import digits
+
+from hybrid import OptimizerSettings, Trainer, TrainSettings, models, split
+from hybrid.bench.recipes import Recipe
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.settings.config import RoundSettings
+from solvers import DDG, AugmentedLagrangian
+from solvers.sync.local_sgd import LocalSGD
+
+HYBRID = Path(__file__).parents[3] / "hybrid"
+
+
+def test_one_function_builds_what_solvers_are_set_up_by():
+    builders = {
+        path.relative_to(HYBRID).as_posix()
+        for path in HYBRID.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Setup"
+    }
+    assert builders == {"method/settle.py"}
+
+
+@pytest.fixture(scope="module")
+def given():
+    return digits(3)
+
+
+def blocks():
+    return split(models.build("resnet8", 10, 1, 8), 2, balance="even")
+
+
+@pytest.mark.parametrize(
+    ("solver", "rounds", "options"),
+    [
+        (AugmentedLagrangian(beta=0.5), {"window": 4, "memory_gb": 1e-6}, {}),
+        (AugmentedLagrangian(), {"window": 4}, {"train": {"precision": "float16", "graphs": True}}),
+        (AugmentedLagrangian(), {"gaps": [(8, 0)]}, {}),
+        (AugmentedLagrangian(lam_step=0.5), {"window": 4}, {}),
+        (DDG(4), {}, {"sync": LocalSGD(), "replicas": 2, "train": {"ema": 0.9}}),
+        (DDG(4), {}, {"replicas": 64}),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_run_and_a_row_are_refused_for_the_same_reason(given, solver, rounds, options):
+    known = {**options, "train": TrainSettings(batch_size=32, **options.get("train", {}))}
+    trainer = Trainer(blocks(), solver, **rounds, **known, optimizer=OptimizerSettings(lr=0.01))
+    reason = refusal(trainer.settle, given[0])
+    made = Options(
+        **{key: value for key, value in known.items() if key not in ("sync", "replicas")}
+    )
+    recipe = Recipe("row", solver, trainer.correction, RoundSettings(**rounds))
+    if "sync" in known:
+        recipe = recipe.kept_by(known["sync"])
+    problem = Problem.of(made, blocks(), given[0])
+    assert refusal(recipe.method, problem, made, known.get("replicas", 1)) == reason
