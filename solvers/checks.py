@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 
 def unknown(name: str, known: Iterable[str], kind: str) -> str:
-    """That a name is none of those known, and which may be meant."""
+    """An error message for a name that is not known, with the name that may be meant."""
     known = list(known)
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
@@ -15,14 +15,14 @@ def unknown(name: str, known: Iterable[str], kind: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], least: float = 0.5) -> str | None:
-    """What is most alike of what is known, in any case of letters; None if nothing is, `least`.
+    """The known word that is most similar, in any case of letters; None below similarity `least`.
 
-    Of two as alike it is the one of the same letters: who types fast swaps them.
+    Of two equally similar words it is the one with the same letters: who types fast swaps letters.
     """
     word, best, highest = word[:100].lower(), None, (least, 0.0)
     for other in known:
         match = SequenceMatcher(None, other.lower(), word)
-        # bounds of the ratio, which is dear
+        # cheap upper bounds of the ratio
         if match.real_quick_ratio() >= highest[0] and match.quick_ratio() >= highest[0]:
             found = match.ratio(), match.quick_ratio()
             if found > highest:

@@ -96,18 +96,17 @@ class Bench:
             every = [Grid(wanted.blocks, wanted.replicas)]
         found: dict[str, tuple[Recipe, Grid]] = {}
         for grid in every:
-            (K, R), share = grid, share_size(size, 0, grid.replicas)
+            K, share = grid.blocks, share_size(size, 0, grid.replicas)
+            fitting = [r for r in made if r.micro_batches <= share]
             m = 1 if K == 1 else first
-            rows = [r for r in made if r.solver.exact and r.serial.micro_batches == m][:1]
+            rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
             worth = [
                 (-r.solver.parts(share), r.solver.progress(K, share), r)
-                for r in made
+                for r in fitting
                 if r.delayed and K > 1 and r.solver.progress(K, share)
             ]
             rows += [r for *_, r in sorted(worth, key=itemgetter(0, 1))[-1:]]
             for r in rows:
-                if size < R * max(r.serial.micro_batches, r.solver.parts(share)):
-                    continue
                 found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
         return found
 

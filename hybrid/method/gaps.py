@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 
 def settled_gaps(
@@ -19,7 +19,7 @@ def settled_gaps(
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return tuple(fit(counted.block_costs(problem.inputs), batch_size, micro_batches))
+        return tuple(fit_gaps(counted.block_costs(problem.inputs), batch_size, micro_batches))
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "

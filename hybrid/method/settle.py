@@ -100,7 +100,7 @@ def _check_messages(method: Method) -> None:
     for made, where in ((solver, "solver"), (correction, "correction")):
         for name in ("messages", "storage"):
             kind = getattr(made, name, "float32")
-            for cut in blocks.spoilt(kind):
+            for cut in blocks.cuts_changed_by(kind):
                 raise ValueError(
                     f"{where}.{name} is {kind!r}, which would change the integers that "
                     f"cross the cut before {cut}: choose float32, or another cut"

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import data, models
-from hybrid.cuts.given import listed
+from hybrid.cuts.given import units_of_list
 from hybrid.cuts.partition import split
 from hybrid.data import Data
 from hybrid.folder import checkpoint
@@ -98,7 +98,7 @@ def load(
         return restore(Path(run), Own(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
-    network = made if isinstance(made, nn.Module) else listed(made)[0]
+    network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
     return _filled(network, folder, manifest, "model=").eval()
 
 
@@ -117,7 +117,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if own.data_dir is not None:
         resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
     named = own.data or resolved.data.name
-    if is_reference(named) or named in data.NAMES:
+    if named in data.NAMES or data.reference(named):
         _needed(run, "--data", resolved.data.name, own.data)
     else:
         raise ValueError(
@@ -129,7 +129,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if is_reference(model):
         _needed(run, "--model", resolved.model.name, own.model)
         made = references.network(model)
-        network = made if isinstance(made, nn.Module) else listed(made)[0]
+        network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
         raise ValueError(

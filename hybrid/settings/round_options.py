@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hybrid.settings.limits import LARGE, MANY
 from solvers.acting import HAVE_TIME, Acts, Needs
-from solvers.exact.pipeline import FillSamples, FillStep
+from solvers.exact.pipeline import FillStep
 
 WINDOW = 4
 """Mini-batches of a window where none is asked for, and of a round without one."""
@@ -94,14 +94,6 @@ FILLS_ONE_LENGTH = Needs(
     "give a number of mini-batches, or rounds.fill=false",
 )
 FILLS = Acts("gaps are filled (rounds.fill)", lambda run: fills(run.solver, run.rounds))
-TAKES_SOME = Acts(
-    "a gap (rounds.gaps) takes a part of a mini-batch",
-    lambda run: (
-        not run.setup.fills
-        or len(run.gaps) == 1
-        or any(n % run.setup.batch_size for gap in run.gaps for n in gap)
-    ),
-)
 
 
 @dataclass(kw_only=True)
@@ -132,8 +124,6 @@ class RoundOptions:
     """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
     fill_step: Annotated[FillStep, FILLS, HAVE_TIME] = "added"
     """A filled gap's gradient: added to the exact one, or stepped on its own."""
-    fill_samples: Annotated[FillSamples, FILLS, TAKES_SOME] = "first"
-    """Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
     gaps: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
     """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
     memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0

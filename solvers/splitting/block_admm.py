@@ -10,9 +10,9 @@ from torch import Tensor
 
 from solvers.acting import Acts, Count, Needs, NotNegative, Positive
 from solvers.base import Setup, program_of, values_of
-from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
+from solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
 from solvers.layers.factorization import Factorization
-from solvers.layers.projection import Free, leading, passing_by, projection
+from solvers.layers.projection import Free, leading_projection, projection, skipping
 from solvers.splitting.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
 from solvers.splitting.factors import FactorCut
 from solvers.splitting.online import OnlineSweeps
@@ -43,7 +43,7 @@ STEPS_OF_Z = Acts(
 class BlockADMM(AugmentedLagrangian):
     r"""min_{w, Z} phi(f_{K-1}(Z_{K-1}), y)   s.t.   Z_k = f_{k-1}(Z_{k-1}),   Z_k in C_k.
 
-    With scaled duals U_k, for one sample (Z_k is `lam`, and `kappa` = rho U_k is what is stored):
+    With scaled duals U_k, for one sample (Z_k is `lam`; stored is `kappa` = rho U_k):
 
         L = phi(x_{K-1}, y) + sum_k rho_k/2 ||Z_k - x_{k-1} + U_k||^2 - rho_k/2 ||U_k||^2
         w_k:  theta_steps optimizer steps on rho_{k+1}/2 ||Z_{k+1} - x_k + U_{k+1}||^2  (last: phi)
@@ -52,24 +52,24 @@ class BlockADMM(AugmentedLagrangian):
         U_k <- U_k + kappa_step (Z_k - x_{k-1})
 
     **Online**, in windows whose Z are not kept, Z starts from one forward pass and U = 0 (after a
-    correction U = -p/rho). A sweep is, for each mini-batch, Z and then w:
+    correction U = -p/rho). In a sweep Z and then w step, for each mini-batch:
 
         gauss-seidel  Z_{K-1} first, then Z_{K-2} with the new Z_{K-1}, ...: the loss reaches every
                       block in one visit; block k works K-1-k mini-batches behind the last
-        jacobi        z_steps hops: every Z_k steps from the same old values, then Z and x are
-                      exchanged; the loss climbs one block a hop
+        jacobi        z_steps times, every Z_k steps from the same old values, then Z and x are
+                      exchanged; the loss goes down by one block each time
         then          w_k, all blocks at once, from the new Z_k towards the new Z_{k+1}
 
-    and, before another sweep, x_{k-1} anew and the step of U_k. **Batch**, the window "all" unless
-    every round is corrected, keeps Z and U of every sample, and a visit is
+    and, before another sweep, x_{k-1} is computed anew and U_k steps. **Batch**, with the window
+    "all" unless every round is corrected, keeps Z and U of every sample, and a visit is
 
         jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with
                       one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
         gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
-                      works k mini-batches behind the first, so the blocks are at work all the same
+                      works k mini-batches behind the first, so all blocks work at the same time
 
-    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that outgrows
-    `dual_limit` times its start and its Z is reset to zero, with a notice.
+    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that grows
+    beyond `dual_limit` times its start and its Z is reset to zero, with a notice.
     """
 
     name: ClassVar[str] = "block-admm"
@@ -96,13 +96,13 @@ class BlockADMM(AugmentedLagrangian):
     kappa_step: Annotated[NotNegative, EXCHANGES] = 1.0
     """Step of the scaled dual U."""
     theta_steps: Count = 1
-    """Optimizer steps of the weights a visit of a mini-batch."""
+    """Optimizer steps of the weights in each visit of a mini-batch."""
     z_steps: Annotated[Count, STEPS_OF_Z] = 1
-    """Gradient steps of Z a visit."""
+    """Gradient steps of Z in each visit."""
     optimizer: Literal["shared", "sgd", "adam"] = "shared"
-    """Of the weights' steps: the exact pass's, or one of the solver's own."""
+    """The optimizer of the weights' steps: the exact pass's, or one of the solver's own."""
     constraint: Annotated[str, PLAIN_CUT] = "none"
-    """What Z is held to: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
+    """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
     factor_rho: Annotated[Positive, FACTORIZED] = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorization."""
     dual_limit: Annotated[NotNegative, CARRIED] = 10.0
@@ -126,7 +126,7 @@ class BlockADMM(AugmentedLagrangian):
         return before + ([] if setup.carried else ["x"]), after
 
     def memory(self, setup: Setup, index: int) -> int:
-        """And the codes and duals of a factorization, but for the codes' ranks, as large as Z.
+        """As `Penalty`'s, with the codes and the dual of a factorization, each about as large as Z.
 
         In the order "gauss-seidel" a window of Z may be on its way to a block that is behind.
         """
@@ -157,7 +157,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             own = [{"weight_decay": 0.0, **group} for group in groups]
             own = [{key: group[key] for key in ("params", "weight_decay")} for group in own]
             block.optimizers["local"] = torch.optim.AdamW(own, lr=0.0)
-        self._layer = None if block.first else leading(block.module)
+        self._layer = None if block.first else leading_projection(block.module)
         everywhere = projection(solver.constraint)
         self._constraint_in = Free() if block.first else self._layer or everywhere
         self._constraint_out = Free() if block.last else block.cut_after or everywhere
@@ -169,17 +169,17 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             self._constraint_out = Free()
         self._start_norm: float | None = None
 
-    def _begin(self, record: Record) -> None:
-        super()._begin(record)
+    def _start_variables(self, record: Record) -> None:
+        super()._start_variables(record)
         if record.lam is not None:
             self._start_norm = None
             if not self.setup.carried:
                 self._store.put("x", record.rows, self._pool(record.lam))
             if self._factors is not None:
-                self._factors.record(record.rows, self._own(record.rows))
+                self._factors.record(record.rows, self._lam(record.rows))
 
     def train(self, window: Window) -> PhaseStats:
-        """Sweep the window, then watch the duals, if they moved."""
+        """Sweep the window, then limit the duals if they outlive it."""
         if self._start_norm is None:
             self._start_norm = self._dual_norm()
         stats = super().train(window)
@@ -197,8 +197,8 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> tuple[Tensor, Tensor | None]:
         if self._factors is not None:
-            self._factors.update_factors(rows, self._own(rows))
-        with passing_by(self._layer):
+            self._factors.update_factors(rows, self._lam(rows))
+        with skipping(self._layer):
             return super().gradient(batch, rows, with_input, stats, visit)
 
     def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
@@ -208,26 +208,26 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
     def _jacobi(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         x, p_in = self.gradient(batch, rows, exchange, stats)
         if exchange and not self.block.last:
-            self._hand_up(rows, x)
+            self._send_output(rows, x)
         z = None
         if exchange and not self.block.first:
             z = self._z_update(batch, rows, self.links.from_previous(), p_in)
         self._weight_steps(batch, rows)
         if z is not None:
-            self._hand_down(rows, z, stats)
+            self._send_lam(rows, z, stats)
 
     def _gauss_seidel(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         block = self.block
         if exchange and not block.first:
             x = self.links.from_previous()
-            self._hand_down(rows, self._z_update(batch, rows, x), stats)
+            self._send_lam(rows, self._z_update(batch, rows, x), stats)
         self.gradient(batch, rows, False, stats)
         self._weight_steps(batch, rows)
         if exchange and not block.last:
-            self._hand_up(rows, self._output(batch, rows))
+            self._send_output(rows, self._output(batch, rows))
 
     def _weight_steps(self, batch: Batch, rows: Rows) -> None:
-        """The gradient at hand is the first step's."""
+        """Take theta_steps steps, the first on the gradient at hand."""
         for number in range(self.solver.theta_steps):
             if number:
                 self.gradient(batch, rows, False, PhaseStats(), number)
@@ -241,38 +241,38 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         p_in: Tensor | None = None,
         steps: int | None = None,
     ) -> Stepped:
-        """Z_k and kappa_k after a visit; `p_in` is the adjoint at the old Z_k, if it is known."""
-        old, kappa, cut = self._raw_own(rows), self._multiplier("kappa_in", rows), self._before
+        """Z_k and kappa_k after a visit; `p_in`: the adjoint at the old Z_k, if it is known."""
+        old, kappa, cut = self._stored_lam(rows), self._multiplier("kappa_in", rows), self._before
         steps = self.solver.z_steps if steps is None else steps
         if self._factors is not None:
-            new = self._factored_step(batch, rows, x.to(self._own(rows).dtype), p_in)
+            new = self._factored_step(batch, rows, x.to(self._lam(rows).dtype), p_in)
         elif steps == 1:
             if p_in is None:
-                p_in = self._adjoint(batch, rows, self._own(rows))[1]
-            return self._stepped(rows, old, x, p_in)
+                p_in = self._adjoint(batch, rows, self._lam(rows))[1]
+            return self._lam_update(rows, old, x, p_in)
         else:
-            new = self._own(rows)
+            new = self._lam(rows)
             for number in range(steps):
                 if number or p_in is None:
                     p_in = self._adjoint(batch, rows, new)[1]
-                new = descend(new, x, kappa, p_in, cut.moving, self._eta, self.solver.filter)
-            new = self._held_in(new)
-        rate = self._ascent * 2 * cut.moving
-        return settle(new, old, x, kappa, cut.moving, rate, self.solver.filter)
+                new = descend(new, x, kappa, p_in, cut.step_beta, self._eta, self.solver.filter)
+            new = self._project_in(new)
+        rate = self._kappa_rate * 2 * cut.step_beta
+        return complete_step(new, old, x, kappa, cut.step_beta, rate, self.solver.filter)
 
     def _factored_step(self, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None) -> Tensor:
         assert self._factors is not None
         if p_in is None:
             p_in = self._adjoint(batch, rows, self._input(rows))[1]
-        kappa, rho = self._store.get("kappa_in", rows), 2 * self._before.moving
+        kappa, rho = self._store.get("kappa_in", rows), 2 * self._before.step_beta
         return self._factors.step(rows, x - kappa / rho, p_in, rho, self.solver.factor_rho)
 
     def _input(self, rows: Rows) -> Tensor:
-        return self._own(rows) if self._factors is None else self._factors.input(rows)
+        return self._lam(rows) if self._factors is None else self._factors.input(rows)
 
     def _output(self, batch: Batch, rows: Rows) -> Tensor:
         """x_k."""
-        with torch.no_grad(), passing_by(self._layer):
+        with torch.no_grad(), skipping(self._layer):
             lam = batch.images() if self.block.first else self._input(rows)
             x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
             return x
@@ -281,7 +281,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
         block = self.block
         z = z.detach().requires_grad_()
-        with passing_by(self._layer):
+        with skipping(self._layer):
             x = block.forward(z, (2, batch.step, self._sweep))
         scale = block.loss_scale
         if block.last:
@@ -289,7 +289,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
                 (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
             return None, block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-        beta, factor = self._after.coupling, self.solver.filter
+        beta, factor = self._after.weight_beta, self.solver.filter
         samples = len(batch) / scale  # scaled before it is rounded to x's format
         coupling = couple(x.detach(), target, kappa, beta, factor, samples)
         with block.span("backward"):
@@ -297,7 +297,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
         return x.detach(), block.stored_adjoint(p.to(z.dtype) * samples)
 
     def _limit_duals(self, stats: PhaseStats) -> None:
-        """Reset duals that have grown too large: decided alike on both sides of a cut."""
+        """Reset duals that have grown too large; both sides of a cut decide alike."""
         block, limit, mine = self.block, self.solver.dual_limit, None
         if not block.first:
             mine = self._dual_norm(), max(self._start_norm or 0.0, self._store.norm("lam"))
@@ -315,7 +315,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
 
     def _dual_norm(self) -> float:
         """||U_k|| over the window."""
-        rho = 2 * self._before.moving
+        rho = 2 * self._before.step_beta
         return 0.0 if self.block.first else self._store.norm("kappa_in") / rho
 
     def state(self) -> State:
@@ -338,25 +338,25 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             everything = slice(0, self._store.samples)
             for name in ("codes", "factor_dual"):
                 self._store.put(name, everything, channels_last(before)[name])
-            # RuntimeError where they are of other shapes
+            # RuntimeError if their shapes do not fit
             self._store.get("factor_dual", everything) + self._factors.input(everything)
 
     @property
-    def _ascent(self) -> float:
+    def _kappa_rate(self) -> float:
         return self.solver.kappa_step
 
     @property
-    def _held(self) -> Held | None:
+    def _constraint(self) -> Constraint | None:
         return self._constraint_in
 
-    def _held_in(self, lam: Tensor) -> Tensor:
-        return self._constraint_in.project(self._fed(lam))
+    def _project_in(self, lam: Tensor) -> Tensor:
+        return self._constraint_in.project(self._as_block_input(lam))
 
-    def _held_out(self, lam: Tensor) -> Tensor:
-        return self._constraint_out.project(self._fed(lam))
+    def _project_out(self, lam: Tensor) -> Tensor:
+        return self._constraint_out.project(self._as_block_input(lam))
 
-    def _fed(self, lam: Tensor) -> Tensor:
-        """What a block sees of lam: in the filter mode "input" the upsampling of S lam."""
+    def _as_block_input(self, lam: Tensor) -> Tensor:
+        """lam as the block's input: in the filter mode "input" the upsampling of S lam."""
         return lam if self._whole else upsample(self._pool(lam), self.solver.filter)
 
 

@@ -18,7 +18,7 @@ from hybrid.ranks.grid import Grid
 from solvers import Batch
 from solvers.blocks.buffers import frozen_statistics
 from solvers.instances.nodes import node_slices
-from solvers.layers.depth import Skippable, decided, survival
+from solvers.layers.depth import Skippable, nothing_left_out, survival
 from solvers.state import State
 
 MOMENTUM = 0.9
@@ -126,7 +126,7 @@ class Masked:
         unit = self.parts[u][1]
         if not survival(unit[0]) < 1:
             return functional_call(unit, weights, (x,))
-        with decided():
+        with nothing_left_out():
             return x + self.mask(i, u) * (functional_call(unit, weights, (x,)) - x)
 
     def ticks(self, i, k, forward):

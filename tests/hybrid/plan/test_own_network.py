@@ -222,8 +222,7 @@ def test_what_is_frozen_is_neither_summed_nor_stepped():
     bytes_ = sum(p.nbytes for p in made.model.first.parameters())
     needed = []
     for each in (made, frozen):
-        whole = each.blocks(1, 16)
-        needed.append(each._memory.needed(whole, each.subject.inputs(whole), BASE, [])[0])
+        needed.append(each.memory(each.blocks(1, 16), BASE)[0])
     assert needed[0] - needed[1] >= (made._memory._copies - 1) * bytes_
 
 

@@ -142,7 +142,7 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
     lag = 3
     Noting.log.clear()
     Noting(lag=1).start(few[0], 0).known.clear()
-    fitted(trainer(solver, sampler=Noting(lag=lag), **more), few)
+    fitted(trainer(solver, sampler=Noting(lag=lag), model="plain", **more), few)
     seen = {}
     for epoch, number, known in Noting.log:
         seen.setdefault((epoch, number), known)
@@ -160,7 +160,12 @@ def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypa
     """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
-    some = {"sampler": BOTH[name], "train": {"report_every": 1}, "checkpoint": every}
+    some = {
+        "sampler": BOTH[name],
+        "train": {"report_every": 1},
+        "checkpoint": every,
+        "model": "plain",
+    }
     run = tmp_path / "run"
     expected = fitted(trainer(Backprop(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
@@ -176,7 +181,7 @@ def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     sampler = SelectiveBackprop(lag=4)
-    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every}
+    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every, "model": "plain"}
     run = tmp_path / "run"
     expected = fitted(trainer(DDG(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
@@ -193,7 +198,7 @@ def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_pat
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
-    some["train"] = {"report_every": 1}
+    some |= {"train": {"report_every": 1}, "model": "plain"}
     run = tmp_path / "run"
     expected = fitted(trainer(AugmentedLagrangian(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):

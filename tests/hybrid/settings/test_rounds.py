@@ -110,7 +110,6 @@ def test_what_is_settled_is_settled_as_it_is(solver):
         ),
         (FILLING, {"window": 4, "gaps": [(8, 8)]}, "rounds.gaps is [(8, 8)], which has an effect"),
         (FILLING, {"fill": False, "fill_step": "own"}, "rounds.fill_step is 'own', which has an"),
-        (FILLING, {"window": 4, "fill_samples": "largest"}, "rounds.fill_samples is 'largest', "),
     ],
     ids=str,
 )

@@ -173,7 +173,7 @@ def test_trained_blocks_equal_a_table_of_versions_bit_for_bit(name, K, m):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(K=st.sampled_from([2, 3, 5]), m=st.integers(1, 9), batch=st.integers(1, 11), data=st.data())
 def test_resumed_and_on_virtual_links_the_bits_are_the_same(name, K, m, batch, data):
     solver = replace(METHODS[name], micro_batches=m)
