@@ -29,7 +29,7 @@ def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: 
     if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
         raise ValueError(
             f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
-            "dict of tensors with a row a sample"
+            "dict of tensors with one row for each sample"
         )
 
 

@@ -133,8 +133,8 @@ class Blocks:
         """
         value, units = tree_map(lambda x: x[:2].to(self._device), inputs), []
         count = len(tree_leaves(value)[0])
-        alone = isinstance(value, Tensor)
-        bundle = None if alone else Bundle.of(value, count, "an input")
+        single = isinstance(value, Tensor)
+        bundle = None if single else Bundle.of(value, count, "an input")
         with mode(self.model, training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 if i:

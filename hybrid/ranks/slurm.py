@@ -1,4 +1,4 @@
-"""A training as a Slurm batch script, which goes on in a later job where its time ends."""
+"""A training as a Slurm batch script, which is requeued when its time limit has stopped it."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from hybrid.ranks.grid import Grid
 from hybrid.settings.config import SplitSettings
 
 SIGNAL_SECONDS = 120
-"""How long before its end Slurm tells a job so; Slurm may be a minute early."""
+"""Seconds before its time limit at which a job is signaled; Slurm may be a minute early."""
 
 LAUNCHERS = {
     # pe: the cores of a rank; the hosts come from Slurm
@@ -27,7 +27,7 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of Slurm; ValueError names a field that cannot be, and what can."""
+    """What is asked of Slurm; ValueError names an impossible field, and what is allowed."""
 
     config: Path
     """Settings, read when the job starts."""
@@ -39,7 +39,7 @@ class Request:
     cpus_per_rank: int = 8
     time: str = "04:00:00"
     seeds: str = ""
-    """A job a seed: "0,1,2" or "0-4"; empty: one job with the seed of the settings."""
+    """One job for each seed: "0,1,2" or "0-4"; empty: one job with the seed of the settings."""
     max_requeues: int = 20
     partition: str = ""
     account: str = ""
@@ -69,8 +69,8 @@ class Request:
             raise ValueError(f"--launcher is {self.launcher!r}; choose {' or '.join(LAUNCHERS)}")
         if seconds(self.time) <= SIGNAL_SECONDS:
             raise ValueError(
-                f"--time is {self.time}; a job is told {SIGNAL_SECONDS} seconds before its end, "
-                "so ask for more"
+                f"--time is {self.time}, but a job is signaled {SIGNAL_SECONDS} seconds before its "
+                "end: ask for more"
             )
         _check_seeds(self.seeds)
         if self.seeds and "train.seed" in (

@@ -157,8 +157,8 @@ def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
     if values.dim() == 0 or len(values) != count:
         shown = f"a tensor of shape {tuple(values.shape)}" if values.dim() else "one number"
         raise ValueError(
-            f"a metric gave {shown} for {count} samples: it must give a row a sample, or one "
-            "number, whatever the samples"
+            f"a metric gave {shown} for {count} samples: let it give one row for each sample, or "
+            "one number for all of them"
         )
     return values.sum() if values.dim() == 1 else values.flatten(1).double().mean(1).sum(), count
 

@@ -81,7 +81,7 @@ class Objective:
             raise ValueError(
                 f"{self.named} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
                 "and the sampler learns from a loss of each: give one that takes reduction='none', "
-                "or gives a row a sample, or take sampler.name=uniform"
+                "or gives one row for each sample, or take sampler.name=uniform"
             )
         each: Tensor = values.float()
         return each.flatten(1).mean(1) if each.dim() > 1 else each
@@ -152,7 +152,7 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
         samples = len(tree_leaves(targets)[0])
         raise ValueError(
             f"{named} is {once:.4g} for {samples} samples and {twice:.4g} for the same twice, so "
-            "it is a sum: give their mean (torch's reduction='mean'), or a row a sample "
+            "it is a sum: give their mean (torch's reduction='mean'), or one value for each sample "
             "(reduction='none')"
         )
 
@@ -169,7 +169,7 @@ def mean(values: Tensor, count: int) -> Tensor:
         return values
     if len(values) != count:
         raise ValueError(
-            f"the loss gave a tensor of shape {tuple(values.shape)} for {count} samples: it must "
-            "give their mean, or a row a sample"
+            f"the loss gave a tensor of shape {tuple(values.shape)} for {count} samples: let it "
+            "give their mean, or one row for each sample"
         )
     return values.mean()

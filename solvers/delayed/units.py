@@ -310,7 +310,7 @@ class UnitMemory(NamedTuple):
 def unit_memories(
     module: nn.Module, slices: Sequence[slice], x: Tensor, graph: GraphBytes
 ) -> Iterator[UnitMemory]:
-    """Of every unit of a block, for the block's input x."""
+    """The memory of each unit of a block, for the block's input x."""
     parts = [*module._modules.values()]  # children() leaves out the second use of a module
     with torch.no_grad(), frozen_statistics(module), nothing_left_out():
         for some in slices:

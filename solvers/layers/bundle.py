@@ -49,7 +49,7 @@ class Bundle:
             if leaf.dim() == 0 or len(leaf) != samples:
                 raise ValueError(
                     f"{where} has shape {tuple(leaf.shape)} for {samples} samples: a tensor there "
-                    "needs a row a sample; make it a buffer of the module, or cut elsewhere"
+                    "needs one row for each; make it a buffer of the module, or cut elsewhere"
                 )
         exact = tuple(None if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
         if isinstance(value, Tensor) and not any(exact):

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from torch import Tensor
 
 from solvers.kernels import Stepped, ascend
+from solvers.splitting.block_updates import BlockUpdates
 from solvers.splitting.coefficients import Coefficients
 from solvers.windows import Batch, PhaseStats, Rows, Window
 
 
-class OnlineSweeps:
-    """The part of a program that sweeps a window: Z steps, then w, and with an exchange U."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Attributes of the program that this is a part of."""
+class OnlineSweeps(BlockUpdates):
+    """Sweeps of one block over a window: Z steps, then w, and with an exchange U."""
 
     def online_sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem once."""
@@ -60,8 +54,7 @@ class OnlineSweeps:
     def _z_step(self, batch: Batch, rows: Rows, steps: int, p_in: Tensor | None = None) -> Stepped:
         """Z_k after `steps` steps towards the stored x; U_k stays."""
         x = self._store.raw("x", rows)
-        stepped: Stepped = self._z_update(batch, rows, x, p_in, steps)
-        return stepped._replace(kappa=None)
+        return self._z_update(batch, rows, x, p_in, steps)._replace(kappa=None)
 
     def _dual_steps(self, window: Window, number: int) -> None:
         """Send x_k of the new weights up, and step U on both sides of a cut."""

@@ -9,8 +9,6 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from hybrid.bench.pipelines import Pipeline
-from hybrid.bench.processes import host_cores, process_group
 from problems import trained_by_hand
 from torch import nn
 

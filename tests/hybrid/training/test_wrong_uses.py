@@ -60,7 +60,7 @@ BEFORE = {
     "unequal rows": ({"train": (X, Y[:60])}, "64 and 60 rows", "give as many of each"),
     "a loss of another length": (
         {"loss": lambda out, y: out.sum(1)[:-1]},
-        *("shape (1,) for 2 samples", "a row a sample"),
+        *("shape (1,) for 2 samples", "one row for each sample"),
     ),
     "a loss that is a sum": (
         {"loss": nn.CrossEntropyLoss(reduction="sum")},
@@ -280,7 +280,7 @@ WHILE = {
     ),
     "a loss of another length": (
         {"loss": after(9, entropy, lambda out, y: out[:-1, 0])},
-        *("shape (15,) for 16 samples", "a row a sample"),
+        *("shape (15,) for 16 samples", "one row for each sample"),
     ),
     "a loss without a graph": (
         {"loss": after(9, entropy, lambda out, y: entropy(out, y).detach())},
