@@ -121,8 +121,9 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
 
 def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
-    check({"data": wanted}, Known(data=wanted))
-    if reference := data.reference(wanted.name):
+    reference = data.reference(wanted.name)
+    check({"data": wanted}, Known(own_data=bool(reference)))
+    if reference:
         train, test = references.data_sets(reference)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)

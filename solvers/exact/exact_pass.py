@@ -22,10 +22,7 @@ from solvers.exact.wire import Wire, WireFormat
 from solvers.state import Tensors
 from solvers.windows import Batch, PhaseStats, Record, Window
 
-UNUSED = (
-    "leave it out, set its default where a run that goes on has another value, or set the "
-    "solver's own setting of that name where it has one"
-)
+UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(
     "there are serial corrections (rounds.correct_every, rounds.serial_epochs)",
     lambda run: run.setup.corrects or run.setup.fills,

@@ -81,7 +81,7 @@ class Penalty(Solver):
     beta: Positive = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
     beta_unit: Literal["square", "energy"] = "square"
-    """What beta is a coefficient of: squared norms, or their share of the activations' energy."""
+    """What beta multiplies: squared norms, or squared norms over the activations' energy."""
     lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
     """Penalty coefficient of the steps of lam (and of kappa); unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0

@@ -16,12 +16,10 @@ WorkerKind = Literal["thread", "forkserver"]
 OWN_MODEL = Acts(
     "model.name is a network of this package", lambda run: not is_reference(run.model.name)
 )
-OWN_DATA = Acts(
-    "data.name is a data set of this package", lambda run: not is_reference(run.data.name)
-)
+OWN_DATA = Acts("data.name is a data set of this package", lambda run: not run.own_data)
 READS = Acts(
     "data.name is your own function, since this package's data are in memory",
-    lambda run: is_reference(run.data.name),
+    lambda run: run.own_data,
 )
 AUGMENTS = Needs(
     "lam is not carried without corrections, which trains on plain images (rounds.window is not "

@@ -16,12 +16,12 @@ ALIKE = Needs(
     "leave it out, or choose sync.name=all-reduce",
 )
 ALIKE_IN_FLOAT16 = Needs(
-    "it is not 'float16', or replicas have the same weights after every step (all-reduce)",
+    "in float16 replicas have the same weights after every step (sync.name is all-reduce)",
     lambda run: run.train.precision != "float16" or run.replicas == 1 or run.sync.exact,
     "choose bfloat16, or sync.name=all-reduce",
 )
 ADDS_ALIKE = Needs(
-    "it is not 'float16', whose scale may change between the passes of a step, or no gap is filled",
+    "in float16 no gaps are filled, since its scale may change between the passes of a step",
     lambda run: run.train.precision != "float16" or not run.setup.fills,
     "choose bfloat16, or give a --window",
 )

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from hybrid.method import checks
-from hybrid.settings.config import DataSettings, ModelSettings
+from hybrid.settings.config import ModelSettings
 from hybrid.settings.explaining import conditions
 from solvers import acting, registry
 from solvers.acting import Acts, Count, Known, Needs, Positive, Settings
@@ -111,7 +111,7 @@ def test_every_condition_can_be_asked_of_a_run(solver):
     with patch.object(checks, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
         train(_asked(next(mode for mode in MODES if mode.solver == solver)))
     ((sections, run),) = asked
-    more = {"data": DataSettings(), "model": ModelSettings(), "optimizer_keeps_state": True}
+    more = {"own_data": False, "model": ModelSettings(), "optimizer_keeps_state": True}
     known = SimpleNamespace(**{**vars(run), **more, "ranks": 1})
     for section, settings in sections.items():
         cls = type(settings)

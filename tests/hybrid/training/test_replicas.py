@@ -306,7 +306,7 @@ REFUSED = [
     ),
     (
         {"replicas": 2, "sync": LocalSGD(), "train": {"precision": "float16"}},
-        "train.precision is 'float16', which works only where replicas have the same weights",
+        "train.precision is 'float16', which works only where in float16 replicas have the same",
     ),
     (
         {"replicas": 2, "sync": AllReduce("int8"), "train": {"precision": "float16"}},

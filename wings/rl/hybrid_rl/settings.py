@@ -53,7 +53,7 @@ class RlSettings(Section):
     temperature: float | None = Field(default=None, gt=0, le=LARGE)
     """Weight of the policy's entropy; unset: learned, for an entropy of -1 for each action."""
     representation: bool = True
-    """Learn from features of states and actions; off: from these themselves."""
+    """Learn from features of states and actions; off: from states and actions themselves."""
     units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
     """Units of phi, and of psi, in all their layers together."""
     layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
