@@ -131,7 +131,7 @@ def test_a_spoilt_sample_of_any_replica_is_named(replicas, few):
         trainer(Backprop(), replicas=replicas).fit(train, test)
 
 
-@pytest.mark.parametrize(("replica", "sync"), enumerate(SYNCS))
+@pytest.mark.parametrize(("replica", "sync"), [*enumerate(SYNCS)])
 def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     replica, sync, few, tmp_path, monkeypatch
 ):
