@@ -11,7 +11,7 @@ from typing import TextIO
 
 MOST_CHARACTERS = 1200
 STOPPED = 75
-"""The status after a request to stop: not done, to be gone on with (EX_TEMPFAIL)."""
+"""The exit status after a request to stop: unfinished, to be resumed (EX_TEMPFAIL)."""
 _OWN = {"hybrid", "solvers"}
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
@@ -26,7 +26,7 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def tell(text: str, stream: TextIO | None = None) -> bool:
-    """Write a line to stderr, or another stream; False, and silence from then on, if it is gone.
+    """Write a line to stderr, or another stream; False if that fails, after which it is silenced.
 
     A reader that has ended, or a full disk, must not end a training.
     """
@@ -44,14 +44,14 @@ def tell(text: str, stream: TextIO | None = None) -> bool:
 
 
 class AgreedError(ValueError):
-    """An error that every rank knows of and raises together: to be told once, by the first."""
+    """An error that all ranks know of and raise together; the first rank alone prints it."""
 
 
 class StoppedError(SystemExit):
-    """A training has stopped because it was asked to; every rank raises it, the first has said why.
+    """A training has stopped on request; every rank raises it, and the first has said why.
 
-    Uncaught, it ends the process with `STOPPED`. It is no Exception: what goes on after any failure
-    of one training must not begin the next one after a request to stop. Its text is the reason.
+    Uncaught, it ends the process with `STOPPED`. It is no Exception, because a loop that survives
+    the failure of one training must not begin the next one after a request to stop.
     """
 
     def __init__(self, why: str) -> None:
@@ -68,10 +68,9 @@ class CodeError(ValueError):
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Code that is given to this package may fail within, but end nothing: sys.exit() is an error.
+    """Turn sys.exit() in code that is given to this package into an error.
 
-    Its status may be 0, of a training that has not been. Ctrl-C, and a request to stop, go on as
-    they are.
+    Its status may be 0, although nothing was trained. Ctrl-C and requests to stop pass unchanged.
     """
     try:
         yield
@@ -81,7 +80,7 @@ def no_exit() -> Iterator[None]:
         raise CodeError(format_error(error)) from error
 
 
-def place(error: BaseException) -> str:
+def code_line(error: BaseException) -> str:
     """File and line of the innermost frame outside libraries; empty if that is this package's."""
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -95,11 +94,11 @@ def place(error: BaseException) -> str:
 
 def format_error(error: BaseException) -> str:
     """An error of a user's code on one line: its kind, its text, and where it came from."""
-    where = place(error)
+    where = code_line(error)
     text = f"{type(error).__name__}: {one_line(error)}" + (f" ({where})" if where else "")
     if isinstance(error, Exception):
         return text
-    return f"{text} would end the process: let the code raise an error if it fails, else return"
+    return f"{text} would end the process: raise an error if the code fails, else return"
 
 
 def one_line(error: BaseException) -> str:
@@ -119,7 +118,7 @@ def one_line(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What to tell of any error: unless it says all, also where its traceback is kept."""
+    """The text of any error, and the file with its traceback unless the text says everything."""
     kind = f"{type(error).__name__}: "
     if isinstance(error, CodeError):
         kind = ""

@@ -16,8 +16,8 @@ def end_with_parent() -> None:
         its descriptor is readable      a thread ends this process: another process may have that
                                         end of the pipe, too, as one that it forked
 
-    Its own parent is no sign: a fork server lives for as long as a worker does. Neither is the
-    kernel's signal of a parent's death, which comes when the thread ends that started the worker.
+    Its direct parent is no sign, since a fork server lives as long as its workers. Neither is the
+    kernel's signal of a parent's death, which comes when the thread that started the worker ends.
     """
     parent = parent_process()
     assert parent is not None, "no process has started this one"
@@ -40,7 +40,7 @@ def _end_after(descriptor: int) -> None:
 
 
 def _is_readable(descriptor: int, milliseconds: int | None = 0) -> bool:
-    """Whether it is, or gets so in that time; None: for as long as it takes."""
+    """Whether a descriptor becomes readable in that time; None waits for as long as it takes."""
     poll = select.poll()  # select takes no descriptor above 1023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(milliseconds))

@@ -1,7 +1,7 @@
-"""The one way in which files are read that others may have put there: a run folder's above all.
+"""The only way to read files that others may have put there, in run folders above all.
 
-A folder that one was given may hold a pipe, which would be waited for without end, a link to
-anybody's file, or a file of any size that takes no room on the disk.
+A folder may hold a pipe, which would block a reader for ever, a link to another user's file, or a
+file of any size that takes no room on the disk.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 MOST_OF_LINES = 1 << 30
-"""Bytes of a file of lines; an hour of a small run has half a million."""
+"""The largest file of lines; an hour of a small run has half a million bytes."""
 MOST_OF_A_LINE = 1 << 24
 
 
@@ -48,9 +48,9 @@ def read_whole(path: Path, most: int, links: bool = False) -> bytes:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of such a file, with their breaks; the run's end may have cut off the last.
+    """The complete lines of such a file, with their breaks; a killed run may leave half a line.
 
-    ValueError for a line of more than `MOST_OF_A_LINE` bytes, as holes in a file are.
+    ValueError for a line of more than `MOST_OF_A_LINE` bytes, as a hole in a file is.
     """
     with opened(path, MOST_OF_LINES) as file:
         number = 0

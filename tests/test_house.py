@@ -36,7 +36,7 @@ ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.runs", "hybrid.training"),
-    *("hybrid.method", "hybrid.training.callbacks.base", "hybrid.rounds", "hybrid.optimizers"),
+    *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
@@ -45,7 +45,7 @@ ROOMS = (
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.named", "solvers.checks"),
+    *("solvers.named", "solvers.checks", "solvers.acting"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
@@ -164,11 +164,11 @@ OTHERWISE = {
     ("hybrid.folder.files", "sync"): "a folder",
     ("hybrid.folder.files", "_copy"): "moves what it has found to be a regular file",
     ("hybrid.folder.lock", "__init__"): "a new file",
-    ("hybrid.folder.lock", "_make"): "a new file, of its own other one",
-    ("hybrid.folder.lock", "_touched"): "looks for a file's time, and reads nothing",
-    ("hybrid.folder.lock", "_quickly"): "looks for a file's time, and reads nothing",
-    ("hybrid.folder.lock", "_machine"): "/proc",
-    ("hybrid.folder.lock", "_born"): "/proc",
+    ("hybrid.folder.lock", "_copy"): "a new file, of its own other one",
+    ("hybrid.folder.lock", "_touched_at"): "looks for a file's time, and reads nothing",
+    ("hybrid.folder.lock", "_without_waiting"): "looks for a file's time, and reads nothing",
+    ("hybrid.folder.lock", "_boot"): "/proc",
+    ("hybrid.folder.lock", "_started_at"): "/proc",
     ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
     ("hybrid.training.callbacks.csv_logger", "_add"): "writes at the end of a file",
 }

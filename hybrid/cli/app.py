@@ -1,4 +1,4 @@
-"""The command, its groups and its end."""
+"""The command `hybrid`: its subcommands, and how the process ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from hybrid.cli import cluster, compare, discover, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
+from solvers.named import added, package
 
 GROUP = "hybrid.commands"
 """The entry points by which another package adds a command that trains: NAME = "module:app"."""
@@ -24,27 +25,29 @@ class Commands(TyperGroup):
     """The commands of this package, and those of others, which are imported when asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        others = sorted(entry_points(group=GROUP).names - self.commands.keys())
-        return [*super().list_commands(ctx), *others]
+        return [*super().list_commands(ctx), *sorted(self._others())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        for point in () if found else entry_points(group=GROUP, name=cmd_name):
-            try:
-                return typer.main.get_command(point.load())
-            except (ImportError, AttributeError) as error:
-                raise ValueError(
-                    f"the package that adds the command {cmd_name!r} cannot be imported: {error}: "
-                    "install it again, or uninstall it"
-                ) from None
-        return found
+        point = self._others().get(cmd_name)
+        if point is None:
+            return super().get_command(ctx, cmd_name)
+        try:
+            return typer.main.get_command(point.load())
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"{package(point)}, which adds the command {cmd_name!r}, cannot be imported: "
+                f"{error}: install it again, or uninstall it"
+            ) from None
+
+    def _others(self) -> dict[str, EntryPoint]:
+        return added(GROUP, "command", self.commands)
 
 
 app = typer.Typer(
     cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train networks in blocks, over MPI: auxiliary variables, delayed gradients, replicas.",
+    help="Train a network in blocks, one block for each MPI rank or thread.",
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
@@ -64,11 +67,11 @@ def _options(
 
 
 def main() -> None:
-    """Run the command; every failure is one line, said once, and a non-zero exit."""
+    """Run the command; every failure is one line, printed once, and a non-zero exit status."""
     status = run_command(lambda: typer.main.get_command(app).main(standalone_mode=False))
     alone = not launch.launched_size() and threading.active_count() > 1
     if status == INTERRUPTED or (status and alone):
-        # threads are at work: libraries abort when Python ends under them
+        # other threads still run, and their libraries abort when Python ends before them
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)

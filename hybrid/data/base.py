@@ -1,4 +1,4 @@
-"""What training needs of a data set, whatever it is made of."""
+"""The interface between training and any data set."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Data(ABC):
     """
 
     inputs: Bundle | None = None
-    """Of the network's inputs, where they are not one tensor."""
+    """The structure of the network's inputs, if they are not one tensor."""
     answers: Bundle | None = None
-    """Of the targets, where they are not one tensor."""
+    """The structure of the targets, if they are not one tensor."""
     together: bool = False
-    """Whether a mini-batch is made as a whole, and a part of it best taken from that."""
+    """Whether a mini-batch is made as a whole, of which parts are then taken."""
     augmented: bool = False
-    """Whether samples are drawn anew in every epoch."""
+    """Whether augmentation makes other samples in every epoch."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -46,20 +46,20 @@ class Data(ABC):
         """
 
     def expect_classes(self, count: int) -> None:  # noqa: B027
-        """Told that targets are to be classes below `count`, or LEFT_OUT; 0: they need not be.
+        """Expect targets to be classes below `count`, or LEFT_OUT; 0: expect nothing.
 
-        ValueError for one that is not, if they are known; else `targets` raises it.
+        ValueError for one that is not, if the targets are known; else `targets` raises it.
         """
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
-        """Told of the mini-batches that will be asked for, in their order."""
+        """Called with the mini-batches that will be asked for, in their order."""
 
     def only(self, images: bool, labels: bool) -> Data:
-        """For a rank that asks for inputs, for targets, for both or for none of them."""
+        """The data set for a rank that asks for inputs, for targets, for both or for neither."""
         return self
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what was opened to read samples."""
+        """Close what was opened to read samples."""
 
 
 def check_classes(targets: Tensor, count: int, ids: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Items of a user's data set, made in this thread, in threads or in processes of their own."""
+"""Items of a user's data set, read in this thread, in worker threads or worker processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybrid.settings.config import WorkerKind
 Collate = Callable[[list[Any]], Any]
 
 _DRAWING = threading.Lock()
-"""The generators that transforms draw from are a process's own: one thread at a time."""
+"""The generators that transforms draw from belong to the process: one thread at a time."""
 
 
 def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
@@ -53,7 +53,7 @@ def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: 
 
 
 def fetch_here(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
-    """`fetch`, leaving this process's generators as they were."""
+    """The same as `fetch`, but the generators of this process are restored afterwards."""
     with _DRAWING:
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
@@ -65,7 +65,7 @@ def fetch_here(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, ep
 
 
 class Pool:
-    """Makes batches in workers; without any, in the thread that asks."""
+    """Makes batches in workers, or without any in the calling thread."""
 
     def __init__(self, dataset: Any, collate: Collate, workers: int, kind: WorkerKind) -> None:
         if workers < 0 or kind not in get_args(WorkerKind):
@@ -119,21 +119,21 @@ class Pool:
         return tree_map(lambda x: torch.from_numpy(x) if isinstance(x, np.ndarray) else x, found)
 
     def close(self) -> None:
-        """End the workers; processes are gone afterwards."""
+        """End the workers; worker processes have ended when this returns."""
         if self._executor is not None:
-            # what ends within multiprocessing would wait for them for ever
+            # the end of the process would otherwise wait for them for ever
             processes = isinstance(self._executor, ProcessPoolExecutor)
             self._executor.shutdown(wait=processes, cancel_futures=True)
             self._executor = None
 
 
 _WORKER: dict[str, Any] = {}
-"""In a worker process: what it makes batches from."""
+"""The data set and its collate function, in a worker process."""
 
 
 def _begin(dataset: Any, collate: Collate) -> None:
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process they work for
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
     _WORKER.update(dataset=dataset, collate=collate)
 

@@ -22,10 +22,10 @@ from hybrid.settings.config import WorkerKind
 from solvers.layers.bundle import Bundle
 
 AHEAD = 2
-"""Batches that each worker has under way or ready."""
+"""Batches that each worker makes ahead."""
 KEPT = 8
-"""Batches that are kept after they were asked for: another block of this process, or a local step,
-may ask again."""
+"""Batches that are kept after their first use: another block of this process, or a local step, may
+ask for them again."""
 TARGETS = ("target", "targets", "label", "labels", "y")
 """The keys that name the target of a dict."""
 
@@ -50,13 +50,13 @@ class Mapped(Data):
         worker_kind: WorkerKind = "thread",
         augmented: bool = False,
     ) -> None:
-        """Make it known to a trainer.
+        """Wrap a data set for a trainer.
 
         inputs, target: keys of a dict; unset: the target is called target, label(s) or y, and all
         others are inputs. collate: items -> (inputs, targets) or a dict, batched; None: torch's.
-        workers: threads or processes that read ahead; 0: none. Threads take turns, because what
-        transforms draw from is the process's: more than one pays for processes alone.
-        augmented: whether transforms draw, so that a sample is another one in every epoch.
+        workers: threads or processes that read ahead; 0: none. Threads take turns, because they
+        share the generators that transforms draw from, so several workers only pay as processes.
+        augmented: whether transforms draw, so that a sample differs in every epoch.
         """
         if isinstance(dataset, IterableDataset):
             raise ValueError(
@@ -96,7 +96,7 @@ class Mapped(Data):
         if self.inputs is not None:
             return self.inputs.pack(inputs)
         image = inputs.dim() == 4 and inputs.is_floating_point()
-        # a copy: what is kept may be asked for again, and modules may write to their input
+        # a copy: a batch may be asked for again, and modules may write to their input
         return inputs.clone(memory_format=torch.channels_last if image else torch.contiguous_format)
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
@@ -129,7 +129,7 @@ class Mapped(Data):
             self._pool.close()
 
     def _pair(self, ids: Tensor, seed: int, epoch: int) -> tuple[Any, Any]:
-        """Inputs and targets of the samples, and begin on those that will be asked for next."""
+        """Inputs and targets of the samples; workers begin with those that are needed next."""
         key = _key(ids, seed, epoch)
         with self._lock:
             future = self._submit(key)
@@ -141,7 +141,7 @@ class Mapped(Data):
             while len(self._known) > most:
                 self._known.popitem(last=False)
         found = self._pool.result(future)
-        return self._told_apart(found, len(ids))
+        return self._inputs_and_targets(found, len(ids))
 
     def _submit(self, key: tuple[Any, ...]) -> Future[Any]:
         if key not in self._known:
@@ -149,7 +149,7 @@ class Mapped(Data):
             self._known[key] = self._pool.submit(ids, seed, epoch)
         return self._known[key]
 
-    def _told_apart(self, batch: Any, count: int) -> tuple[Any, Any]:
+    def _inputs_and_targets(self, batch: Any, count: int) -> tuple[Any, Any]:
         names, target = self._keys
         if isinstance(batch, Mapping):
             known = [target] if target else [k for k in TARGETS if k in batch]
@@ -184,9 +184,9 @@ class Mapped(Data):
 
 
 def _check_format(dataset: Any) -> None:
-    """ValueError for a Hugging Face data set whose items hold what only its torch format converts.
+    """ValueError for a Hugging Face data set whose items only its torch format can convert.
 
-    Its lists of lists would be taken for several inputs.
+    Lists of lists would be taken for several inputs.
     """
     form = getattr(dataset, "format", None) if hasattr(dataset, "with_format") else None
     if not isinstance(form, Mapping) or form.get("type", "") is not None:
@@ -240,7 +240,7 @@ def _key(ids: Tensor, seed: int, epoch: int) -> tuple[Any, ...]:
 
 
 def _collate(items: list[Any]) -> Any:
-    """torch's, of lists of numbers (Hugging Face's) as tensors."""
+    """torch's collate, after lists of numbers, as of Hugging Face, have become tensors."""
 
     def tensors(x: Any) -> Any:
         if isinstance(x, Mapping):

@@ -27,11 +27,11 @@ class Mix:
     transform: Transform
     data: Data
     answers: Bundle | None
-    """Of the targets that it gives, where they are not one tensor."""
+    """The structure of the transformed targets, if they are not one tensor."""
 
     @classmethod
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
-        """It, and what it makes of a sample of the data; ValueError if that does not fit."""
+        """The transform and what it makes of a sample; ValueError if that does not fit."""
         inputs, targets = _transformed(transform, *data.sample(count), generator(0, 0))
         alone = isinstance(targets, Tensor)
         answers = None if alone else Bundle.of(targets, count, "a target")
@@ -54,7 +54,7 @@ class Mix:
 def _transformed(
     transform: Transform, inputs: Any, targets: Any, random: Generator
 ) -> tuple[Any, Any]:
-    """What it makes of a mini-batch; ValueError if it fails, or changes the number of samples."""
+    """A transformed mini-batch; ValueError if it fails or changes the number of samples."""
     before, count = shapes(inputs), len(tree_leaves(inputs)[0])
     try:
         made = transform(inputs, targets, random)
@@ -80,10 +80,10 @@ def _transformed(
 
 
 def generator(seed: int, step: int) -> Generator:
-    """Of one mini-batch's draws."""
+    """The generator of one mini-batch's draws."""
     return Generator().manual_seed(seed * 1_000_003 + step)
 
 
 def shapes(value: Any) -> Any:
-    """Of every tensor in it."""
+    """The shape of every tensor in a value."""
     return tree_map(lambda x: tuple(getattr(x, "shape", (type(x).__name__,))), value)

@@ -1,4 +1,4 @@
-"""The catalog of data sets: where their files lie, what they hold, how to get them."""
+"""The catalog of data sets: where their files are, what they hold, how to get them."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from hybrid.data.files.pickled import read_cifar_python
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from solvers.checks import unknown
+from solvers.named import added
 
 NAMES = {
     "digits": "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
@@ -26,7 +27,21 @@ NAMES = {
     "cifar100": "60,000 photographs of 32 x 32 pixels, a hundred classes",
     "synthetic": "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
 }
-"""What there is; files that are missing are downloaded."""
+"""Name -> description; files that are missing are downloaded."""
+GROUP = "hybrid.data"
+"""The entry points by which another package adds data sets: NAME = "its.module:function", which
+takes nothing and gives (training, test) data."""
+
+
+def reference(name: str) -> str:
+    """The module:function of a data set that is not of this package; empty for one that is.
+
+    `name` is the reference itself, or that of an entry point.
+    """
+    if ":" in name:
+        return name
+    point = added(GROUP, "data set", NAMES).get(name)
+    return "" if point is None else point.value
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
@@ -46,14 +61,15 @@ def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tupl
 
 
 def fetch(name: str, directory: str | Path | None = None) -> None:
-    """Make sure that the files of data set `name` are there; download what is missing.
+    """Make sure that the files of data set `name` exist; download those that are missing.
 
-    They may lie in `directory` itself or in the folder their archive makes there. The default is
+    They may be in `directory` itself or in the folder their archive makes there. The default is
     the environment variable HYBRID_DATA, or else `~/.cache/hybrid`. Raises FileNotFoundError,
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        raise ValueError(unknown(name, NAMES, "data set"))
+        known = [*NAMES, *added(GROUP, "data set", NAMES)]
+        raise ValueError(unknown(name, known, "data set"))
     if name in _GENERATED:
         return
     folder, source = _or_default(directory), _SOURCES[name]
@@ -78,7 +94,7 @@ def _or_default(directory: str | Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """One of the forms that the files of a data set come in."""
+    """One of the forms in which the files of a data set exist."""
 
     folder: str
     train: tuple[str, ...]
@@ -153,7 +169,7 @@ def _mnist(url: str, folder: str, mean: float, std: float, *md5: str) -> Source:
 
 
 def _cifar(classes: int, md5: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Source:
-    """In the binary form, which is the one to download, or in that of Python."""
+    """CIFAR in its binary form, which is downloaded, or in that of Python."""
     train: tuple[str, ...]
     if classes == 10:
         folders = "cifar-10-batches-bin", "cifar-10-batches-py"

@@ -12,7 +12,7 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
     """The cluster's side, and inside a job the job's."""
     if shutil.which("sbatch") is None or shutil.which("scontrol") is None:
         inside = "SLURM_JOB_ID" in environment
-        remedy = "a job cannot requeue itself so: put Slurm's commands on PATH" if inside else ""
+        remedy = "put Slurm's commands on PATH, or the job cannot requeue itself" if inside else ""
         return [Finding("Slurm", "no sbatch and scontrol here", remedy)]
     version = (said("sbatch", "--version") or "installed, of unknown version").strip()
     configuration = said("scontrol", "show", "config")
@@ -32,7 +32,7 @@ def slurm(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def preemption(settings: Mapping[str, str]) -> Finding:
-    """What a job is told before an urgent one takes its nodes."""
+    """The signal that a job gets before an urgent one takes its nodes."""
     mode = settings.get("PreemptMode", "OFF")
     if "preempt/none" in settings.get("PreemptType", "preempt/none") or mode == "OFF":
         return Finding("preemption", "none")
@@ -52,7 +52,10 @@ def job(environment: Mapping[str, str]) -> list[Finding]:
     found = [Finding("time left", f"{left} of job {number}")]
     batch = said("scontrol", "write", "batch_script", number, "-")
     if batch is None or "#!" not in batch:
-        return [*found, Finding("signal", "no batch script: a job by hand ends without a word")]
+        return [
+            *found,
+            Finding("signal", "no batch script: no signal before the end"),
+        ]
     found.append(signal(batch))
     shown = said("scontrol", "show", "job", number) or ""
     if "Requeue=0" in shown:
@@ -66,6 +69,8 @@ def signal(script: str) -> Finding:
     asked = re.search(r"^#SBATCH\s+(?:--signal[= ]|-s\s*)(\S+)", script, re.MULTILINE)
     remedy = f"#SBATCH --signal=B:USR1@{SIGNAL_SECONDS} and a trap, as in jobs/train.sbatch"
     if asked is None:
-        return Finding("signal", "none asked for: the time limit ends the job unsaved", remedy)
+        return Finding(
+            "signal", "none asked for: the last steps are lost at the time limit", remedy
+        )
     known = re.fullmatch(r"(?:[BR]*:)?(?:SIG)?(?:USR1|USR2|10|12)(?:@\d+)?", asked[1])
     return Finding("signal", f"{asked[1]} before the time limit", "" if known else remedy)

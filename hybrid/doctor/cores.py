@@ -44,7 +44,7 @@ def cores() -> list[Finding]:
     remedy = "hybrid train sets its own; use --set train.threads=N to choose" if other else ""
     return [
         Finding("cores", f"{len(mine)} of {os.cpu_count()} usable by this process"),
-        Finding("threads", f"{threads} a rank{other}", remedy),
+        Finding("threads", f"{threads} for each rank{other}", remedy),
     ]
 
 
@@ -69,7 +69,7 @@ def gpu_names() -> list[str]:
 
 
 def binding(places: Sequence[RankHardware]) -> list[Finding]:
-    """Whether the ranks of a host have cores enough, each its own."""
+    """Whether the ranks of a host have enough cores, and each its own."""
     for host, here in _by_host(places):
         cpus = set[int]().union(*(place.cpus for place in here))
         threads = sum(place.threads for place in here)
@@ -78,7 +78,7 @@ def binding(places: Sequence[RankHardware]) -> list[Finding]:
             remedy = f"start fewer ranks a node, or bind each to cores of its own: {own}"
             text = f"{len(here)} ranks with {threads} threads share {len(cpus)} cores of {host}"
             return [Finding("binding", text, remedy)]
-    return [Finding("binding", "a core a thread on every host")]
+    return [Finding("binding", "one core for each thread on every host")]
 
 
 def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
@@ -88,14 +88,14 @@ def gpu_sharing(places: Sequence[RankHardware]) -> list[Finding]:
         numbers = {len(place.gpus) for place in here}
         most, visible = max(numbers), {place.visible for place in here}
         if 0 in numbers and most:
-            remedy = "ask for a GPU a rank on every node: --gpus-per-rank 1"
+            remedy = "ask for one GPU for each rank on every node: --gpus-per-rank 1"
             found.append(Finding("GPU ranks", f"some ranks of {host} see none", remedy))
         if numbers == {1} and len(visible) == len(here) > 1:
-            remedy = "ask for GPUs a node, not a task: --gpus-per-node (each rank takes its own)"
-            text = f"each rank of {host} sees its own alone, which breaks copies between GPUs"
+            remedy = "ask for GPUs by node, not by task: --gpus-per-node (each rank takes its own)"
+            text = f"each rank of {host} sees only its own, which breaks copies between GPUs"
             found.append(Finding("GPU view", text, remedy))
         elif len(here) > most > 0:
-            remedy = "blocks share a GPU; start at most one rank a GPU on each host"
+            remedy = "blocks share a GPU: start at most one rank for each GPU of a host"
             text = f"{len(here)} ranks, {most} GPUs on {host}"
             found.append(Finding("GPU sharing", text, remedy))
     return found

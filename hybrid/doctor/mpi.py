@@ -19,7 +19,7 @@ _ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
 
 
 def mpirun() -> list[Finding]:
-    """Whether there is a launcher beside srun, and its version."""
+    """Whether there is mpirun, and its version."""
     if (path := shutil.which("mpirun")) is not None:
         refused = os.geteuid() == 0 and "Open MPI" in _launcher() and not os.environ.keys() >= _ROOT
         remedy = f"it refuses root without {' '.join(f'{name}=1' for name in sorted(_ROOT))}"
@@ -43,7 +43,7 @@ def library() -> list[Finding]:
 
 
 def killed() -> list[Finding]:
-    """Files of launchers that were killed, each of which Open MPI 5 takes for a running one's.
+    """Files of killed launchers, each of which Open MPI 5 takes for that of a running one.
 
     They lie in ompi.PID. An mpirun that is given the same process number does not start: "The PMIx
     server's listener thread failed to start".
@@ -114,9 +114,9 @@ def gpu_aware() -> list[Finding]:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
-    """What the ranks of a host talk through; containers give little of it."""
+    """The shared memory of a host's ranks, of which containers give little."""
     total = os.statvfs(folder).f_frsize * os.statvfs(folder).f_blocks
-    remedy = "ranks of a node talk through it: give more, docker run --shm-size=1g"
+    remedy = "ranks of a node communicate through it: give more, docker run --shm-size=1g"
     little = total < LEAST_SHARED_BYTES
     return [Finding("/dev/shm", f"{total >> 20:,} MB", remedy if little else "")]
 

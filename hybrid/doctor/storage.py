@@ -23,8 +23,8 @@ SLOW_SECONDS = 1.0
 PROBE_BYTES = 4 << 20
 
 
-def place(path: Path, mounts: Path = MOUNTS) -> str:
-    """Whether `path` is on a network, in words that begin with its file system's type."""
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system of `path`, and whether it is on a network."""
     kind, longest = "unknown", -1
     try:
         lines = mounts.read_text(errors="replace").splitlines()
@@ -42,7 +42,7 @@ def run_folder(folder: Path, hosts: int = 1, mounts: Path = MOUNTS) -> list[Find
     """Where runs are written: file system, free space, and what a durable write costs."""
     try:
         folder = Path(os.path.abspath(folder.expanduser()))
-        where = place(folder, mounts)
+        where = file_system(folder, mounts)
         remedy = ""
         if hosts > 1 and "of this host" in where:
             remedy = f"{hosts} hosts write here: name a folder on scratch that all see, with --out"
@@ -77,7 +77,7 @@ def durable_write(folder: Path) -> list[Finding]:
 
 
 def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding]:
-    """Python, caches and temporary files: what is slow or shared where it should not be."""
+    """Python, caches and temporary files on file systems that are too slow for them, or shared."""
     on_node = "point it to the node's own disk in the job script: export"
     python = "many ranks import from there at once: a container, or a copy on scratch"
     scratch = environment.get("TMPDIR") or "/tmp"
@@ -91,7 +91,7 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
     for subject, named, remedy in checks:
         path = Path(named).expanduser()
         try:
-            where = place(path, mounts)
+            where = file_system(path, mounts)
         except OSError as error:
             found.append(Finding(subject, f"{path}: {error}", "ask the site; its server is down?"))
             continue
@@ -105,7 +105,7 @@ def homes(environment: Mapping[str, str], mounts: Path = MOUNTS) -> list[Finding
 def readable(folder: Path, mounts: Path = MOUNTS) -> tuple[str, str]:
     """The file system of the data in `folder`, and why this rank cannot read it."""
     try:
-        kind = place(folder, mounts)
+        kind = file_system(folder, mounts)
         soon(lambda: next(iter(folder.iterdir()), None))
         return kind, ""
     except OSError as error:

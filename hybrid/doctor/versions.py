@@ -2,11 +2,9 @@
 
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 from hybrid.doctor.finding import Finding
-from hybrid.folder.origin import DISTRIBUTION
+from hybrid.folder.origin import DISTRIBUTION, version_of
 
 PACKAGES = ("hybrid", "torch", "numpy", "mpi4py", "cupy")
 """What a run needs or may have; some are installed under other names."""
@@ -16,13 +14,13 @@ def installed() -> dict[str, str]:
     """Version of Python and of each package; empty where it is not installed."""
     found = {"python": platform.python_version()} | dict.fromkeys(PACKAGES, "")
     for name in (*PACKAGES[1:], DISTRIBUTION, "cupy-cuda12x", "cupy-cuda13x"):
-        with suppress(PackageNotFoundError):
-            found[name.partition("-")[0]] = version(name)
+        if number := version_of(name):
+            found[name.partition("-")[0]] = number
     return found
 
 
 def versions(found: dict[str, str]) -> list[Finding]:
-    """A line each; only mpi4py is missed."""
+    """One line for each; only a missing mpi4py has a remedy."""
     remedies = {"mpi4py": "pip install 'hybrid-blocks[mpi]' to run under mpirun"}
     return [
         Finding(name, number or "not installed", "" if number else remedies.get(name, ""))
@@ -31,7 +29,7 @@ def versions(found: dict[str, str]) -> list[Finding]:
 
 
 def same_versions(ranks: Sequence[dict[str, str]]) -> list[Finding]:
-    """Names what differs from rank 0."""
+    """Up to three versions that differ from those of rank 0."""
     differing = [
         f"{name} {here or 'missing'} on rank 0, {there[name] or 'missing'} on rank {rank}"
         for name, here in ranks[0].items()

@@ -11,14 +11,14 @@ from hybrid.folder.manifest import RunPosition, check
 
 
 def best(folders: Iterable[Path]) -> Path | None:
-    """The checkpoint with the best test metric, of those of a run, oldest first; None without one.
+    """The checkpoint of a run with the best test metric; None without one.
 
-    Only those count whose own weights were tested, on the way that led to the newest: a run that
-    was rolled back has left the others. Of equals it is the first.
+    `folders` are its checkpoints, oldest first. A checkpoint counts if its own weights were tested
+    and no later roll-back has discarded them. Of equal ones the first is the best.
     """
     found: list[tuple[Path, dict[str, Any]]] = []
     for folder in folders:
-        with suppress(ValueError, OSError):  # a damaged one is not the best
+        with suppress(ValueError, OSError):  # a damaged checkpoint does not count
             body = checkpoint.read_manifest(folder)
             check(RunPosition, body, folder / "manifest.json")
             found.append((folder, body))
@@ -44,6 +44,6 @@ def score(results: Mapping[str, Any]) -> float | None:
 
 
 def _left(body: Mapping[str, Any], rollbacks: list[dict[str, Any]]) -> bool:
-    """Whether a later roll-back went to a step before this one."""
+    """Whether a later roll-back went back to a step before this checkpoint."""
     since = rollbacks[len(body["rollbacks"]) :]
     return any(rollback["to"] < body["step"] for rollback in since)

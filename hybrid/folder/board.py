@@ -1,4 +1,4 @@
-"""TensorBoard's events of a run: curves beside it, whose failure is a notice and not its end."""
+"""TensorBoard's events of a run, which continues with a notice if they cannot be written."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ _FLUSH_SECONDS = 10.0
 
 
 class _Records(RecordWriter):  # type: ignore[misc]
-    """Into a new file of this machine's; tensorboardX's own take links, and folders called s3:."""
+    """Writes a new local file; tensorboardX's own class follows links and opens s3: folders."""
 
     def __init__(self, file: Path) -> None:
         self._writer = file.open("xb")
@@ -31,21 +31,21 @@ _ABOUT = ("step", "epoch", "phase")
 
 
 class Board:
-    """One file of events, written by the thread that calls: no other can fail unseen."""
+    """One file of events, written by the calling thread, so that no failure stays unseen."""
 
     def __init__(self, folder: Path, from_step: int) -> None:
         self.folder, self._flushed = folder, 0.0
         self._records: _Records | None = None
         self.notice = self._guarded(self._open, from_step)
-        """Why there are no curves from here on, once; empty if there are."""
+        """Why nothing is written from here on, given once; empty while events are written."""
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """The numbers of a line of metrics."""
+        """Write the numbers of a line of metrics."""
         if self._records is not None:
             self.notice = self._guarded(self._add, line)
 
     def text(self, tag: str, content: str) -> None:
-        """A text, shown as it is, of the run as a whole."""
+        """Write a text about the whole run, which is shown as it is."""
         if self._records is not None:
             self.notice = self._guarded(self._text, tag, content)
 
@@ -62,7 +62,7 @@ class Board:
         self._records = _Records(self.folder / f"{name}.{number}")
         self._write(Event(file_version="brain.Event:2"))
         if from_step:
-            # what was written of later steps is of a course that was left
+            # events of later steps belong to a course that the run has discarded
             start = SessionLog(status=SessionLog.SessionStatus.START)
             self._write(Event(step=from_step + 1, session_log=start))
         self._records.flush()
@@ -95,12 +95,12 @@ class Board:
             act(*given)
         except (OSError, ValueError) as error:
             self._records = None
-            return f"TensorBoard's events end here ({one_line(error)}); the run goes on without"
+            return f"TensorBoard's events end here ({one_line(error)}); the run continues without"
         return ""
 
 
 def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a line of metrics, and the tag of each; of a phase its rate, too."""
+    """The tag and the value of each number in a line of metrics, and the rate of its phase."""
     if line.get("samples") and line.get("seconds"):
         yield f"{line['phase']}/images_per_second", line["samples"] / line["seconds"]
     for key, value in line.items():

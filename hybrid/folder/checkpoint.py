@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file a unit, and a JSON manifest with their checksums."""
+"""Checkpoints: one safetensors file for each unit, and a JSON manifest with their checksums."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 def tensors_of(unit: Unit, optimizers: Optimizers) -> dict[str, Tensor]:
-    """What a unit's file holds: its parameters and buffers, and their optimizer state."""
+    """The tensors of a unit's file: its parameters and buffers, and their optimizer state."""
     tensors = unit.tensors()
     for kind, optimizer in _distinct(optimizers).items():
         for name, parameter in unit.parameters().items():
@@ -60,17 +60,17 @@ def complete(root: Path) -> list[Path]:
 
 
 def recover(root: Path) -> list[str]:
-    """Give whole checkpoints whose writing or replacing was broken off their names, saying which.
+    """Rename whole checkpoints whose last rename was interrupted; give a notice for each.
 
-    `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last; one that was
-    replaced, `.STEP.TOKEN.replaced`, comes back only where none has taken its place.
+    `.STEP.TOKEN.partial` is whole once it has its manifest, which is written last. A replaced one,
+    `.STEP.TOKEN.replaced`, is restored only if no other has taken its place.
     """
     notices = []
     for kind in ("partial", "replaced"):
         for found in sorted(root.glob(f".[0-9]*.{kind}")):
             final = root / found.name.split(".")[1]
             if _is_whole(found) and not (final / MANIFEST).is_file():
-                remove(final)  # the rest of one that was being removed
+                remove(final)  # what is left of one that was being removed
                 move(found, final, MANIFEST)
                 notices.append(f"{final} was whole under another name, {found.name}")
     return notices
@@ -88,14 +88,14 @@ def _is_whole(folder: Path) -> bool:
 
 
 def clear_partial(root: Path) -> None:
-    """Remove what writes that never ended have left below `root`."""
+    """Remove what interrupted writes have left below `root`."""
     for kind in ("partial", "replaced", "dropped"):
         for left in root.glob(f".[0-9]*.{kind}"):
             remove(left)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; ValueError if it is damaged or of another format."""
+    """The manifest of a checkpoint; ValueError if it is damaged or has another format."""
     path = folder / MANIFEST
     content = read_whole(path, MOST_BYTES)
     try:
@@ -115,9 +115,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def load_unit(
     folder: Path, manifest: Mapping[str, Any], name: str, most: int = 1 << 53
 ) -> dict[str, Tensor]:
-    """One unit's tensors; ValueError if its file is missing or not the one that was written.
+    """One unit's tensors.
 
-    So it is for one of more than `most` bytes.
+    ValueError if its file is missing, is not the one that was written or exceeds `most` bytes.
     """
     entry = manifest["units"][name]
     if entry["bytes"] > most:
@@ -129,7 +129,7 @@ def load_unit(
 
 
 def load_state(folder: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    """What a run's parts kept under `name`, empty if nothing; ValueError as for `load_unit`."""
+    """The state stored under `name`, empty if there is none; ValueError as for `load_unit`."""
     entry = manifest["states"].get(name)
     return _load(folder, entry) if entry else {}
 
@@ -180,7 +180,7 @@ def restore(
 
 
 def _most_bytes(unit: Unit) -> int:
-    """Of its file: a header and, a weight, up to four numbers of each of two optimizers and one."""
+    """The largest file of a unit: a header, weights, four numbers for each of two optimizers."""
     return (1 << 20) + 10 * sum(t.numel() * 8 for t in unit.tensors().values())
 
 
@@ -200,7 +200,7 @@ def _check_slots(
     slots: Mapping[str, Tensor],
     model: Mapping[str, Any],
 ) -> None:
-    """ValueError unless they are what the optimizer keeps of a parameter, as in `model`."""
+    """ValueError unless the slots are those of the optimizer's state of a parameter, `model`."""
     wanted = {slot for slot, value in model.items() if value is not None}
     if set(slots) - set(model) or wanted - set(slots):
         raise ValueError(
@@ -218,7 +218,7 @@ def _check_slots(
 
 
 def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -> str:
-    """What to say of a damaged file, and of the checkpoint to go back to."""
+    """The message for a damaged file, which names the checkpoint to go back to."""
     name = path.parent.name
     number = int(name) if name.isdecimal() else 0
     before = [p for p in complete(path.parent.parent) if int(p.name) < number]
@@ -230,7 +230,7 @@ def damaged(path: Path, how: str = "is not what was written (wrong checksum)") -
 
 
 def _distinct(optimizers: Optimizers) -> dict[str, torch.optim.Optimizer]:
-    """A shared optimizer is kept once."""
+    """The optimizers by kind; one that serves several kinds is stored once."""
     first: dict[int, str] = {}
     for kind, optimizer in optimizers.items():
         first.setdefault(id(optimizer), kind)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and where they say they are."""
+"""Files that are whole or absent, and are never written through links."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 
@@ -49,9 +50,9 @@ def remove(path: Path, first: str = "") -> None:
 
 
 def rename(source: Path, target: Path) -> bool:
-    """Give a file or folder another name at once; False where its file system cannot.
+    """Rename a file or folder atomically; False if its file system cannot.
 
-    One that a container has put over others (overlay) refuses it for folders of the lower ones.
+    A container's overlay refuses it for folders of its lower layers.
     """
     try:
         os.replace(source, target)
@@ -62,11 +63,20 @@ def rename(source: Path, target: Path) -> bool:
     return True
 
 
-def move(source: Path, target: Path, last: str = "") -> None:
-    """Rename a file or folder, or copy it and remove it where that cannot be.
+def free_name(path: Path) -> Path:
+    """The first of PATH-1, PATH-2, ... that does not exist."""
+    return next(
+        found
+        for number in count(1)
+        if not os.path.lexists(found := path.with_name(f"{path.name}-{number}"))
+    )
 
-    The file `last`, without which the folder counts for nothing, is the last to be copied and the
-    first to be removed: broken off anywhere, the whole of it is at one of the two places.
+
+def move(source: Path, target: Path, last: str = "") -> None:
+    """Rename a file or folder; copy and remove it where the file system cannot rename it.
+
+    The file `last`, without which the folder does not count, is copied last and removed first:
+    wherever this is interrupted, one of the two places has the whole folder.
     """
     if not rename(source, target):
         _copy(source, target, last)
@@ -75,7 +85,7 @@ def move(source: Path, target: Path, last: str = "") -> None:
 
 
 def _copy(source: Path, target: Path, last: str) -> None:
-    """Onto the disk; pipes and the like hold nothing and are left out."""
+    """Copy onto the disk; pipes and devices, which have no content, are left out."""
     if source.is_symlink():
         target.symlink_to(os.readlink(source))
     elif source.is_dir():
@@ -112,7 +122,7 @@ def check_link(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of writing name the file, as those of opening it do."""
+    """Let errors of writing name the file, as those of opening it do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whose a run folder is: one run's at a time."""
+"""The lock of a run folder, which one run owns at a time."""
 
 import errno
 import json
@@ -18,8 +18,8 @@ from hybrid.reading import read_whole
 BEAT = 5.0
 """Seconds from one sign of life to the next."""
 SILENCE = 90.0
-"""Seconds without one after which an owner elsewhere counts as dead; network file systems may show
-a change a minute late."""
+"""Seconds without one after which an owner on another host counts as dead; network file systems may
+show a change a minute late."""
 _NAME = "run.lock"
 _MOST_BYTES = 1 << 16
 
@@ -29,29 +29,29 @@ class TakenError(ValueError):
 
 
 class Lock:
-    """`run.lock` in a run folder: who makes it owns the folder until it is removed.
+    """`run.lock` in a run folder: the process that makes it owns the folder until it removes it.
 
-        .run.lock.TOKEN                who wants the folder writes who it is,
-        -> run.lock                    and links it to this name, which one alone can do;
-        -> run.lock.after-DEAD         or, where the owner DEAD has ended without removing it, to
-        -> run.lock                    this one, and then renames that over the dead one's.
+        .run.lock.TOKEN                a process that wants the folder describes itself here,
+        -> run.lock                    and links the file to this name, which only one can do;
+        -> run.lock.after-DEAD         or, if the owner DEAD has ended without removing its lock,
+        -> run.lock                    to this name, which it then renames over the dead lock.
 
-    An owner lives while its process does, where that can be seen: on the same boot of the same
-    host. Elsewhere it lives while its file is touched, which a thread does every `BEAT` seconds,
-    by the clock of the file system, which is the same for all. An owner that stood still for
-    `SILENCE` seconds and goes on finds that it is none any more. Raises TakenError (a ValueError)
-    if the folder has an owner, OSError if nothing can be written there.
+    On the same boot of the same host an owner is alive while its process is. Elsewhere it is alive
+    while its file is touched, which a thread does every `BEAT` seconds; times are those of the file
+    system's clock, which is the same for all hosts. An owner that was suspended for `SILENCE`
+    seconds finds that it has lost the folder. Raises TakenError (a ValueError) if the folder has an
+    owner, OSError if nothing can be written there.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _NAME
         self.token = token_hex(4)
-        self._made = _made(folder)
+        self._made = _make_folder(folder)
         self._mine = folder / f".{_NAME}.{self.token}"
         self._ended = threading.Event()
         try:
             self._descriptor = os.open(self._mine, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-            os.write(self._descriptor, json.dumps(_myself(self.token)).encode())
+            os.write(self._descriptor, json.dumps(_this_process(self.token)).encode())
             os.fsync(self._descriptor)
             self._acquire()
         except BaseException:
@@ -62,9 +62,9 @@ class Lock:
         self._beats.start()
 
     def check(self) -> None:
-        """TakenError if the folder has got another owner since, or none.
+        """TakenError if the folder has another owner by now, or none.
 
-        A file server that does not answer is no reason to end.
+        A file server that does not answer is no reason to end the run.
         """
         try:
             os.stat(self.path)
@@ -75,12 +75,12 @@ class Lock:
         else:
             if self._is_mine():
                 return
-            owner = _told(_read(self.path))
-            why = f"{self.path.parent} was taken over by {owner} while this run stood still"
+            owner = _described(_read(self.path))
+            why = f"{self.path.parent} was taken over by {owner} while this run was suspended"
         raise TakenError(f"{why}: it ends here, and has written nothing since")
 
     def release(self) -> None:
-        """Give the folder up; one that is empty, and was made for the run, goes too."""
+        """Give the folder up; remove it if this made it and it is empty."""
         if self._is_mine():
             with suppress(OSError):
                 self.path.unlink()
@@ -96,28 +96,28 @@ class Lock:
                 continue  # it has just gone
             if self._shows_life(owner) or monotonic() > limit:
                 raise TakenError(
-                    f"{self.path.parent} is in use by {_told(owner)}: wait for its end or choose "
-                    f"another --out; if that run is gone for certain, remove {self.path}"
+                    f"{self.path.parent} is in use by {_described(owner)}: wait for its end or "
+                    f"choose another --out; if that run is gone for certain, remove {self.path}"
                 )
             self._take_over(str(owner.get("token")))
 
     def _shows_life(self, owner: dict[str, Any]) -> bool:
-        """Whether the owner lives; where only its silence tells, it is waited for."""
-        alive, seen = _lives(owner), _touched(self.path)
+        """Whether the owner is alive; for one on another host this waits out its silence."""
+        alive, seen = _is_alive(owner), _touched_at(self.path)
         if alive is None and (silent := self._silence()) < SILENCE:
             tell(
-                f"hybrid: {self.path.parent} belongs to {_told(owner)}, silent for "
+                f"hybrid: {self.path.parent} belongs to {_described(owner)}, silent for "
                 f"{max(0.0, silent):.0f} s: waiting for a sign of life"
             )
-            # by this clock: a file's time may lie days ahead, and what counts is that it moves
+            # by this clock: a file's time may be days ahead, and only its change counts
             end = monotonic() + SILENCE - max(0.0, silent)
-            while _touched(self.path) == seen and monotonic() < end:
+            while _touched_at(self.path) == seen and monotonic() < end:
                 sleep(min(0.5, max(0.0, end - monotonic())))
-            return _touched(self.path) != seen
+            return _touched_at(self.path) != seen
         return bool(alive)
 
     def _take_over(self, dead: str) -> None:
-        """Follow a dead owner, unless somebody else does; `_link` then tells who has."""
+        """Replace a dead owner's lock, unless another process does; `_link` then shows who has."""
         turn = self.path.with_name(f"{_NAME}.after-{printable(dead, 16).replace('/', '')}")
         if self._link(turn):
             owner = _read(self.path)
@@ -128,7 +128,7 @@ class Lock:
                 turn.unlink(missing_ok=True)
             return
         other = _read(turn)
-        if other is not None and (_lives(other) is False or self._silence(turn) > SILENCE):
+        if other is not None and (_is_alive(other) is False or self._silence(turn) > SILENCE):
             turn.unlink(missing_ok=True)  # it ended in the middle
         sleep(0.1)
 
@@ -141,11 +141,11 @@ class Lock:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise
-            return self._make(name)
+            return self._copy(name)
         return True
 
-    def _make(self, name: Path) -> bool:
-        """As `_link`, where the file system has no links: a file of its own."""
+    def _copy(self, name: Path) -> bool:
+        """The same as `_link` by a new file, on a file system without links."""
         try:
             made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
@@ -158,7 +158,7 @@ class Lock:
     def _silence(self, name: Path | None = None) -> float:
         """Seconds since the owner's last sign of life, by the clock of the file system."""
         os.utime(self._descriptor)
-        return os.fstat(self._descriptor).st_mtime - _touched(name or self.path)
+        return os.fstat(self._descriptor).st_mtime - _touched_at(name or self.path)
 
     def _is_mine(self, name: Path | None = None) -> bool:
         try:
@@ -180,25 +180,25 @@ class Lock:
                 folder.rmdir()
 
 
-def _touched(path: Path) -> float:
-    """When a file was touched last; opened, because what is cached of one may be old."""
-    with suppress(OSError), open(path, "rb", opener=_quickly) as file:
+def _touched_at(path: Path) -> float:
+    """When a file was touched last; it is opened, since cached attributes may be old."""
+    with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
         return os.fstat(file.fileno()).st_mtime
     return 0.0
 
 
-def _quickly(path: str, flags: int) -> int:
+def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
-def _made(folder: Path) -> list[Path]:
-    """Make the folder; gives those that were not there, the innermost first."""
+def _make_folder(folder: Path) -> list[Path]:
+    """Make the folder; give the folders that were missing, the innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
 
 
-def _myself(token: str) -> dict[str, Any]:
+def _this_process(token: str) -> dict[str, Any]:
     job = os.environ.get("SLURM_JOB_ID", "")
     return {
         "token": token,
@@ -206,13 +206,13 @@ def _myself(token: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "since": datetime.now().isoformat(" ", "seconds"),
         "pid": os.getpid(),
-        "born": _born(os.getpid()),
-        "machine": _machine(),
+        "born": _started_at(os.getpid()),
+        "machine": _boot(),
     }
 
 
-def _told(owner: dict[str, Any] | None) -> str:
-    """An owner in words; whatever the file says is printable."""
+def _described(owner: dict[str, Any] | None) -> str:
+    """An owner in printable words, whatever the file says."""
     found = {name: printable(str(value), 60) for name, value in (owner or {}).items()}
     job = f"job {found['job']}, " if found.get("job") else ""
     return (
@@ -222,7 +222,7 @@ def _told(owner: dict[str, Any] | None) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a lock says of its owner; None if it is gone, nothing of one that cannot be read."""
+    """The owner that a lock describes: None if it is gone, empty if it cannot be read."""
     try:
         found = json.loads(read_whole(path, _MOST_BYTES))
     except FileNotFoundError:
@@ -232,23 +232,23 @@ def _read(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-def _lives(owner: dict[str, Any]) -> bool | None:
-    """Whether the owner's process is there; None where that cannot be seen from here."""
+def _is_alive(owner: dict[str, Any]) -> bool | None:
+    """Whether the owner's process exists; None if that cannot be seen from this host."""
     pid = owner.get("pid")
-    if not _machine() or owner.get("machine") != _machine() or type(pid) is not int:
+    if not _boot() or owner.get("machine") != _boot() or type(pid) is not int:
         return None
-    return bool(_born(pid)) and _born(pid) == owner.get("born")
+    return bool(_started_at(pid)) and _started_at(pid) == owner.get("born")
 
 
-def _machine() -> str:
-    """The boot of this host, and the process numbers that count here; empty where none is told."""
+def _boot() -> str:
+    """The boot of this host and the namespace of process numbers; empty if unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     return ""
 
 
-def _born(pid: int) -> str:
+def _started_at(pid: int) -> str:
     """When a process began, in ticks since the boot; empty if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest must hold before any of it is believed."""
+"""The declaration of a checkpoint's manifest, by which it is validated before it is used."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ FileName = Annotated[str, Field(pattern=r"^[^/\x00]+\.safetensors$", max_length=
 
 
 class Part(BaseModel):
-    """A piece of a manifest, believed only where it is just as declared."""
+    """A part of a manifest, whose types must be exactly as declared."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class Entry(Part):
 
 
 class Files(Part):
-    """What every checkpoint says of itself."""
+    """The parts of every checkpoint's manifest."""
 
     step: Count
     units: dict[str, Entry]
@@ -60,7 +60,7 @@ class Rounds(Part):
 
 
 class Shared(Part):
-    """What a run's parts keep that is the same on every rank."""
+    """The state of a run's parts that is the same on every rank."""
 
     rounds: Rounds
 
@@ -75,7 +75,7 @@ class Rollback(Part):
 
 
 class RunPosition(Part):
-    """What a run needs to go on; lists are per rank, `residual` per cut."""
+    """What a run needs to continue; lists are per rank, `residual` per cut."""
 
     solver: str
     model: str
@@ -91,9 +91,9 @@ class RunPosition(Part):
     carried_as: list[Any]
     gaps: list[list[Count]]
     tested: dict[str, Annotated[float, Field(allow_inf_nan=True)]]
-    """Test loss and metrics by name; of finite weights that are about to diverge not a number."""
+    """Test loss and metrics by name; not a number for weights that are about to diverge."""
     tested_step: Count | None
-    """Whose weights had them."""
+    """The step whose weights were tested."""
     residual: list[float]
     shared: Shared
     rollbacks: list[Rollback]

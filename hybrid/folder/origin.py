@@ -1,4 +1,4 @@
-"""Where a run comes from: software, machine, command."""
+"""The origin of a run: its software, machine and command."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 DISTRIBUTION = "hybrid-blocks"
 """This package's name where packages are installed from."""
 PACKAGES = ("torch", "numpy", "safetensors", "mpi4py", "cupy-cuda12x", "cupy-cuda13x")
-"""What the bits of a run may depend on."""
+"""The packages that the bits of a run may depend on."""
 
 
 def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
-    """Of a run that starts at `step` on ranks of those hosts, in order; JSON-able."""
+    """The origin, for JSON, of a run that starts at `step` on ranks of these hosts, in order."""
     found: dict[str, Any] = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "step": step,
         "command": shlex.join(sys.argv),
         "hosts": list(hosts),
-        "version": _version(DISTRIBUTION),
+        "version": version_of(DISTRIBUTION),
         "commit": commit(),
         "python": platform.python_version(),
-        "packages": {name: known for name in PACKAGES if (known := _version(name))},
+        "packages": {name: known for name in PACKAGES if (known := version_of(name))},
         "system": platform.platform(),
     }
     if job := os.environ.get("SLURM_JOB_ID"):
@@ -39,7 +39,7 @@ def origin(hosts: Sequence[str], step: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this package's sources, if they lie in a repository or pip knows it."""
+    """The commit of this package's sources, if they are in a repository or pip knows it."""
     with suppress(PackageNotFoundError, OSError, ValueError, AttributeError):
         told = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
         if found := told.get("vcs_info", {}).get("commit_id"):
@@ -59,7 +59,8 @@ def commit() -> str | None:
     return None
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind. Only rank 0 writes here, checkpoints apart."""
+"""The run folder and its files. Apart from checkpoints, only rank 0 writes to it."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from hybrid.folder.files import (
     check_file,
     check_folder,
     check_link,
+    free_name,
     move,
     naming,
     remove,
@@ -24,9 +25,9 @@ from hybrid.folder.origin import origin
 from hybrid.reading import read_lines, read_whole
 
 MOST_BYTES = 1 << 26
-"""Of a summary or a trace that is read."""
+"""The largest summary or trace that is read."""
 _MOST_SPANS = 100_000
-"""Of earlier runs that a trace goes on from."""
+"""The most spans of earlier runs that a trace keeps."""
 _FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
 
 
@@ -42,9 +43,9 @@ class RunFolder:
         self._board: Board | None = None
 
     def claim(self) -> str:
-        """Make the folder this run's alone until `release`; gives the token of this ownership.
+        """Own the folder until `release`; give the token of this ownership.
 
-        Raises ValueError if it is another run's that lives, OSError if nothing can be written.
+        Raises ValueError if another run that is alive owns it, OSError if it cannot be written to.
         """
         try:
             str(self.path).encode()
@@ -55,30 +56,28 @@ class RunFolder:
         return self._lock.token
 
     def release(self) -> None:
-        """Let others have the folder."""
+        """Give the folder up."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def check_owner(self) -> None:
-        """ValueError if a run that stood still finds its folder taken over."""
+        """ValueError if the folder was taken over while this run was suspended."""
         if self._lock is not None:
             self._lock.check()
 
     def recover(self) -> list[str]:
-        """Give whole checkpoints under other names theirs; what to say of it."""
+        """Rename whole checkpoints that have temporary names; give a notice for each."""
         return checkpoint.recover(self.checkpoints)
 
     def set_aside(self) -> Path | None:
-        """Move what a run without a checkpoint has left out of the way; gives where to, if any.
+        """Move the files of a run without a checkpoint into a folder within; give that folder.
 
-        Only what runs write is moved, and only if there is one.
+        Only files that runs write are moved. None if there is no such run.
         """
         if self.newest() is not None or not (self.path / "metrics.jsonl").exists():
             return None
-        number = 1
-        while os.path.lexists(aside := self.path / f"without-checkpoint-{number}"):
-            number += 1
+        aside = free_name(self.path / "without-checkpoint")
         aside.mkdir()
         for name in (*_FILES, "checkpoints", "events", "report"):
             if os.path.lexists(self.path / name):
@@ -91,19 +90,19 @@ class RunFolder:
         return found[-1] if found else None
 
     def summary(self) -> dict[str, Any] | None:
-        """What summary.json tells of a run that has ended; None without one."""
+        """The content of summary.json, which a run that has ended leaves; None without it."""
         return self._read("summary.json")
 
     def confirm(self) -> None:
-        """Let who waits for the end see a summary that is told again: its file's time changes."""
+        """Touch the summary of a run that had ended before, for programs that watch it."""
         with suppress(OSError):
             os.utime(self.path / "summary.json")
 
     def check(self, resume: bool) -> None:
-        """ValueError if there is a run where a new one shall start, or none to resume.
+        """ValueError if there is a run where a new one is to start, or none to resume.
 
-        So it is for a link within the folder where the run would write: it may lead to anywhere.
-        The folder itself may be one, to a scratch disk for instance.
+        A link within the folder is refused, too, where the run would write: it may lead anywhere.
+        The folder itself may be a link, for instance to a scratch disk.
         """
         self._check_places()
         if resume and self.newest() is None:
@@ -127,9 +126,9 @@ class RunFolder:
     def open(
         self, config: str, from_step: int, rollbacks: int = 0, hosts: Sequence[str] = ()
     ) -> None:
-        """Make the folder, write the settings, and go on after step `from_step`.
+        """Make the folder, write the settings, and continue after step `from_step`.
 
-        `rollbacks` is how often the run had gone back by then, `hosts` are the ranks'.
+        `rollbacks` is the number of roll-backs before it, `hosts` are the hosts of the ranks.
         """
         checkpoint.clear_partial(self.checkpoints)
         for left in self.path.glob(".*.partial"):
@@ -149,9 +148,9 @@ class RunFolder:
         self._board.text("config.toml", config)
 
     def rewind(self, to_step: int) -> None:
-        """Go on after step `to_step`, to which the run has gone back.
+        """Continue after step `to_step`, to which the run was rolled back.
 
-        What was logged since stays until the run has ended: a resumed one may go on from there.
+        Later lines stay until the run has ended: a resumed run may continue from one of them.
         """
         if self._board is not None:
             self._board.close()
@@ -166,17 +165,17 @@ class RunFolder:
             self._board.add(line)
 
     def notice(self) -> str:
-        """What a user should know of what is written, told once; empty if nothing is wrong."""
-        told = "" if self._board is None else self._board.notice
-        if told:
+        """A warning for the user about what cannot be written, given once; else empty."""
+        notice = "" if self._board is None else self._board.notice
+        if notice:
             self._board = None
-        return told
+        return notice
 
     def close(self, summary: Mapping[str, Any] | None, trace: list[dict[str, Any]]) -> None:
-        """Write the trace and, of a run that ended well, the summary.
+        """Write the trace and, if the run has succeeded, the summary.
 
-        The summary says that the run has ended, so it comes last: if the disk is full before, a
-        resumed run has only this left to do.
+        The summary marks the end of the run, so it is written last: if the disk is full before, a
+        resumed run only has to repeat this.
         """
         self.check_owner()
         spans = [*self._earlier_spans(), *trace]
@@ -191,7 +190,7 @@ class RunFolder:
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def _earlier_spans(self) -> list[Any]:
-        """Of the run before it was resumed; none if a trace is no longer readable."""
+        """The spans before the run was resumed; none if the trace cannot be read."""
         found = (self._read("trace.json") or {}).get("traceEvents")
         return found if isinstance(found, list) and len(found) < _MOST_SPANS else []
 
@@ -213,16 +212,16 @@ class RunFolder:
 
 
 def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:
-    """The lines of the way to `last_step`, without those of ways the run has left."""
+    """The lines that led to `last_step`, without those that roll-backs have discarded."""
     kept: list[tuple[int, str]] = []
     rollbacks = 0
     for number, line in enumerate(lines, 1):
         try:
-            told = json.loads(line)
-            step, phase = int(told["step"]), told["phase"]
+            metric = json.loads(line)
+            step, phase = int(metric["step"]), metric["phase"]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise ValueError(
-                f"line {number} of metrics.jsonl is no metric: remove the line to go on"
+                f"line {number} of metrics.jsonl is no metric: remove the line to continue"
             ) from None
         if phase == "rollback":
             rollbacks += 1

@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the training: copied at once, on the disk a little later."""
+"""Checkpoints are written during training: copied at once, and on the disk a little later."""
 
 import json
 import os
@@ -16,26 +16,26 @@ from hybrid.errors import one_line, reason
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best
 from hybrid.folder.checkpoint import MANIFEST
-from hybrid.folder.files import move, remove, rename, sync, write_durably
+from hybrid.folder.files import free_name, move, remove, rename, sync, write_durably
 from hybrid.folder.manifest import MOST_BYTES
 from hybrid.links import AgreedError, RankLinks
 from hybrid.reading import read_whole
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
-"""The tensors of each file, by the file's name."""
+"""File name -> name -> tensor."""
 _POLL_SECONDS, _SETTLE_SECONDS = 0.02, 10.0
 
 
 @dataclass(frozen=True)
 class Share:
-    """How far one rank is with its part of the checkpoint that is being written."""
+    """The progress of one rank with its part of the checkpoint that is being written."""
 
     state: Literal["idle", "writing", "written", "failed"] = "idle"
     units: dict[str, Any] = field(default_factory=dict)
     """Manifest entries of the unit files it wrote."""
     states: dict[str, Any] = field(default_factory=dict)
-    """Likewise, of what the run's parts keep."""
+    """Manifest entries of the states of the run's parts that it wrote."""
     reason: str = ""
     """Why it failed."""
 
@@ -46,15 +46,15 @@ class Writer:
         begin     every rank copies its tensors to host memory; its thread writes
                   .STEP.TOKEN.partial/* and then its share, a file beside them
         commit    once all shares are there, the thread of rank 0 writes the manifest, renames to
-                  STEP; it hears of them from the folder or, where that is slow, from `hear`
-        hear      what the ranks tell each other of it when they report next
-        finish    waits for all of it
+                  STEP; it sees them in the folder or, where that is slow, gets them by `hear`
+        hear      takes the shares that ranks exchange when they report next
+        finish    waits until the checkpoint is whole
 
-    The rename is the last act, so a folder of that name is whole; one that is replaced is renamed
-    before and removed after, so that at every moment one is whole. A checkpoint of a later step,
-    which a run that went back has left, then gets another name. At most one checkpoint is being
-    written; the next one waits for it. A failure is raised on all ranks, as AgreedError, by the
-    `hear` or `finish` that learns of it, and leaves no partial folder.
+    The rename comes last, so a folder of that name is whole. A checkpoint that is replaced is
+    renamed before and removed afterwards, so that one is whole at every moment. A checkpoint of a
+    later step, which a roll-back has discarded, then gets another name. At most one checkpoint is
+    written at a time, and the next one waits for it. A failure is raised on all ranks, as
+    AgreedError, by the next `hear` or `finish`, and leaves no partial folder.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Writer:
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
         self.check = check
-        """Raises ValueError if the folder is no longer this run's to write to."""
+        """Raises ValueError if this run no longer owns the folder."""
         self.keep_best = keep_best
         self.made: list[Path] = []
-        """The checkpoints that have become whole, on rank 0, for who asks to take."""
+        """The checkpoints that have become whole, on rank 0; callers remove those they take."""
         self.share = Share()
         self.blocked_seconds = 0.0
         """How long training has waited for checkpoints, copies included."""
         self._thread: Thread | None = None
         self._manifest: dict[str, Any] = {}
         self._step = 0
-        self._told: list[Share] = []
+        self._received: list[Share] = []
         self._given_up = Event()
 
     @property
@@ -93,9 +93,9 @@ class Writer:
         """Start the checkpoint of `step`: this rank's units, and what its run's parts keep."""
         self.finish()
         start = perf_counter()
-        # as text: what it refers to goes on changing, as the tensors do
+        # as text, since training changes the objects that it refers to
         self._step, self._manifest = step, json.loads(json.dumps(manifest))
-        self._told = []
+        self._received = []
         mine = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
         beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
 
@@ -108,7 +108,7 @@ class Writer:
             if self._number:
                 part = folder / f".{_share_name(self._number)}.partial"
                 write_durably(part, json.dumps(asdict(share)))
-                # nothing after it: once the file has its name, rank 0 may rename the folder
+                # the last act: once the file has its name, rank 0 may rename the folder
                 os.replace(part, folder / _share_name(self._number))
                 return share
             return self._commit(share)
@@ -117,7 +117,7 @@ class Writer:
         self.blocked_seconds += perf_counter() - start
 
     def hear(self, everyone: list[Share]) -> None:
-        """Go on by the shares of all ranks, told at the same moment; all ranks call it."""
+        """Take the shares that all ranks had at the same moment; all ranks call it."""
         failed = next((s.reason for s in everyone if s.state == "failed"), None)
         if failed is not None:
             self._abandon()
@@ -125,10 +125,10 @@ class Writer:
         if self.share.state == "written" and everyone[0].state == "idle":
             self.share = Share()
         if all(share.state == "written" for share in everyone[1:]):
-            self._told = everyone[1:]
+            self._received = everyone[1:]
 
     def settle(self) -> None:
-        """Wait, but not for ever, for what this rank writes; it may be the only one to call."""
+        """Wait for a limited time for what this rank writes; other ranks need not call it."""
         if self._thread is not None:
             self._thread.join(_SETTLE_SECONDS)
             self._given_up.set()
@@ -149,16 +149,18 @@ class Writer:
     def _others(self) -> list[Share]:
         """The shares of the other ranks, as soon as all of them have written."""
         files = [self._partial / _share_name(rank) for rank in range(1, self.links.place.count)]
-        while not self._told and not all(file.exists() for file in files):
+        while not self._received and not all(file.exists() for file in files):
             if self._given_up.wait(_POLL_SECONDS):
                 return []
-        told = self._told or [Share(**json.loads(read_whole(file, MOST_BYTES))) for file in files]
+        shares = self._received or [
+            Share(**json.loads(read_whole(file, MOST_BYTES))) for file in files
+        ]
         for file in files:
             file.unlink(missing_ok=True)
-        return told
+        return shares
 
     def _commit(self, mine: Share) -> Share:
-        """Make the folder whole; give it its name; remove what is older than the newest."""
+        """Complete the folder, rename it and remove older checkpoints."""
         everyone = [mine, *self._others()]
         if self._given_up.is_set():
             return Share()
@@ -180,7 +182,7 @@ class Writer:
         os.replace(self._partial, final)
         for left in checkpoint.complete(self.root):
             if int(left.name) > self._step:
-                move(left, _set_aside(left), MANIFEST)
+                move(left, free_name(left.with_name(f"{left.name}.left")), MANIFEST)
         sync(self.root)
         remove(replaced, MANIFEST)
         self._prune()
@@ -188,7 +190,7 @@ class Writer:
         return Share()
 
     def _prune(self) -> None:
-        """Remove what is older than the newest, but for the best."""
+        """Remove all but the newest checkpoints and the best one."""
         found = checkpoint.complete(self.root)
         spared = best(found) if self.keep_best else None
         for old in found[: -self.keep_last] if self.keep_last else []:
@@ -225,14 +227,6 @@ class Writer:
 
 def _share_name(rank: int) -> str:
     return f"share-{rank}.json"
-
-
-def _set_aside(folder: Path) -> Path:
-    """A free name for a checkpoint of a course that the run has left."""
-    number = 1
-    while (free := folder.with_name(f"{folder.name}.left-{number}")).exists():
-        number += 1
-    return free
 
 
 def _joined(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:

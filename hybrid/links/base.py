@@ -17,12 +17,12 @@ from hybrid.settings.config import LinkSettings
 T = TypeVar("T")
 Program = Callable[["RankLinks"], T]
 
-LOOKS_AGAIN = 2e-5
-"""Seconds until one that waits for any of several looks for a message again."""
+POLL_SECONDS = 2e-5
+"""Between two looks for a message, where a rank waits for any of several."""
 
 
 class PeerError(RuntimeError):
-    """Another rank has failed; it tells the reason."""
+    """Another rank has failed, and reports the reason itself."""
 
 
 @dataclass
@@ -82,9 +82,9 @@ class RankLinks(ABC):
         self.peers = Peers(self)
         self.traffic = Traffic()
         self.watch: Callable[[str, float, float], None] | None = None
-        """Told of every wait: a name, and two readings of `perf_counter`."""
+        """Called after every send and every wait with its name, its start and its end by `now`."""
         self.waits_since: float | None = None
-        """Since when, by `now`, it has waited for another rank; None while it does not."""
+        """When, by `now`, its present wait for another rank began; None while it does not wait."""
 
     @classmethod
     @abstractmethod
@@ -100,12 +100,12 @@ class RankLinks(ABC):
         return perf_counter()
 
     def to_next(self, tensor: Tensor) -> None:
-        """Send to the next block."""
-        self._hand("next", self.place.number + 1, tensor)
+        """Send a tensor to the next block."""
+        self._send_counted("next", self.place.number + 1, tensor)
 
     def to_previous(self, tensor: Tensor) -> None:
-        """Send to the previous block."""
-        self._hand("previous", self.place.number - 1, tensor)
+        """Send a tensor to the previous block."""
+        self._send_counted("previous", self.place.number - 1, tensor)
 
     def from_previous(self) -> Tensor:
         """Wait for a tensor of the previous block."""
@@ -118,17 +118,17 @@ class RankLinks(ABC):
             return self._receive(self.place.number + 1)
 
     def has_message(self, side: Literal["next", "previous"]) -> bool:
-        """Whether a tensor of that neighbor has come."""
+        """Whether a tensor of that neighbor has arrived."""
         return self._arrived(self.place.number + (1 if side == "next" else -1))
 
     def wait_any(self, *sides: Literal["next", "previous"]) -> Literal["next", "previous"]:
-        """Wait until a tensor has come from one of them; which, the first if several have."""
+        """Wait until a tensor of one of these neighbors has arrived; give the neighbor."""
         with self.waiting(sides[0]):
             while True:
                 for side in sides:
                     if self.has_message(side):
                         return side
-                sleep(LOOKS_AGAIN)
+                sleep(POLL_SECONDS)
 
     def all_gather(self, value: T) -> list[T]:
         """The (small, picklable) value of every block of this replica, in order."""
@@ -158,15 +158,15 @@ class RankLinks(ABC):
 
     @abstractmethod
     def _arrived(self, number: int) -> bool:
-        """Whether a tensor of the rank at the place of that number has come."""
+        """Whether a tensor of the rank at the place of that number has arrived."""
 
     @abstractmethod
     def _all_gather(self, value: T, grid: bool) -> list[T]:
-        """Of the whole grid, or of this replica."""
+        """The values of all ranks of the grid, or of those of this replica."""
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
-        """All ranks get through the body, or all raise the first failing rank's reason.
+        """The body succeeds on all ranks, or all raise AgreedError with the first failure's reason.
 
         The body must not communicate.
         """
@@ -180,7 +180,7 @@ class RankLinks(ABC):
         if first is not None:
             raise AgreedError(first)
 
-    def _hand(self, side: str, number: int, tensor: Tensor) -> None:
+    def _send_counted(self, side: str, number: int, tensor: Tensor) -> None:
         """Send, and count what is sent."""
         self.traffic.bytes_sent[side] += tensor.numel() * tensor.element_size()
         start = self.now()
@@ -203,9 +203,9 @@ class RankLinks(ABC):
 
 
 class Peers:
-    """The ranks that own the same block, one a replica; implements `solvers.sync.base.Peers`.
+    """The ranks that own the same block, one in each replica; implements `solvers.sync.base.Peers`.
 
-    All of them begin the same exchanges in the same order, and may end them in any.
+    All of them begin the same exchanges in the same order, and may end them in any order.
     """
 
     def __init__(self, links: RankLinks) -> None:
@@ -218,11 +218,11 @@ class Peers:
         self._early: dict[tuple[int, int], Tensor] = {}
 
     def exchange(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
+        """Send `pieces[r]` to replica r; calling the result waits for all pieces, by replica."""
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):
             if r != self.replica:
-                self._links._hand("peers", number, pieces[r])
+                self._links._send_counted("peers", number, pieces[r])
 
         def arrived() -> list[Tensor]:
             with self._links.waiting("peers"):
@@ -234,9 +234,9 @@ class Peers:
         return arrived
 
     def drop(self) -> None:
-        """Receive all that is under way, and forget it; all ranks call it at the same point.
+        """Receive and discard all messages under way; all ranks call it at the same point.
 
-        Some may have failed before they began as many exchanges as others.
+        Some ranks may have begun fewer exchanges than others when they failed.
         """
         if self.replicas == 1:
             return
@@ -250,7 +250,7 @@ class Peers:
         self._early.clear()
 
     def _take(self, replica: int, exchange: int) -> Tensor:
-        """What a replica has sent in an exchange; what comes before is put by."""
+        """The tensor that a replica has sent in an exchange; earlier arrivals are stored."""
         while self._arrived[replica] <= exchange:
             tensor = self._links._receive(self._numbers[replica])
             self._early[replica, self._arrived[replica]] = tensor

@@ -27,11 +27,11 @@ _DTYPES = (
 _FORMAT_TAG = 1
 _FIRST_DATA_TAG = 2
 IN_SLURM_SECONDS = 1800.0
-"""A job of Slurm's ends where a rank has waited so long, unless links.timeout says otherwise."""
+"""In Slurm a rank that has waited so long ends its job, unless links.timeout is set."""
 
 
 class MpiLinks(RankLinks):
-    """One block a rank: rank r K + k of `comm` has block k of replica r.
+    """One block for each rank: rank r K + k of `comm` has block k of replica r.
 
     A tensor travels as the bytes of its memory, in its own stride order, so channels_last needs no
     copy. The first tensor of a format (dtype, shape, strides) announces it in a message of its
@@ -41,7 +41,7 @@ class MpiLinks(RankLinks):
 
     MPI keeps the order of messages between two ranks, so the announcement is always read first.
     Buffers are kept until their send completes. A tensor on a GPU reaches MPI as its `Staging`
-    says; while it is copied the block goes on, and it leaves at the next call of these links.
+    says; the block computes on while it is copied, and the next call of these links sends it.
 
     Within a host a receiver copies from the sender's memory by itself. Between hosts a large
     message moves only while both ranks are inside MPI, unless the library moves it beside the
@@ -70,7 +70,7 @@ class MpiLinks(RankLinks):
         self._formats_received: dict[int, list[tuple[int, ...]]] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
         self._peers_pending: deque[tuple[Any, Any]] = deque()
-        """Apart: a peer may take a message much later, and nobody waits for that."""
+        """Separate: a peer may take a message much later, and `flush` does not wait for it."""
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
@@ -102,7 +102,7 @@ class MpiLinks(RankLinks):
                 grid.Free()
 
     def free(self) -> None:
-        """Give back the chain's communicator; what a peer has not taken still reaches it."""
+        """Free the chain's communicator; messages that a peer has not taken still reach it."""
         if self._chain is not self._comm:
             self._chain.Free()
 
@@ -142,7 +142,7 @@ class MpiLinks(RankLinks):
 
     def _receive(self, number: int) -> Tensor:
         self._drop_completed()
-        # the other may need them before it sends what is waited for here
+        # the other rank may need these before it sends the tensor that is waited for here
         self._send_staged(wait=True)
         known = self._formats_received.setdefault(number, [])
         status = self._mpi.Status()
@@ -190,26 +190,27 @@ def arranged(comm: Any, replicas: int, side_by_side: Arrangement) -> Any:
 
 
 def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
-    """End the job when this rank has waited too long: another stands still, or its host does."""
+    """End the job when this rank has waited too long: another rank, or its host, is stuck."""
     seen = goes_on = links.now()
     while not ended.wait(min(1.0, timeout / 4)):
         before, seen = seen, links.now()
         if seen - before > timeout / 2:
-            goes_on = seen  # it was this rank that stood still
+            goes_on = seen  # this rank was suspended itself
         since = links.waits_since
         # a second more for each rank: the first to speak ends the others
         if since is not None and seen - max(since, goes_on) > timeout + min(links.place.number, 10):
             waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
-            abort(comm, TimeoutError(f"{waited}, which stands still: go on with --resume"))
+            remedy = "find out why that rank is stuck, then continue with --resume"
+            abort(comm, TimeoutError(f"{waited}: {remedy}"))
 
 
 def abort(comm: Any, error: BaseException) -> None:
-    """Say why, once, and end every rank of the job."""
+    """Print the reason once, and end every rank of the job."""
     # where all ranks fail at the same point, the first to speak ends the others, which takes time
     sleep(min(1.0 + 0.2 * comm.rank, 3.0) if comm.rank else 0.0)
     try:
         print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
-    finally:  # nobody may be left to read it
+    finally:  # even if stderr is closed
         comm.Abort(1)
 
 

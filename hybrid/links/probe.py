@@ -16,7 +16,7 @@ _OF_A_JOB = (
     *("OMPI_COMM_WORLD", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PMIX_", "PMI_", "PRTE_"),
     *("SLURM_", "MPI_LOCAL"),
 )
-"""Variables that make a process a rank; without them the child is a job of its own."""
+"""Variables that make a process a rank; a child without them is a job by itself."""
 
 
 class Answer(NamedTuple):
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 def agreed(
     setting: Literal["auto", "on", "off"], device: torch.device | None, comm: Any, local_rank: int
 ) -> Answer:
-    """What all ranks do; every rank calls it. `auto` tries it once a host."""
+    """What all ranks do; every rank calls it. `auto` makes one trial on each host."""
     if device is None or device.type != "cuda":
         mine = Answer(False, "no GPU")
     elif setting != "auto":

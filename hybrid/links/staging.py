@@ -20,7 +20,7 @@ class Outgoing:
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
-        """Until MPI may read."""
+        """Wait until MPI may read."""
         if self.event is not None:
             self.event.synchronize()
 
@@ -72,7 +72,7 @@ class PinnedStaging(Staging):
 
 
 class DirectStaging(Staging):
-    """A GPU-aware MPI reads and writes GPU memory, but knows nothing of streams."""
+    """For a GPU-aware MPI, which reads and writes GPU memory, but does not order streams."""
 
     def outgoing(self, tensor: Tensor) -> Outgoing:
         event = torch.cuda.Event()
@@ -87,7 +87,7 @@ class DirectStaging(Staging):
 
 
 def staging(device: torch.device, gpu_aware: bool) -> Staging:
-    """What a block on this device needs."""
+    """The staging that a block on this device needs."""
     if device.type != "cuda":
         return Staging(device)
     return DirectStaging(device) if gpu_aware else PinnedStaging(device)

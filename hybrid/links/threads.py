@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where some threads hand each other values."""
+    """A barrier at which some threads exchange values."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -24,7 +24,7 @@ class Meeting:
         self._barrier = threading.Barrier(size)
 
     def gather(self, number: int, value: T) -> list[T]:
-        """Everyone's value, in order; PeerError if somebody will never come."""
+        """The values of all threads, in order; PeerError if one of them has ended."""
         if self.size == 1:
             return [value]
         self._values[number] = value
@@ -37,7 +37,7 @@ class Meeting:
         return everyone
 
     def abort(self) -> None:
-        """Let nobody wait."""
+        """Raise PeerError in all threads that wait, or will."""
         self._barrier.abort()
 
 
@@ -82,7 +82,7 @@ class ThreadLinks(RankLinks):
         return run_threads(blocks, program, threads, cls, replicas)[0]
 
     def flush(self) -> None:
-        """Nothing to wait for: a reference has left when it is put."""
+        """There is nothing to wait for: a reference is in the queue at once."""
 
     def _send(self, number: int, tensor: Tensor) -> None:
         event = None

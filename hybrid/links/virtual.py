@@ -1,4 +1,4 @@
-"""Links with a logical clock a rank: K blocks in turn on one core, timed as if on K machines."""
+"""Links with a logical clock for each rank: K blocks in turn, timed as if on K machines."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,29 +20,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Network:
-    """What joins two ranks: in each direction one message at a time, sent beside the work."""
+    """A connection of two ranks, which carries one message at a time in each direction."""
 
     bytes_per_second: float = 10e9 / 8
     latency_seconds: float = 10e-6
 
     @classmethod
     def asked(cls, links: LinkSettings) -> "Network":
-        """The one of [links]."""
+        """The network that the settings of [links] describe."""
         rate = links.gigabits_per_second * 1e9 / 8
         return cls(rate, links.latency_microseconds * 1e-6)
 
 
 class VirtualLinks(ThreadLinks):
-    """Runs while it holds the baton, which only one rank does, and counts that time on its clock.
+    """A rank runs while it holds the baton, of which there is one, and its clock counts that time.
 
         send      leaves = max(own clock, end of the last send) + bytes / bandwidth
         receive   own clock = max(own clock, leaves + latency)
         gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
 
-    To each neighbor, and to all peers together, it sends one message at a time.
+    To each neighbor, and to all peers together, a rank sends one message at a time.
 
-    So the clocks show what K ranks of this speed would need, whatever runs here beside them: on
-    one thread a rank, processor time is counted; on more, or on a GPU, real time.
+    The clocks therefore show what K ranks of this speed would need, even if this machine is busy:
+    with one thread for each rank they count processor time, with more or on a GPU real time.
     """
 
     name, clocked = "virtual", True
@@ -57,18 +57,19 @@ class VirtualLinks(ThreadLinks):
         self._timer: Callable[[], float] = thread_time if alone else perf_counter
         self._clock = self._begun = 0.0
         self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
-        """When the way to the previous block, the next one and the peers is free."""
+        """When the connection to the previous block, the next one and the peers is free again."""
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
         threads, (blocks, replicas) = torch.get_num_threads(), start.grid
-        return run_virtual(blocks, program, Network.asked(start.settings), threads, replicas)[0]
+        network = Network.asked(start.settings)
+        return run_virtual(blocks, program, network, threads, replicas, cls)[0]
 
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
 
     def work(self, seconds: float) -> None:
-        """Count work that is not done here."""
+        """Count work that would be done elsewhere, and is not done here."""
         self._clock += seconds
 
     def run(self, program: Program[T]) -> T:
@@ -101,7 +102,7 @@ class VirtualLinks(ThreadLinks):
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
-        """Others run; the own clock stands still."""
+        """Let other ranks run, while this rank's clock stands still."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._clock = self.now()
@@ -119,11 +120,12 @@ def run_virtual(
     network: Network | None = None,
     intra_op_threads: int = 1,
     replicas: int = 1,
+    links: type[VirtualLinks] = VirtualLinks,
 ) -> list[T]:
     """Run `program` on a grid of ranks in turn, each on its own clock; results by place."""
     baton = threading.Lock()
 
     def make(number: int, room: Room) -> Any:
-        return VirtualLinks(number, room, network or Network(), baton, intra_op_threads)
+        return links(number, room, network or Network(), baton, intra_op_threads)
 
     return run_threads(blocks, program, intra_op_threads, make, replicas)

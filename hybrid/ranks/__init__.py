@@ -1,1 +1,1 @@
-"""Which process this is, how it was started, and how it is told to stop."""
+"""The ranks of a job: their grid, their launcher, their failures and requests to stop."""

@@ -1,4 +1,4 @@
-"""Where compilers keep what they have made, which is run when it is found again."""
+"""The caches of compilers, whose content is executed when it is found again."""
 
 import os
 import stat
@@ -13,10 +13,10 @@ _VARIABLES = {
 
 
 def keep_private() -> None:
-    """Let torch.compile and CuPy keep code in folders that nobody else can write to.
+    """Let torch.compile and CuPy store code in folders that only this user can write to.
 
-    They lie in `hybrid-UID` of TMPDIR: on the node, not in the home. A variable of theirs that is
-    set stays as it is. Raises ValueError if that folder is, or is open to, somebody else's.
+    The folders are in `hybrid-UID` of TMPDIR: on the node, not in the home. Variables that are set
+    already stay. Raises ValueError if that folder belongs to, or can be written by, another user.
     """
     folder = Path(tempfile.gettempdir(), f"hybrid-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,13 +7,14 @@ from typing import TypeVar
 
 import torch
 
-from hybrid.errors import AgreedError, CodeError, StoppedError, format_error, one_line, place
+from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
 from hybrid.links.registry import AUTO, LINKS
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
+from solvers.acting import Known, check
 
 T = TypeVar("T")
 
@@ -48,31 +49,30 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join so many ranks, and for settings without an effect.
+    """ValueError for links that cannot join so many ranks.
 
     `ranks` is the number that a launcher has started, 0 without one.
     """
     kind = settings.kind
     if kind == AUTO:
-        acting = LINKS["threads"].settings | LINKS["mpi"].settings
+        read = LINKS["threads"].settings | LINKS["mpi"].settings
     elif LINKS[kind].in_one_process and ranks:
         raise ValueError(
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
             f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
         )
-    elif not (LINKS[kind].in_one_process or ranks):
+    if not (LINKS[kind].in_one_process or ranks):
         raise ValueError(
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"
         )
     else:
-        acting = LINKS[kind].settings
-    inert = type(settings).model_fields.keys() - acting - {"kind"}
-    settings.refuse("links", f"links.kind is {kind!r}", *sorted(inert))
+        read = LINKS[kind].settings
+    check({"links": settings}, Known(link_settings=read))
 
 
 def _explained(program: Program[T]) -> Program[T]:
-    """The program, but for errors of code that was given to it: those say where they come from."""
+    """The program, whose errors name the line if they come from code that was given to it."""
 
     @wraps(program)
     def explained(links: RankLinks) -> T:
@@ -81,7 +81,7 @@ def _explained(program: Program[T]) -> Program[T]:
         except (AgreedError, KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:
-            cause, where = error.__cause__ or error, place(error.__cause__ or error)
+            cause, where = error.__cause__ or error, code_line(error.__cause__ or error)
             if isinstance(error, ValueError) and error.__cause__ is not None:
                 text = one_line(error) + (f" ({where})" if where else "")
             elif where or not isinstance(error, Exception):

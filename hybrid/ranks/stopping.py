@@ -1,6 +1,6 @@
-"""A request to stop: a signal after which a run keeps a checkpoint and ends.
+"""A request to stop is a signal after which a run writes a checkpoint and ends.
 
-Imports nothing heavy: the command listens before it imports what takes seconds.
+This module imports nothing heavy: the command listens before imports that take seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StopRequest:
     def _take(self, number: int, frame: Any) -> None:
         """Note the first signal; a SIGTERM after it ends the process at once.
 
-        Of SIGTERM it tells at once: who sends it may not wait for what the run has to say.
+        A SIGTERM is acknowledged at once, since its sender may kill the process before it reports.
         """
         if number == signal.SIGTERM and self.signal is not None:
             _say_once(b"hybrid: ended by a second signal; go on with --resume\n")
@@ -52,10 +52,10 @@ _current: StopRequest | None = None
 
 @contextmanager
 def listening(last: bool = False) -> Iterator[StopRequest]:
-    """A request that signals set within the body; outside the main thread none ever does.
+    """A request to stop, which signals make within the body; only the main thread gets signals.
 
-    Within another body it is that one's, with what it has heard so far. After the `last` body the
-    process only ends, and a request to stop, which would end it with a signal's status, is ignored.
+    Nested bodies share one request. After the `last` body the process only ends, so signals are
+    ignored from then on: one would end it with a signal's status.
     """
     global _current
     if threading.current_thread() is not threading.main_thread():
@@ -75,7 +75,7 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
 
 
 def _say_once(line: bytes) -> None:
-    """From a signal handler, by the first of many ranks."""
+    """Write a line from a signal handler, on the first rank only."""
     rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))
     if rank == "0":
         with suppress(OSError):
@@ -83,7 +83,7 @@ def _say_once(line: bytes) -> None:
 
 
 def _stderr() -> int:
-    """Open MPI's launcher, once it ends its ranks, passes nothing on: its own stderr, if here."""
+    """The launcher's own stderr if it is on this host: while it ends ranks it forwards nothing."""
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         with suppress(OSError):
             return os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
@@ -91,7 +91,7 @@ def _stderr() -> int:
 
 
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
-    """Raise StoppedError on all ranks if any was asked to stop before training begins."""
+    """Raise StoppedError on all ranks if one of them was asked to stop before training began."""
     reasons = links.everyone(request())
     first = next((reason for reason in reasons if reason), None)
     if first:
@@ -103,5 +103,5 @@ def leave(links: RankLinks, how: str) -> NoReturn:
     why = f"stopped by {how}"
     if links.place.number == 0:
         tell(f"hybrid: {printable(why)}")
-    links.everyone(None)  # one that raises before may end the process, and the words with it
+    links.everyone(None)  # a rank that raises earlier may end the job before the line is out
     raise StoppedError(why)

@@ -41,10 +41,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "local-updates": {"solver": LocalUpdates(style="overlapping")},
     "window": {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 3},
     "gaps": {"solver": AugmentedLagrangian(), "gaps": GAPS},
-    "gaps, largest": {
+    "gaps, bfloat16": {
         "solver": AugmentedLagrangian(storage="bfloat16"),
         "gaps": [Gaps(4, 0), Gaps(0, 12)],
-        "fill_samples": "largest",
     },
 }
 

@@ -35,13 +35,17 @@ def own(monkeypatch, tmp_path):
             EntryPoint("act", "own_acts", "hybrid.reports"),
         ]
     )
-    for place in ("hybrid.cli.app", "hybrid.report.single"):
+    for place in ("solvers.named", "hybrid.report.single"):
         monkeypatch.setattr(import_module(place), "entry_points", points.select)
 
 
 def test_its_command_is_one_of_ours(hybrid, own):
     assert output(hybrid("act")) == "acted\n"
-    assert_one_line(hybrid("gone"), "adds the command 'gone'", "No module named 'own_gone'")
+    assert_one_line(
+        hybrid("gone"),
+        "which adds the command 'gone', cannot be imported",
+        "No module named 'own_gone'",
+    )
 
 
 def test_without_it_the_command_is_unknown(hybrid):

@@ -87,7 +87,7 @@ def test_preemption_that_mpirun_does_not_survive_is_pointed_out(kind, mode, para
         ("#SBATCH --signal SIGUSR2@60\n", "Requeue=1", "signal", "USR2", ""),
         ("#SBATCH --signal=B:KILL@120\n", "Requeue=1", "signal", "", "USR1@120"),
         ("# no signal\n", "Requeue=1", "signal", "", "USR1@120"),
-        (None, "Requeue=1", "signal", "by hand", ""),
+        (None, "Requeue=1", "signal", "no batch script", ""),
         ("", "Requeue=0", "requeue", "", "#SBATCH --requeue in the job script"),
     ],
 )

@@ -52,8 +52,8 @@ def refusing(error):
     ],
 )
 def test_a_path_is_on_the_innermost_mount(mounts, tmp_path, path, kind) -> None:
-    assert storage.place(tmp_path / path, mounts) == kind
-    assert storage.place(tmp_path / path, tmp_path / "none") == "unknown"
+    assert storage.file_system(tmp_path / path, mounts) == kind
+    assert storage.file_system(tmp_path / path, tmp_path / "none") == "unknown"
 
 
 def test_a_run_folder_of_one_host_is_pointed_out_to_many(mounts, tmp_path) -> None:

@@ -326,23 +326,27 @@ REFUSED = [
     (
         AugmentedLagrangian(),
         {"sampler": AutoAssist(lag=2), "window": 3},
-        "sampler.lag is 2; it must be at least 3, the mini-batches of a window (--window)",
+        "(--window), which are chosen together, and here it is 2 of 3: set a larger sampler.lag",
     ),
     (
         BlockADMM(),
         {"sampler": AutoAssist(), "window": "all"},
-        "rounds.window is all, and sampler 'auto-assist' learns from losses",
+        "sampler.name is 'auto-assist', which works only where a window is a number",
     ),
     (
         PDASGD(any_order=True),
         {"sampler": SelectiveBackprop(), "blocks": 1},
-        "which solver.any_order does not tell",
+        "as none does with solver.any_order: take another solver",
     ),
-    (AMPNet(), {"sampler": SelectiveBackprop()}, "which 'ampnet' here does not tell"),
+    (
+        AMPNet(),
+        {"sampler": SelectiveBackprop()},
+        "only where the solver reports the losses of all samples",
+    ),
     (
         AuxNet(),
         {"sampler": SelectiveBackprop(), "window": 2, "correct_every": 2},
-        "take another solver or rounds.correct_every=1",
+        "take another solver, rounds.correct_every=1",
     ),
     (
         Backprop(),
@@ -360,12 +364,12 @@ def test_what_cannot_learn_is_refused(solver, some, reason, few):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: AutoAssist(gamma=0), "gamma is 0; it must be positive"),
+        (lambda: AutoAssist(gamma=0), "gamma is 0; it must lie in (0, 1]"),
         (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
         (lambda: AutoAssist(lr=4.0, decay=1.0), "decay is 1; it must be under 2 / lr = 0.5"),
         (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
-        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must be 0 or positive"),
-        (lambda: SelectiveBackprop(beta=11.0), "beta is 11; it must be at most 10"),
+        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must lie in [0, 10]"),
+        (lambda: SelectiveBackprop(beta=11.0), "beta is 11.0; it must lie in [0, 10]"),
         (lambda: SelectiveBackprop(history=0), "history is 0; it must be at least 1"),
     ],
 )
@@ -378,7 +382,7 @@ def test_settings_have_limits(make, reason):
 def test_losses_that_do_not_come_are_one_line(few):
     """Of a method of one's own that tells none."""
     made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
-    assert "was told 0 losses of 64 samples: take a solver that tells" in refused(made, few)
+    assert "has 0 losses of 64 samples: take a solver that reports" in refused(made, few)
 
 
 class Silent(Backprop):

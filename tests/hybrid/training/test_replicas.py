@@ -245,7 +245,7 @@ def test_a_lost_replica_is_left_out_by_a_resume_on_fewer_ranks(world, tmp_path):
 
 GRIDS = [
     ((3, "--replicas", 2), "3 ranks cannot form a grid of 2 replicas"),
-    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or --replicas 2, or --blocks 1"),
+    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or 2 replicas, or 1 block"),
 ]
 
 
@@ -266,36 +266,51 @@ def test_ranks_over_blocks_are_replicas(world, tmp_path):
 
 
 REFUSED = [
-    ({"replicas": 1, "sync": LocalSGD()}, "sync.name is 'local-sgd', but there is 1 replica"),
-    ({"replicas": 1, "sync": AllReduce(messages="int8")}, "sync.messages is 'int8', but there"),
-    ({"replicas": 1, "side_by_side": "peers"}, "split.side_by_side is 'peers', but there is 1"),
-    ({"train": {"sync_batchnorm": True}}, "train.sync_batchnorm is True, but there is 1 replica"),
+    (
+        {"replicas": 1, "sync": LocalSGD()},
+        "sync.name is 'local-sgd', which works only",
+    ),
+    (
+        {"replicas": 1, "sync": AllReduce(messages="int8")},
+        "sync.messages is 'int8', which has",
+    ),
+    (
+        {"replicas": 1, "side_by_side": "peers"},
+        "only where there are replicas: leave",
+    ),
+    (
+        {"train": {"sync_batchnorm": True}},
+        "only where there are replicas: leave",
+    ),
     (
         {"replicas": 2, "model": "plain", "train": {"sync_batchnorm": True}},
-        "train.sync_batchnorm is True, but the network has no BatchNorm",
+        "train.sync_batchnorm is True, which has an effect only where the network has BatchNorm",
     ),
     (
         {"replicas": 3, "train": {"sync_batchnorm": True}},
-        "train.batch_size 32 gives 3 replicas unequal shares, so passes that cannot agree: take 30",
+        "equal shares of a mini-batch, and here 3 replicas share 32 samples",
     ),
     (
         {"replicas": 2, "sync": HPSGD(lag=0, drift="discard")},
-        "sync.drift is 'discard', but sync.lag is 0",
+        "sync.drift is 'discard', which has an effect only where replicas drift",
     ),
     (
         {"replicas": 2, "blocks": 1, "sync": DiLoCo(streamed=True)},
-        "sync.streamed is True, but there is 1 block",
+        "sync.streamed is True, which has an effect only where there are several blocks",
     ),
     ({"replicas": 33}, "split.replicas is 33, and a mini-batch has 32 samples"),
     ({"replicas": 0}, "split.replicas is 0"),
-    ({"replicas": 2, "sync": DiLoCo(), "train": {"ema": 0.9}}, "train.ema is 0.9, and replicas"),
+    (
+        {"replicas": 2, "sync": DiLoCo(), "train": {"ema": 0.9}},
+        "train.ema is 0.9, which works",
+    ),
     (
         {"replicas": 2, "sync": LocalSGD(), "train": {"precision": "float16"}},
-        "train.precision is float16, and replicas have other weights within a round of local-sgd",
+        "train.precision is 'float16', which works only where replicas have the same weights",
     ),
     (
         {"replicas": 2, "sync": AllReduce("int8"), "train": {"precision": "float16"}},
-        "sync.messages is 'int8', and train.precision 'float16'",
+        "sync.messages is 'int8', which works only where train.precision is not 'float16'",
     ),
 ]
 
@@ -308,10 +323,14 @@ def test_what_replicas_cannot_do_is_refused(settings, reason, few):
 @pytest.mark.parametrize(
     ("solver", "sync", "reason"),
     [
-        (AugmentedLagrangian(), HPSGD(), "adds up gradients of one kind of step"),
-        (LocalUpdates(), DiLoCo(), "'local-updates' trains others beside them"),
-        (AuxNet(), DiLoCo(), "'auxnet' trains others beside them"),
-        (Backprop(clip_norm=0.5), HPSGD(), "solver.clip_norm is 0.5, and 'hpsgd' steps on sums"),
+        (
+            AugmentedLagrangian(),
+            HPSGD(),
+            "'hpsgd', which works only where all steps are of one kind",
+        ),
+        (LocalUpdates(), DiLoCo(), "only where the solver trains no other weights"),
+        (AuxNet(), DiLoCo(), "only where the solver trains no other weights"),
+        (Backprop(clip_norm=0.5), HPSGD(), "'hpsgd', which works only where solver.clip_norm"),
     ],
 )
 def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):
