@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ GROUPS = {
     "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)"
     r"|wings/\w+/tests/test_on_ranks",
     "slurm": r"tests/slurm/",
-    "faults": r"tests/faults/",
+    "faults": r"tests/(faults/|hybrid/runs/test_auto_resume)",
     "two hosts": r"tests/hybrid/ranks/test_two_hosts",
     "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
 }
@@ -52,10 +53,18 @@ their tests are done one by one in the end, by who is free.
 
 def _group(nodeid: str) -> tuple[bool, str]:
     """Whether it comes in the end, and the name of what is done by one worker."""
+    file = nodeid.partition("::")[0]
     for name, files in GROUPS.items():
         if re.match(files, nodeid):
             return not name, name or nodeid
-    return False, nodeid.partition("::")[0]
+    return False, "ranks" if _has_ranks(file) else file
+
+
+@cache
+def _has_ranks(file: str) -> bool:
+    """Whether its tests share the ranks of `world`, which take 15 seconds of CPU to start."""
+    text = (Path(__file__).parent / file).read_text()
+    return re.search(r"^def \w+\([^)]*\bworld\b", text, re.MULTILINE) is not None
 
 
 @pytest.hookimpl(trylast=True)

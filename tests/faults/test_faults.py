@@ -80,6 +80,7 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(references, tmp_path) -> No
     assert sorted(whole(tmp_path / "run")) == steps[:-1]
 
 
+@pytest.mark.slow  # a training and its resume, which show what the harness sees
 def test_an_end_of_the_wrong_kind_is_noticed(references, tmp_path) -> None:
     nothing = Fault("none", lambda _: (yield {}), launchers=("threads",), timed=False)
     outcome = one(0, nothing, tmp_path, references)

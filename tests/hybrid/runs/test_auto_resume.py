@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 from trainings import assert_same, digests, newest, weights
 
 from hybrid.folder import checkpoint
 from hybrid.folder.lock import Lock
+from tests.faults.processes import Job
 
 # a learning rate that does not depend on the number of epochs
 CONSTANT = ("--set", "schedule.name=constant", "--set", "schedule.warmup_epochs=0")
@@ -84,15 +83,15 @@ def test_a_folder_whose_name_is_no_text_is_refused(tmp_path, hybrid):
 def test_of_two_that_resume_at_once_one_goes_on_with_the_bits_of_an_undisturbed_run(
     tmp_path, hybrid
 ):
-    """Two processes, which load torch side by side."""
     words = ("train", *QUICK, "--epochs")
     assert hybrid(*words, 3, "--out", tmp_path / "undisturbed")[0] == 0
     run = tmp_path / "run"
     assert hybrid(*words, 1, "--out", run)[0] == 0
-    command = [sys.executable, "-m", "hybrid", *words, "3", "--resume", "--out", str(run)]
+    line = [*map(str, (*words, 3, "--resume", "--out", run))]
     # the faster one may have ended when the slower one comes, which then finds an ended run
-    jobs = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [(job.communicate(timeout=60)[1], job.returncode) for job in jobs]
+    jobs = [Job(line, tmp_path / f"{number}.err", 1, "threads") for number in range(2)]
+    assert all(job.wait(60) for job in jobs)
+    ends = [(job.output(), job.status()) for job in jobs]
     assert sorted(status for _, status in ends) in ([0, 1], [0, 0])
     for err, status in ends:
         assert err == "" if status == 0 else f"{run} is in use by the run of process" in err

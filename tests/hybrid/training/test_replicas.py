@@ -180,7 +180,7 @@ def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
 @pytest.mark.parametrize("sync", SYNCS)
 def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     """From a checkpoint after any mini-batch; the whole grid's, with what is under way."""
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or reports wait for its end
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     settings["model"] = "resnet8" if sync == "diloco" else "plain"
     # where statistics are equal after a step alone, and a report comes in between
