@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 settings.register_profile(
-    "quick", max_examples=12, deadline=None, derandomize=True, suppress_health_check=CHECKS
+    "quick", max_examples=8, deadline=None, derandomize=True, suppress_health_check=CHECKS
 )
 settings.register_profile("long", max_examples=300, deadline=None, suppress_health_check=CHECKS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

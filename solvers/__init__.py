@@ -1,4 +1,4 @@
-"""The algorithms: each a rank's program, written against `Links`."""
+"""The algorithms; each is the program of one rank, written against `Links`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in registry
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: who looks at names need not wait for torch."""
+    """Import a name at its first use, so that a look at the names need not import torch."""
     if name not in __all__ and name not in _HOMES:
         raise AttributeError(f"module 'solvers' has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "solvers.base")), name)

@@ -1,15 +1,16 @@
-"""What every solver is written against, and what it is: settings that start a rank's program."""
+"""The base of every solver: its settings, a rank's program, and the links it is written against."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from solvers.acting import HAVE_TIME, Acts, Needs, Settings
 from solvers.blocks.block import Block
 from solvers.state import State, Tensors
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
@@ -17,7 +18,7 @@ from solvers.windows import Batch, PhaseStats, Record, Rows, Window
 Shape = tuple[int, ...]
 
 GraphBytes = Callable[[nn.Module, Tensor], int]
-"""(module, its input) -> bytes that autograd keeps for the backward pass, parameters left out."""
+"""(module, its input) -> bytes that autograd keeps for the backward pass, without parameters."""
 
 Side = Literal["next", "previous"]
 """A neighbor."""
@@ -27,11 +28,11 @@ P = TypeVar("P", bound="Program")
 
 
 class Links(Protocol):
-    """A block's connections to its neighbors and to everyone.
+    """A block's connections to its neighbors and to all ranks.
 
-    Sends do not block; a receive blocks and names its neighbor, so a program's result does not
-    depend on timing. A tensor handed over must not be written to afterwards, by either side.
-    Strides are kept: a channels_last tensor arrives as channels_last.
+    A send does not block. A receive blocks and names its neighbor, so a program's result does not
+    depend on timing. After a send neither side may write to the tensor. Strides are kept: a
+    channels_last tensor arrives as channels_last.
     """
 
     rank: int
@@ -45,11 +46,11 @@ class Links(Protocol):
     def from_next(self) -> Tensor: ...
 
     def has_message(self, side: Side) -> bool:
-        """Whether a tensor of that neighbor has come; only a method without an order asks."""
+        """Whether a tensor of that neighbor has arrived; only for methods without a fixed order."""
         ...
 
     def wait_any(self, *sides: Side) -> Side:
-        """Wait until a tensor has come from one of them; which, the first if several have."""
+        """Wait for a tensor of one of these neighbors; gives the first that has sent one."""
         ...
 
     def flush(self) -> None:
@@ -60,24 +61,24 @@ class Links(Protocol):
         ...
 
     def all_gather(self, value: T) -> list[T]:
-        """The (small, picklable) value of every block of this replica, in order."""
+        """The (small, picklable) values of all blocks of this replica, in order."""
         ...
 
     def agree(self, value: T) -> list[T]:
-        """Likewise of the first replica's blocks, on every replica: what a decision is made on."""
+        """The values of the first replica's blocks, on every replica, for a common decision."""
         ...
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run is, settled before training, the same on every rank."""
+    """What a run is: fixed before training, and the same on every rank."""
 
     shapes: tuple[Shape, ...] = ()
-    """One sample's at the cuts k = 1 .. K-1."""
+    """The shape of one sample at the cuts k = 1 .. K-1."""
     batch_size: int = 1
-    """Samples of a mini-batch; of one replica's share, where there are replicas."""
+    """Samples of a mini-batch, or of one replica's share of it."""
     window: int = 0
-    """Mini-batches whose auxiliary variables live at once; 0: none do."""
+    """Mini-batches whose auxiliary variables exist at once; 0: there are none."""
     sweeps: int = 1
     """Passes over a window's sub-problems."""
     carried: bool = False
@@ -85,29 +86,29 @@ class Setup:
     fills: bool = False
     """Whether local steps fill the gaps of the exact pass."""
     own_fill: bool = False
-    """Whether they step by themselves, not together with the exact gradient."""
+    """Whether these are steps of their own, not a part of the exact step."""
     correct_every: int = 1
     """Rounds from one serial phase to the next; 0: there is none."""
     serial_steps: int = 0
-    """Steps at the start, in rounds that are serial alone."""
+    """Steps at the start, in rounds that are only serial."""
     factorized: frozenset[int] = frozenset()
     """Cuts with a factorization."""
     compiled: bool = False
     """Whether the blocks are compiled."""
     output: Shape | None = None
-    """One sample's of the network; None: not known, or several tensors."""
+    """The shape of one sample's output; None: it is unknown, or several tensors."""
     several_outputs: bool = False
-    """Whether the network gives several tensors."""
+    """Whether the network's output is several tensors."""
     packed: frozenset[int] = frozenset()
     """The cuts that several tensors cross."""
     bundled: bool = False
-    """Whether several tensors go into a block at once."""
+    """Whether the input of some block is several tensors."""
     total: int = 0
-    """Samples of a mini-batch on all replicas; 0: there is one."""
+    """Samples of a mini-batch on all replicas; 0: there is one replica."""
     replicas: int = 1
     """R."""
     seed: int = 0
-    """Of what a method draws by itself."""
+    """The seed of what a method draws by itself."""
 
     @property
     def blocks(self) -> int:
@@ -116,12 +117,12 @@ class Setup:
 
     @property
     def samples(self) -> int:
-        """Of a window."""
+        """Samples of a window."""
         return self.window * self.batch_size
 
     @property
     def corrects(self) -> bool:
-        """Whether there are serial phases at all."""
+        """Whether there is any serial phase."""
         return self.correct_every > 0 or self.serial_steps > 0
 
     @property
@@ -130,23 +131,23 @@ class Setup:
         return self.window > 0 and (self.sweeps > 1 or self.carried)
 
     def shape_before(self, index: int) -> Shape | None:
-        """One sample's at the cut before block `index`; None for the first block."""
+        """The shape of one sample at the cut before block `index`; None for the first block."""
         return self.shapes[index - 1] if index > 0 else None
 
     def shape_after(self, index: int) -> Shape | None:
-        """One sample's at the cut after block `index`; None for the last block."""
+        """The shape of one sample at the cut after block `index`; None for the last block."""
         return self.shapes[index] if index < len(self.shapes) else None
 
 
 class Program(ABC):
-    """One rank's run of a method: everything it keeps, from its first step to its last."""
+    """One rank's run of a method, with all its state from the first step to the last."""
 
     def __init__(self, solver: Any, block: Block, links: Links, setup: Setup) -> None:
         self.solver, self.block, self.links, self.setup = solver, block, links, setup
         self.begin()
 
     def begin(self) -> None:  # noqa: B027
-        """Make what this rank keeps."""
+        """Create this rank's state."""
 
     @abstractmethod
     def train(self, window: Window) -> PhaseStats:
@@ -155,33 +156,33 @@ class Program(ABC):
     def drain(self) -> PhaseStats:
         """Finish what is still under way between blocks; all ranks call it.
 
-        Gives what `train` has not told of it.
+        Gives the statistics that `train` has not reported.
         """
         return PhaseStats()
 
     def state(self) -> State:
-        """For a checkpoint; all ranks call it."""
+        """What a checkpoint holds of this rank; all ranks call it."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Take back what `state` gave. A cut that was not there has nothing."""
+        """Go on from what `state` gave; there is nothing for a cut that was not there."""
 
 
 class Recorder(Protocol):
-    """Keeps what an exact pass saw at a block's two cuts."""
+    """Records activations and adjoints of an exact pass at a block's two cuts."""
 
     def record(self, record: Record) -> None: ...
 
     def carried_input(self, rows: Rows) -> Tensor | None:
-        """The block's input of `rows` if a checkpoint gave it; None: what arrives is its input."""
+        """The block's input of `rows`, if a checkpoint gave it; None: the pass gives it."""
 
 
 class Recording(Program, Recorder):
-    """A program of a method that starts from what an exact pass has recorded."""
+    """A program that starts from the records of an exact pass."""
 
 
 class SubProblems(Recording):
-    """One whose sub-problems can fill gaps: they are static, and need no neighbor."""
+    """A program whose sub-problems can fill gaps: they are static and need no neighbor."""
 
     local_lr: float
     clip_norm: float
@@ -190,23 +191,26 @@ class SubProblems(Recording):
     def gradient(
         self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
     ) -> object:
-        """Leave the local loss's gradient in the parameters; `visit` tells draws apart."""
+        """Leave the local loss's gradient in the parameters.
+
+        Random layers draw other numbers for another `visit`.
+        """
 
     @abstractmethod
     def records(self) -> Tensors:
-        """All that is stored, by name."""
+        """Everything that is stored, by name."""
 
     @abstractmethod
     def load_records(self, records: Tensors) -> None:
-        """Take back what `records` gave."""
+        """Go on from what `records` gave."""
 
 
-class Solver(ABC):
-    """A method: a frozen dataclass of its settings. What a rank keeps is in its `Program`.
+class Solver(Settings, ABC):
+    """A method: a frozen dataclass of its settings. All state is in its `Program`.
 
-    One that `alternates` sweeps over every window that a serial correction has gone over before;
-    its program may be a `Recording`. Any other trains on mini-batches alone, and whole windows of
-    correction in between are optional.
+    A method that `alternates` sweeps over every window after a serial correction has trained on it;
+    its program may be a `Recording`. Any other method trains on mini-batches by itself, and serial
+    corrections of whole windows in between are optional.
     """
 
     name: ClassVar[str]
@@ -215,9 +219,9 @@ class Solver(ABC):
     exact: ClassVar[bool] = False
     """Whether its steps are on the exact gradient, so that a correction can add nothing."""
     alternates: ClassVar[bool] = False
-    """Whether it sweeps over windows, by turns with a serial correction."""
+    """Whether it sweeps over windows, in turns with a serial correction."""
     sweeps: ClassVar[int] = 1
-    """Sweeps over a window where none are asked for."""
+    """Default number of sweeps over a window."""
     fills: ClassVar[bool] = False
     """Whether its sub-problems can fill the gaps of the exact pass."""
     factorizes: ClassVar[bool] = False
@@ -225,19 +229,28 @@ class Solver(ABC):
     captures: ClassVar[bool] = False
     """Whether its local steps can be CUDA graphs."""
     has_auxiliary_weights: ClassVar[bool] = False
-    """Whether weights that are not the network's are trained with it."""
+    """Whether it trains weights that are not the network's."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """"images", "labels": what blocks that are neither first nor last need of a batch."""
 
-    def __post_init__(self) -> None:  # noqa: B027
-        """Check the settings by themselves; ValueError with the remedy."""
+    needs: ClassVar[tuple[Needs, ...]] = ()
+    """What must hold in a run, whatever the settings are."""
+    acts: ClassVar[Mapping[str, Acts]] = {
+        "solver.*": Acts(HAVE_TIME.where, lambda run: run.setup.window or HAVE_TIME.holds(run))
+    }
+    """Conditions of inherited settings, see `solvers.acting`."""
 
-    def check(self, setup: Setup) -> None:  # noqa: B027
-        """ValueError, with the remedy, for settings that cannot work or act in this run."""
+    def check(self, setup: Setup) -> None:
+        """ValueError, with the remedy, for what cannot work in this run and no type can say."""
+
+    @property
+    def records(self) -> bool:
+        """Whether its program starts from what an exact pass has recorded."""
+        return issubclass(self.program, Recording)
 
     @property
     def own_momentum(self) -> bool:
-        """Whether its steps leave the exact steps' momentum alone."""
+        """Whether its steps have a momentum of their own, not that of the exact steps."""
         return getattr(self, "momentum", None) is not None
 
     @property
@@ -247,7 +260,7 @@ class Solver(ABC):
 
     @property
     def reports_losses(self) -> bool:
-        """Whether the last block meets every sample, in the order of the mini-batches."""
+        """Whether the last block reports every sample's loss, in the order of the mini-batches."""
         return self.repeatable
 
     def parts(self, size: int) -> int:
@@ -259,15 +272,15 @@ class Solver(ABC):
         return 0
 
     def progress(self, count: int, size: int) -> float | None:
-        """Of a step on `size` samples over an exact one's, in `count` blocks; None: not known."""
+        """Progress of a step on `size` samples over an exact step's; None: it is unknown."""
         return None
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        """Most memory that block `index` of `count` holds for backward passes of its own steps.
+        """Most memory that block `index` of `count` holds for the backward passes of its steps.
 
-        `lam` is a mini-batch at its input; `graph` tells what autograd keeps of a pass over it.
+        `lam` is a mini-batch at its input; `graph` gives what autograd keeps of a pass over it.
         """
         return graph(module, lam)
 
@@ -276,23 +289,12 @@ class Solver(ABC):
         return 0
 
     def layout(self) -> list[object]:
-        """What the shapes of its auxiliary variables depend on, but for the cuts."""
+        """The settings that the shapes of its auxiliary variables depend on."""
         return []
 
     def start(self, block: Block, links: Links, setup: Setup) -> Program:
-        """This rank's program."""
+        """The program of this rank."""
         return self.program(self, block, links, setup)
-
-    def refuse_inert(self, why: str, *names: str) -> None:
-        """ValueError if one of the settings, of all without names, was changed but cannot act."""
-        for setting in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, setting.name)
-            meant = setting.name in names if names else setting.init
-            if meant and value != setting.default:
-                raise ValueError(
-                    f"solver.{setting.name} is {value!r}, but {why}, so it would change nothing: "
-                    "leave it out"
-                )
 
 
 def program_of(solver: type[Solver]) -> Callable[[type[P]], type[P]]:

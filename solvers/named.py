@@ -1,8 +1,8 @@
-"""Classes by name, for settings to choose from; each is imported when asked for."""
+"""Classes by name, from which a setting chooses; each is imported at its first use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -46,15 +46,7 @@ class Named(Mapping[str, type[T]]):
 
     def others(self) -> dict[str, EntryPoint]:
         """The entry points of other packages; ValueError for a name that is taken."""
-        found: dict[str, EntryPoint] = {}
-        for point in entry_points(group=self.group) if self.group else ():
-            if point.name in self.places or point.name in found:
-                raise ValueError(
-                    f"{package(point)} adds a {self.kind} {point.name!r}, a name that is taken: "
-                    f"uninstall it, or give its {self.kind} another name"
-                )
-            found[point.name] = point
-        return found
+        return added(self.group, self.kind, self.places) if self.group else {}
 
     def _loaded(self, point: EntryPoint) -> type[T]:
         try:
@@ -71,6 +63,19 @@ class Named(Mapping[str, type[T]]):
             f"{package(point)} adds {point.value} as {self.kind} {point.name!r}, but that is no "
             f"{base.__name__} whose name is {point.name!r}"
         )
+
+
+def added(group: str, kind: str, taken: Container[str]) -> dict[str, EntryPoint]:
+    """What other packages add of a kind, by name; ValueError for a name that is taken."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        if point.name in taken or point.name in found:
+            raise ValueError(
+                f"{package(point)} adds a {kind} {point.name!r}, a name that is taken: uninstall "
+                f"it, or give its {kind} another name"
+            )
+        found[point.name] = point
+    return found
 
 
 def imported(place: str) -> Any:

@@ -1,4 +1,4 @@
-"""The methods by name, this package's and other packages'; a method is imported when asked for."""
+"""The methods by name, of this and of other packages; a method is imported at its first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = {
     "ampnet": "solvers.instances.ampnet:AMPNet",
     "local-updates": "solvers.local.local_updates:LocalUpdates",
 }
-"""Name -> where its class is, a line a method."""
+"""Name -> module:class, one line for each method."""
 
 DEFAULT = "augmented-lagrangian"
 """The method of a run that names none."""

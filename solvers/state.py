@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a program, a block, the rounds: tensors, by what they follow."""
+"""What a checkpoint holds of a program, a block or the rounds: tensors by what they belong to."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class State:
-    """What a checkpoint keeps of one thing on one rank, by what it follows."""
+    """What a checkpoint holds of one object on one rank, by what it belongs to."""
 
     shared: dict[str, Any] = field(default_factory=dict)
-    """JSON-able, the same on every rank; taken back on any split."""
+    """JSON values, the same on every rank; loaded with any cuts."""
     cut: Tensors = field(default_factory=dict)
-    """Of the cut before this block; taken back by the block behind the same cut."""
+    """Of the cut before this block; loaded by the block behind the same cut."""
     block: Tensors = field(default_factory=dict)
-    """Of this block's output; taken back by the block that ends at the same unit."""
+    """Of this block's output; loaded by the block that ends at the same unit."""
     flight: Tensors = field(default_factory=dict)
-    """Under way between blocks; taken back where all cuts are the same."""
+    """Under way between blocks; loaded if all cuts are the same."""
     after: Tensors = field(default_factory=dict)
-    """When taken back: what the next block has kept as `cut`."""
+    """When loaded: the next block's `cut`."""
     same_split: bool = True
-    """When taken back: whether all cuts are the same."""
+    """When loaded: whether all cuts are the same as when it was saved."""
     complete: bool = True
-    """When taken back: whether every cut has been kept."""
+    """When loaded: whether the checkpoint has every cut."""
 
 
 def entries(tensors: Tensors, prefix: str) -> Tensors:
-    """The tensors whose names begin so, in order, without the beginning."""
+    """The tensors whose names begin with `prefix`, in order, by the rest of their names."""
     return {k.removeprefix(prefix): tensors[k] for k in sorted(tensors) if k.startswith(prefix)}
 
 
 class Stateful(Protocol):
-    """What a checkpoint keeps; all ranks call both."""
+    """What has a state for checkpoints; all ranks call both methods."""
 
     def state(self) -> State:
-        """For a checkpoint."""
+        """The state for a checkpoint."""
         ...
 
     def load_state(self, state: State) -> None:
-        """Take back what `state` gave; what is empty begins anew."""
+        """Go on from what `state` gave; from an empty state, begin anew."""

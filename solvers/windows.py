@@ -1,4 +1,4 @@
-"""Mini-batches and their windows, what is recorded of them, and what a phase did with them."""
+"""Mini-batches, their windows, the records of exact passes, and the statistics of a phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
 Seen = tuple[Tensor, ...]
-"""The tensors of a network's output, and its targets in one tensor."""
+"""The tensors of a network's output, then its targets as one tensor."""
 
 
 class Source(Protocol):
@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def mixes(self) -> bool:
-        """Whether a part of a mini-batch is to be taken from the whole."""
+        """Whether a sample depends on the others of its mini-batch: parts need the whole."""
         ...
 
     def images(self, ids: Tensor, step: int) -> Tensor:
@@ -43,39 +43,39 @@ class Batch:
     source: Source
     step: int = 0
     within: tuple[Tensor, Rows] | None = None
-    """Of a part: the sample numbers of its mini-batch, and its samples' places there."""
+    """For a part: the sample numbers of its mini-batch, and its samples' places there."""
     total: int = 0
-    """Of one replica's share: samples of the mini-batch; 0: these are all of them."""
+    """For one replica's share: samples of the mini-batch; 0: these are all of them."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def size(self) -> int:
-        """N, samples of the mini-batch, over whose mean all replicas descend."""
+        """N, the samples of the mini-batch on all replicas."""
         return self.total or len(self)
 
     @property
     def share(self) -> float:
-        """This replica's part of that mean."""
+        """The share of these samples in the mini-batch."""
         return len(self) / self.size
 
     def images(self) -> Tensor:
-        """Inputs (N, ...); made anew at every call, so nobody need keep them."""
-        return self._asked(self.source.images)
+        """Inputs (N, ...), computed at every call, so they need not be stored."""
+        return self._of_source(self.source.images)
 
     def labels(self) -> Tensor:
         """Targets (N, ...)."""
-        return self._asked(self.source.labels)
+        return self._of_source(self.source.labels)
 
     def part(self, places: Rows) -> Batch:
-        """Its samples in those places, whose mean is their own."""
+        """The samples in those places as a mini-batch of their own."""
         ids, mine = self.within or (self.ids, slice(None))
         places = places if self.within is None else torch.arange(len(ids))[mine][places]
         return replace(self, ids=ids[places], within=(ids, places), total=0)
 
     def of_replica(self, replica: int, replicas: int) -> Batch:
-        """The share of one of `replicas`; shares differ by one sample at most."""
+        """The share of one replica; shares differ by at most one sample."""
         if replicas == 1:
             return self
         sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
@@ -83,7 +83,7 @@ class Batch:
         mine = self.part(slice(start, start + sizes[replica]))
         return replace(mine, total=len(self))
 
-    def _asked(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def _of_source(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
         if self.within is None or not self.source.mixes:
             return give(self.ids, self.step)
         ids, places = self.within
@@ -92,7 +92,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Record:
-    """What an exact pass saw at a block's two cuts; None where there is no cut, or no adjoint.
+    """Activations and adjoints of an exact pass at a block's two cuts; None: there is none.
 
     Adjoints are in per-sample scale: the batch size times autograd's for the batch mean.
     """
@@ -107,7 +107,7 @@ class Record:
 
 @dataclass
 class Window:
-    """The mini-batches whose auxiliary variables live at once, as one rank sees them."""
+    """The mini-batches whose auxiliary variables exist at once, as one rank sees them."""
 
     batches: list[Batch]
     sweeps: int = 1
@@ -115,7 +115,7 @@ class Window:
     """sweep -> permutation of the window's samples (per-sample storage); None: recorded order."""
 
     def recorded(self) -> Iterator[tuple[slice, Batch]]:
-        """Rows and mini-batches as an exact pass meets them."""
+        """Rows and mini-batches in the order of an exact pass."""
         start = 0
         for batch in self.batches:
             yield slice(start, start + len(batch)), batch
@@ -134,48 +134,48 @@ class Window:
 
 
 class Classified(NamedTuple):
-    """What an output is worth beside the targets."""
+    """Loss and metric of an output and its targets."""
 
     loss: Tensor
     """Mean over the samples, with its graph."""
     correct: Tensor | None
-    """Sum of the metric over the samples: of accuracy the number of right answers."""
+    """Sum of the metric over the samples; of the accuracy, the number of right answers."""
     each: Tensor | None = None
-    """Loss of each sample, (N,), if somebody wants to know."""
+    """Loss of each sample, (N,), if a sampler needs it."""
     seen: Seen | None = None
-    """What a metric that accumulates is to be shown of the mini-batch."""
+    """What a metric that accumulates needs of the mini-batch."""
 
 
 @dataclass
 class PhaseStats:
-    """What one rank did in one phase; sums stay on the device until the phase has ended."""
+    """Statistics of one rank and phase; sums stay on the device until the phase has ended."""
 
     samples: int = 0
     steps: int = 0
     seconds: float = 0.0
     losses: list[Tensor] = field(default_factory=list)
-    """Mean loss of each step; of the last block the training loss, else the coupling loss."""
+    """Mean loss of each step; in the last block the training loss, else the coupling loss."""
     correct: list[Tensor] = field(default_factory=list)
     each: list[Tensor] = field(default_factory=list)
-    """Losses (N,) of the samples, if somebody wants to know, in the order they were met."""
+    """Losses (N,) of the samples in the order of training, if a sampler needs them."""
     seen: list[Seen] = field(default_factory=list)
-    """What a metric that accumulates is to be shown."""
+    """What a metric that accumulates needs of each mini-batch."""
     squares: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||x||^2) of each step at the cut after this block."""
     exchanged: list[Tensor] = field(default_factory=list)
     """(||lam - x||^2, ||rho (lam - old lam)||^2) of each exchange at the cut before this block."""
     notices: list[str] = field(default_factory=list)
-    """What a user should be told, the same on every rank."""
+    """Messages for the user, the same on every rank."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Of how many gradients, by the updates of their weights since their forward pass."""
+    """Number of gradients by the updates of their weights since their forward pass."""
 
     def classified(self, found: Classified) -> None:
-        """Count one mini-batch's loss and right answers."""
+        """Count one mini-batch's loss and metric."""
         self.losses.append(found.loss.detach())
         self.scored(found)
 
     def scored(self, found: Classified) -> None:
-        """Count a sum of the metric, and the losses of the samples, where there are any."""
+        """Count the metric, and the losses of the samples, if there are any."""
         if found.correct is not None:
             self.correct.append(found.correct)
         if found.each is not None:
@@ -184,7 +184,7 @@ class PhaseStats:
             self.seen.append(found.seen)
 
     def add(self, part: PhaseStats) -> None:
-        """Take in what another part of the phase did."""
+        """Add the statistics of another part of the phase."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(part, each.name))
 
@@ -207,12 +207,12 @@ class PhaseStats:
         return float(r), float(s)
 
     def per_step_losses(self) -> list[float]:
-        """One loss a step."""
+        """The loss of each step."""
         return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
 
     @contextmanager
     def timed(self, now: Callable[[], float]) -> Iterator[None]:
-        """Add the time of the body by the clock `now`, the work it left to a GPU included."""
+        """Add the time of the body by the clock `now`, including the work that it left to a GPU."""
         start = now()
         yield
         if torch.cuda.is_initialized():

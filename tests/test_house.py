@@ -36,7 +36,7 @@ ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.runs", "hybrid.training"),
-    *("hybrid.method", "hybrid.training.callbacks.base", "hybrid.rounds", "hybrid.optimizers"),
+    *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
@@ -45,7 +45,7 @@ ROOMS = (
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.named", "solvers.checks"),
+    *("solvers.named", "solvers.checks", "solvers.acting"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

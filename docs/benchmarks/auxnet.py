@@ -17,11 +17,11 @@ from time import thread_time
 from typing import Any
 
 import torch
-from hybrid.method.setup import make_block
 
 from hybrid import models, split
 from hybrid.data.generated import synthetic
 from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from solvers import AuxNet, Backprop, Batch, Setup, Solver, Window

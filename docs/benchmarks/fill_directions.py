@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from hybrid.method.setup import make_block
 from torch import Tensor, nn
 
 from hybrid import data, models, split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
+from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from solvers import AugmentedLagrangian, Batch, Block

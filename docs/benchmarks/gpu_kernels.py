@@ -52,7 +52,7 @@ def works(values: int, device: str) -> dict[str, tuple[Work, int]]:
         "step": (partial(step, lam, x, kappa, p, 0.1, 0.1, 0.1), 24 * size),
         "step, bfloat16": (partial(step, lam16, x16, kappa16, p, 0.1, 0.1, 0.1), 14 * size),
         "step into a box": (
-            partial(step, lam, x, kappa, p, 0.1, 0.1, 0.1, held=Box(-1, 1)),
+            partial(step, lam, x, kappa, p, 0.1, 0.1, 0.1, constraint=Box(-1, 1)),
             24 * size,
         ),
         "ascend": (partial(ascend, kappa, lam, x, 0.1), 16 * size),

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hybrid.method.setup import make_block
 from torch import Tensor
 
 from hybrid import data, models, split
 from hybrid.links import RankLinks, run_threads
+from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window

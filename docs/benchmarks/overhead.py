@@ -15,17 +15,20 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from hybrid.method.setup import Method, make_block
 from torch import nn
 
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links import run_threads
+from hybrid.method.blocks import make_block
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.method.settle import settle
 from hybrid.optimizers.making import make
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimizerSettings
-from solvers import Backprop, Batch, Setup, Window
+from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings
+from solvers import Backprop, Batch, Window
 from solvers.exact.exact_pass import PassSettings
 
 
@@ -56,7 +59,9 @@ def main() -> None:
             loss.item()
 
     blocks = split(ours, 1)
-    method = Method(Backprop(), PassSettings(), Setup(batch_size=options.batch_size))
+    settings = Options(train=TrainSettings(batch_size=options.batch_size))
+    problem = Problem.of(settings, blocks, train)
+    method = settle(problem, Backprop(), PassSettings(), RoundSettings(), settings)
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 

@@ -19,12 +19,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from hybrid.method.setup import make_block
 from torch import nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
+from hybrid.method.blocks import make_block
 from hybrid.optimizers.making import make
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from hybrid.bench.measure import CPU, meet, still_batches, timed
-from hybrid.bench.recipes import OwnContender, Recipe, recipes
+from hybrid.bench.recipes import MethodContender, Recipe, recipes
 from hybrid.cuts.partition import Blocks, split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
@@ -52,7 +52,7 @@ def main() -> None:
     if comm is not None:
         for recipe in made:
             links = MpiLinks(comm.Dup())
-            rows[recipe.name] = OwnContender(recipe, blocks, links, [], settings)
+            rows[recipe.name] = MethodContender(planner.method(blocks, recipe), links)
     found: dict[str, dict[str, list[float]]] = {recipe.name: {} for recipe in made}
     batches = still_batches(planner.data, options.batch_size, STEPS, CPU)
     for turn in range(options.turns + 1):

@@ -30,7 +30,6 @@ from time import process_time
 from typing import Any
 
 import torch
-from hybrid.method.setup import make_block
 from torch import nn
 
 from hybrid import data, models
@@ -38,6 +37,7 @@ from hybrid.cuts.partition import split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.links import RankLinks, run_virtual
+from hybrid.method.blocks import make_block
 from hybrid.optimizers.schedule import Schedule
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource

@@ -105,7 +105,9 @@ def time(folder: Path, names: list[str]) -> None:
             comm.barrier()
             start = perf_counter()
             first = turn * TIMED_STEPS
-            pairs = list(run.windows.of_epoch(0, 0, first))[: TIMED_STEPS // run.windows.length]
+            pairs = list(run.training.windows.of_epoch(0, 0, first))[
+                : TIMED_STEPS // run.training.windows.round_batches
+            ]
             if ROWS[name].strategy is not None or comm.rank == 0:
                 run.rounds.run(pairs, first, 0)
             comm.barrier()
@@ -120,7 +122,8 @@ def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     made = trainer(row, 0, 100, "auto")
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks((alone if replicas == 1 else comm).Dup(), replicas=replicas)
-    return Run(made.setup(images, replicas, test), links, images, test, lambda: "")  # type: ignore[arg-type]
+    method = made.settle(images, replicas, test)
+    return Run(method, made.run_options(method), links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
 def table() -> None:

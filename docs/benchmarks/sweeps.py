@@ -14,13 +14,13 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from hybrid.method.setup import make_block
 from mpi4py import MPI
 from torch import nn
 
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks
+from hybrid.method.blocks import make_block
 from hybrid.optimizers.making import make
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource

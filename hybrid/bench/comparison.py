@@ -33,7 +33,7 @@ from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from hybrid.settings.resolve import refuse_rounds
+from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.training.evaluation import measure
 from hybrid.training.replicas import arrangement
 from solvers import Batch, registry
@@ -96,18 +96,17 @@ class Bench:
             every = [Grid(wanted.blocks, wanted.replicas)]
         found: dict[str, tuple[Recipe, Grid]] = {}
         for grid in every:
-            (K, R), share = grid, share_size(size, 0, grid.replicas)
+            K, share = grid.blocks, share_size(size, 0, grid.replicas)
+            fitting = [r for r in made if r.micro_batches <= share]
             m = 1 if K == 1 else first
-            rows = [r for r in made if r.solver.exact and r.serial.micro_batches == m][:1]
+            rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
             worth = [
                 (-r.solver.parts(share), r.solver.progress(K, share), r)
-                for r in made
+                for r in fitting
                 if r.delayed and K > 1 and r.solver.progress(K, share)
             ]
             rows += [r for *_, r in sorted(worth, key=itemgetter(0, 1))[-1:]]
             for r in rows:
-                if size < R * max(r.serial.micro_batches, r.solver.parts(share)):
-                    continue
                 found[f"{r.name}, {grid}, {sync.name}"] = replace(r, sync=sync), grid
         return found
 
@@ -295,14 +294,7 @@ class Bench:
 
 def _refuse(settings: Config) -> None:
     """ValueError for a setting that no row would heed."""
-    train, links, checkpoint = settings.train, settings.links, settings.checkpoint
-    why = "the bench's rows all train in float32, on classes, without averages, not compiled"
-    train.refuse("train", why, "precision", "loss", "label_smoothing", "ema", "compile", "graphs")
-    train.refuse("train", "the bench's replicas normalize by their own samples", "sync_batchnorm")
-    why = "the bench trains for --epochs and tests at their end"
-    train.refuse("train", why, "epochs", "early_stop", "evaluate_every", "report_every")
-    links.refuse("links", "the bench measures its own ranks", *type(links).model_fields)
-    checkpoint.refuse("checkpoint", "the bench keeps no runs", *type(checkpoint).model_fields)
+    check_command("bench", settings)
     refuse_rounds(settings, "the bench's rows have rounds and --micro-batches of their own")
     if (name := settings.sampler["name"]) != SAMPLERS.default:
         raise ValueError(

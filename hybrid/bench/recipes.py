@@ -17,7 +17,8 @@ from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.rounds import WINDOW, settled
+from hybrid.settings.round_options import WINDOW
+from hybrid.settings.rounds import settled
 from solvers import Backprop, Batch, Solver, Window, registry
 from solvers.exact.exact_pass import PassSettings
 from solvers.exact.wire import WireFormat

@@ -1,4 +1,4 @@
-"""The command, its groups and its end."""
+"""The command `hybrid`: its subcommands, and how the process ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ app = typer.Typer(
     cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train networks in blocks, over MPI: auxiliary variables, delayed gradients, replicas.",
+    help="Train a network in blocks, one block for each MPI rank or thread.",
     epilog="Example: mpirun -n 2 hybrid train --model resnet20 --data cifar10 --epochs 30",
 )
 
@@ -64,11 +64,11 @@ def _options(
 
 
 def main() -> None:
-    """Run the command; every failure is one line, said once, and a non-zero exit."""
+    """Run the command; every failure is one line, printed once, and a non-zero exit status."""
     status = run_command(lambda: typer.main.get_command(app).main(standalone_mode=False))
     alone = not launch.launched_size() and threading.active_count() > 1
     if status == INTERRUPTED or (status and alone):
-        # threads are at work: libraries abort when Python ends under them
+        # other threads still run, and their libraries abort when Python ends before them
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(status)

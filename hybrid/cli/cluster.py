@@ -1,4 +1,4 @@
-"""`hybrid doctor` and `submit`: what a cluster is, and a job for it."""
+"""`hybrid doctor`, `submit` and `jobs`: is a machine ready, and jobs for Slurm."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ JOBS = Path(__file__).parents[1] / "jobs"
 
 @commands.command(epilog="Example: mpirun -n 2 hybrid doctor --out /scratch/me/runs")
 def doctor(
-    out: Annotated[Path, typer.Option(help="Folder for runs, to look at.")] = Path("."),
+    out: Annotated[Path, typer.Option(help="Folder for runs, which is checked, too.")] = Path("."),
     data_dir: Annotated[Path | None, flag("data_dir")] = None,
 ) -> None:
-    """Check this machine, the ranks on it, its files and its Slurm, and say what to mend."""
+    """Check the machine, MPI, the file system and Slurm, and report what to repair."""
     from hybrid import doctor as checks
 
     checks.report(typer.echo, out, data_dir)
@@ -36,10 +36,12 @@ def doctor(
 )
 def submit(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="Settings as TOML, read when the job starts.")],
-    nodes: Annotated[int, typer.Option(help="Nodes of a job.")],
+    config: Annotated[
+        Path, typer.Argument(help="TOML file of settings; the job reads it when it starts.")
+    ],
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")],
     ranks_per_node: Annotated[
-        int, typer.Option(help="MPI ranks a node, one block of one replica each.")
+        int, typer.Option(help="MPI ranks on each node; a rank has one block.")
     ],
     model: Model = None,
     data: Annotated[str | None, flag("data")] = None,
@@ -47,22 +49,23 @@ def submit(
     replicas: Annotated[int | None, flag("replicas")] = None,
     gpus_per_rank: Annotated[
         int | None,
-        typer.Option(help="GPUs a rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
+        typer.Option(help="GPUs for each rank; 0: none.  [default: 1; 0 if train.device is cpu]"),
     ] = None,
-    cpus_per_rank: Annotated[int, typer.Option(help="Cores, and threads, a rank.")] = 8,
+    cpus_per_rank: Annotated[int, typer.Option(help="Cores and threads for each rank.")] = 8,
     time: Annotated[
         str, typer.Option(help="Time limit of a job: minutes, HH:MM:SS or D-HH:MM:SS.")
     ] = "04:00:00",
     array: Annotated[
-        str, typer.Option(metavar="SEEDS", help="A job a seed, 0,1,2 or 0-4, in OUT-seedS.")
+        str,
+        typer.Option(metavar="SEEDS", help="One job for each seed, as 0,1,2 or 0-4, in OUT-seedS."),
     ] = "",
     max_requeues: Annotated[
-        int, typer.Option(help="Times a job that its time limit stops may go on.")
+        int, typer.Option(help="How often a job may continue after its time limit.")
     ] = 20,
     partition: Annotated[str, typer.Option(help="Partition of the cluster.")] = "",
-    account: Annotated[str, typer.Option(help="Account that pays.")] = "",
+    account: Annotated[str, typer.Option(help="Account that is charged.")] = "",
     launcher: Annotated[
-        str, typer.Option(help="What starts the ranks: mpirun, or srun (with PMIx).")
+        str, typer.Option(help="Command that starts the ranks: mpirun, or srun (with PMIx).")
     ] = "mpirun",
     setup: Annotated[
         str, typer.Option(help="Shell commands that make hybrid and MPI available in the job.")
@@ -70,16 +73,16 @@ def submit(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, on a file system all nodes see; script and log lie beside it.  "
+            help="Run folder, on a file system of all nodes; script and log lie beside it.  "
             "[default: runs/TIME-MODEL-DATA-SOLVER]"
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script; write and submit nothing.")
+        bool, typer.Option("--dry-run", help="Print the script, but do not submit it.")
     ] = False,
     set_: AnyOther = None,
 ) -> None:
-    """Hand a training to Slurm: it checkpoints at its time limit, is requeued and goes on."""
+    """Submit a training to Slurm; at its time limit it saves a checkpoint and is requeued."""
     from hybrid.ranks import slurm
     from hybrid.runs import build, references
     from hybrid.settings.resolve import load
@@ -113,9 +116,11 @@ def submit(
 
 @commands.command(epilog="Example: hybrid jobs scripts")
 def jobs(
-    folder: Annotated[Path, typer.Argument(help="Folder to write to; made if it is missing.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the scripts, which is made if it is missing.")
+    ],
 ) -> None:
-    """Write the job scripts for Slurm that are to be edited by hand, none over another file."""
+    """Copy Slurm scripts into a folder, to be edited by hand; no file is overwritten."""
 
     def written() -> str:
         found = sorted(path for path in JOBS.iterdir() if path.suffix in (".sbatch", ".sh"))

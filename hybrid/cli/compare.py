@@ -1,4 +1,4 @@
-"""`hybrid bench` and `hybrid plan`: ways to train, measured and predicted."""
+"""`hybrid bench` and `hybrid plan`: the speed of methods, measured and predicted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from hybrid.cli import options
 from hybrid.ranks import launch
 
 commands = typer.Typer()
-Known = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="A network of this package: resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, "
-        "resnet18.  [default: resnet8]",
-    ),
-]
 
 
 @commands.command(
@@ -27,35 +19,42 @@ Known = Annotated[
 def bench(
     context: typer.Context,
     config: options.TomlFile = None,
-    model: Known = None,
+    model: options.Model = None,
     data: Annotated[
-        str | None, typer.Option(help="Data set; accuracy needs a real one.  [default: synthetic]")
+        str | None,
+        typer.Option(help="Data set; --to-accuracy needs a real one.  [default: synthetic]"),
     ] = None,
     data_dir: options.DataDir = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
     micro_batches: Annotated[
-        str, typer.Option(help="Numbers of micro-batches of the pipelined rows.")
+        str, typer.Option(help="Numbers of micro-batches of pipelined methods.")
     ] = "4,8",
-    turns: Annotated[int, typer.Option(min=1, help="Times every row is measured.")] = 7,
-    steps: Annotated[int, typer.Option(min=1, help="Mini-batches a row and turn.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="How often each row is measured.")] = 7,
+    steps: Annotated[int, typer.Option(min=1, help="Mini-batches in each measurement.")] = 4,
     rows: Annotated[
-        str, typer.Option(help="Only rows with one of these words in their names, in any case.")
+        str,
+        typer.Option(help="Only rows whose names contain one of these words, with commas between."),
     ] = "",
     to_accuracy: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Also train to this test accuracy.")
+        float | None,
+        typer.Option(min=0, max=1, help="Also measure the time to this test accuracy."),
     ] = None,
     lengths: Annotated[
-        str, typer.Option("--epochs", help="Lengths of the trainings to accuracy.")
+        str, typer.Option("--epochs", help="Epochs of the trainings for --to-accuracy.")
     ] = "3,6",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings a row and length.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and plot.")] = Path("bench"),
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each row and length.")] = 3,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the figures as JSON, Markdown and a plot.")
+    ] = Path("bench"),
     set_: options.AnyOther = None,
 ) -> None:
-    """Compare all ways to train one network on these ranks, interleaved in one run."""
+    """Measure the speed of all methods for one network on these ranks, in interleaved turns."""
     comm = launch.communicator()
     if comm is None:
-        raise ValueError("hybrid bench compares ranks, and there is 1: mpirun -n 2 hybrid bench")
+        raise ValueError(
+            "hybrid bench needs several ranks, and there is 1: mpirun -n 2 hybrid bench"
+        )
     from hybrid.bench.comparison import Bench
     from hybrid.runs import build
 
@@ -82,32 +81,37 @@ def plan(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Data set that gives the shapes; package.module:function.  [default: synthetic]"
+            help="Data set, for the shapes of its samples; your own: module:function.  "
+            "[default: synthetic]"
         ),
     ] = None,
     loss: Annotated[str | None, options.flag("loss")] = None,
     data_dir: options.DataDir = None,
     counts: Annotated[
         str | None,
-        typer.Option("--blocks", help="Numbers of blocks.  [default: 2,4, or of split.cuts]"),
+        typer.Option(
+            "--blocks", help="Numbers of blocks to predict.  [default: 2,4, or of split.cuts]"
+        ),
     ] = None,
     replicas: Annotated[int | None, options.flag("replicas")] = None,
     ranks: Annotated[
         str | None,
-        typer.Option(help="Numbers of ranks: every grid of blocks x replicas for each."),
+        typer.Option(help="Numbers of ranks; predict every grid of blocks x replicas of each."),
     ] = None,
-    micro_batches: Annotated[str, typer.Option(help="Numbers of micro-batches.")] = "2,4,8",
+    micro_batches: Annotated[
+        str, typer.Option(help="Numbers of micro-batches to predict.")
+    ] = "2,4,8",
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,
     latency: Annotated[float | None, options.flag("latency")] = None,
     set_: options.AnyOther = None,
 ) -> None:
-    """Predict from this machine alone what K x R ranks would do, and say which setting to take."""
+    """Predict the speed of methods and grids by measuring on this machine, and recommend one."""
     if ranks is not None:
         for name, given in (("--blocks", counts), ("--replicas", replicas)):
             if given is not None:
                 raise ValueError(
-                    f"{name} is {given}, and --ranks {ranks} takes every grid of so many ranks: "
+                    f"{name} is {given}, but --ranks {ranks} stands for every grid of that size: "
                     "leave one of the two out"
                 )
     blocks = None if counts is None else options.numbers("--blocks", counts)
@@ -128,6 +132,6 @@ def plan(
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:
-    """What is given; without a file or a data set, images are made."""
+    """The settings that are given; without a TOML file, the data are synthetic by default."""
     images = {} if context.params["config"] else {"data.name": "synthetic"}
     return images | options.overrides(context)

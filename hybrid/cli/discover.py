@@ -1,4 +1,4 @@
-"""`hybrid list` and `explain`: what there is to choose from."""
+"""`hybrid list` and `explain`: solvers, strategies, samplers, models, data sets and settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Kind = Literal["solvers", "sync", "samplers", "models", "data"]
 @commands.command("list", epilog="Example: hybrid list solvers --json")
 def list_(
     kind: Annotated[Kind | None, typer.Argument(help="What to list.  [default: all]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
-    """List solvers, strategies of replicas, samplers, models and data sets, a line each."""
+    """List solvers, strategies of replicas, samplers, models and data sets, one on each line."""
     everything = _everything()
     chosen = everything if kind is None else {kind: everything[kind]}
 
@@ -37,7 +37,7 @@ def list_(
 
 
 def _everything() -> dict[str, dict[str, str]]:
-    """By kind: name -> a line."""
+    """Kind -> name -> a line about it."""
     from hybrid.data.sources import NAMES
     from hybrid.models.names import FAMILIES
     from hybrid.settings.methods import NAMED
@@ -47,7 +47,7 @@ def _everything() -> dict[str, dict[str, str]]:
         return (inspect.getdoc(thing) or "").partition("\n")[0]
 
     def of_module(cls: type) -> str:
-        """Of the file that has one method, strategy or sampler."""
+        """The first line of the file of a method, strategy or sampler."""
         return line(inspect.getmodule(cls)) or line(cls)
 
     return {
@@ -61,9 +61,11 @@ def _everything() -> dict[str, dict[str, str]]:
 
 @commands.command(epilog="Example: hybrid explain rounds.window")
 def explain(
-    setting: Annotated[str, typer.Argument(metavar="SECTION.KEY", help="Or a key alone.")],
+    setting: Annotated[
+        str, typer.Argument(metavar="SECTION.KEY", help="A setting, or only its key.")
+    ],
 ) -> None:
-    """Say what a setting means, what it may be, its default, and who has it."""
+    """Print what a setting means, which values it takes, its default, and which methods have it."""
     from hybrid.settings.explaining import explained
 
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in FLAGS.items()}

@@ -1,4 +1,4 @@
-"""How the command ends when something goes wrong: one line, once, and a non-zero exit."""
+"""How the command ends when something goes wrong: one line, printed once, and an exit status."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def run_command(command: Callable[[], Any]) -> int:
-    """Run `command`; give the exit status. Ranks other than 0 print nothing to the terminal.
+    """Run `command`; give the exit status. Only rank 0 prints to the terminal.
 
-    Errors that every rank knows of end the ranks one by one; any other ends the MPI job at once.
+    After an error that all ranks know of, each ends by itself; any other ends the MPI job at once.
     """
     if launch.launched_rank() > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
@@ -41,7 +41,7 @@ def run_command(command: Callable[[], Any]) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _say("interrupted; go on with --resume", INTERRUPTED)
-    except StoppedError:  # which has been said
+    except StoppedError:  # whose reason has been printed
         return _together(comm, STOPPED)
     except AgreedError as error:
         return _leave(comm, error, FAILED)
@@ -49,7 +49,7 @@ def run_command(command: Callable[[], Any]) -> int:
         if hasattr(error, "format_message"):
             words = error.format_message().split() or ["see hybrid --help"]
             return _leave(comm, " ".join(words), USAGE)
-        if not isinstance(error, Exception):  # of code that was given: nothing here exits
+        if not isinstance(error, Exception):  # SystemExit, for example, of a user's own code
             error = CodeError(format_error(error))
         if comm is not None:
             from hybrid.links.mpi import abort
@@ -59,7 +59,7 @@ def run_command(command: Callable[[], Any]) -> int:
 
 
 def _leave(comm: Any, error: object, status: int) -> int:
-    """Every rank is here: rank 0 speaks, and none leaves before it has."""
+    """All ranks call it: rank 0 prints the error before any rank ends."""
     return _together(comm, _say(error, status))
 
 

@@ -1,4 +1,4 @@
-"""`hybrid evaluate`, `export` and `report`: what a run folder holds."""
+"""`hybrid evaluate`, `export` and `report`, which read run folders."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ import typer
 from hybrid.cli.options import DataDir, RunFolder, first_says
 
 commands = typer.Typer()
-_MADE_BY = "MODULE:FUNCTION that makes {} of your own; it runs."
+_MADE_BY = "MODULE:FUNCTION that makes {} of your own; its code is executed."
 OwnModel = Annotated[str | None, typer.Option("--model", help=_MADE_BY.format("a network"))]
 OwnData = Annotated[
     str | None, typer.Option("--data", help=_MADE_BY.format("(training, test) data"))
 ]
 OwnLoss = Annotated[
     str | None,
-    typer.Option("--loss", help="MODULE:FUNCTION, a loss of your own, or a name."),
+    typer.Option("--loss", help="Name of a loss, or MODULE:FUNCTION, one of your own."),
 ]
 OwnMetrics = Annotated[
     list[str] | None,
     typer.Option(
         "--metric",
         metavar="NAME=MODULE:OBJECT",
-        help="A metric of your own, in place of accuracy; may be given several times.",
+        help="A metric of your own, in place of accuracy; may be repeated.",
     ),
 ]
-Best = Annotated[
-    bool, typer.Option("--best", help="Take the checkpoint with the best test metric.")
-]
+Best = Annotated[bool, typer.Option("--best", help="Use the checkpoint with the best test metric.")]
 
 
 @commands.command(epilog="Example: hybrid evaluate runs/first")
@@ -42,7 +40,7 @@ def evaluate(
     metric: OwnMetrics = None,
     best: Best = False,
 ) -> None:
-    """Print the test accuracy, other metrics and the loss of a run's newest checkpoint."""
+    """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
     from hybrid.runs import restore
 
     def said() -> str:
@@ -59,10 +57,10 @@ def evaluate(
 @commands.command(epilog="Example: hybrid export runs/first model.safetensors")
 def export(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="File to write, FILE.safetensors.")],
+    file: Annotated[Path, typer.Argument(help="File to write, with the suffix .safetensors.")],
     best: Best = False,
 ) -> None:
-    """Write the composed network of a run's newest checkpoint as one safetensors state dict."""
+    """Write the whole network of the newest checkpoint of a run as one safetensors file."""
     from hybrid.runs import restore
 
     def written() -> str:
@@ -78,10 +76,11 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of a comparison.  [default: comparison]")
+        Path | None,
+        typer.Option(help="Folder of the page about several runs.  [default: comparison]"),
     ] = None,
 ) -> None:
-    """Write RUN/report/index.html: tables, curves, a timeline; of several runs a comparison."""
+    """Write RUN/report/index.html, a page of tables and curves; several runs are compared."""
     from hybrid import report as reports
 
     def written() -> str:

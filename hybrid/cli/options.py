@@ -1,4 +1,4 @@
-"""Flags that several commands have, and what their bodies share."""
+"""Flags that several commands have, and what their functions share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLAGS = {
     "gigabits": "links.gigabits_per_second",
     "latency": "links.latency_microseconds",
 }
-"""Parameters of commands that are settings."""
+"""Parameter of a command -> the setting that it gives."""
 
 
 def flag(name: str) -> Any:
@@ -50,7 +50,10 @@ def flag(name: str) -> Any:
     return typer.Option(f"--{name.replace('_', '-')}", help=help_text, show_default=False)
 
 
-TomlFile = Annotated[Path | None, typer.Argument(help="Settings as TOML.")]
+TomlFile = Annotated[
+    Path | None,
+    typer.Argument(help="TOML file of settings; the config.toml of a run folder repeats that run."),
+]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder.")]
 Model = Annotated[str | None, flag("model")]
 DataDir = Annotated[str | None, flag("data_dir")]
@@ -59,17 +62,17 @@ BatchSize = Annotated[int | None, flag("batch_size")]
 LearningRate = Annotated[float | None, flag("lr")]
 AnyOther = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; repeatable."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any other setting; may be repeated."),
 ]
 
 
 def overrides(context: typer.Context) -> dict[str, Any]:
-    """What the flags of settings and --set give, over the TOML file."""
+    """The settings given by flags and by --set, which come before those of the TOML file."""
     from hybrid.settings.text import parse_override
 
     texts = list(context.params.get("set_") or [])
     given = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
-    if "window" in given:  # a number or a word, as in --set
+    if "window" in given:  # it is a number or a word, so it is parsed like --set
         texts.insert(0, f"{FLAGS['window']}={given.pop('window')}")
     return {FLAGS[n]: v for n, v in given.items()} | dict(map(parse_override, texts))
 
@@ -83,19 +86,19 @@ def numbers(name: str, text: str) -> list[int]:
 
 
 def now() -> str:
-    """The time, as the name of a run folder begins."""
+    """The time, with which the name of a run folder begins."""
     return f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def first_says(text: Callable[[], str]) -> None:
-    """Rank 0 makes a text and prints it; all raise its reason if it cannot."""
+    """Rank 0 makes a text and prints it; if it raises, all ranks raise the same."""
     with together():
         if launch.launched_rank() == 0:
             typer.echo(text())
 
 
 def say_notices(config: Config) -> None:
-    """Rank 0 reports how settings were read that are spelled in a former way."""
+    """Rank 0 prints how it has read settings with a former spelling."""
     if launch.launched_rank() == 0:
         for notice in config.notices:
             tell(f"hybrid: {notice}")
@@ -103,7 +106,7 @@ def say_notices(config: Config) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Under mpirun all ranks get through the body, or all raise the first one's reason."""
+    """Under mpirun all ranks complete the body, or all raise the error of the first that failed."""
     comm = launch.communicator()
     if comm is None:
         yield

@@ -21,10 +21,7 @@ commands = typer.Typer()
 )
 def train(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="Settings as TOML; a run folder's config.toml repeats that run."),
-    ] = None,
+    config: options.TomlFile = None,
     model: options.Model = None,
     data: Annotated[str | None, options.flag("data")] = None,
     data_dir: options.DataDir = None,
@@ -46,14 +43,14 @@ def train(
         Path | None, typer.Option(help="Run folder.  [default: runs/TIME-MODEL-DATA-SOLVER]")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
     ] = False,
     auto_resume: Annotated[
         bool,
         typer.Option(
             "--auto-resume",
-            help="As --resume where there is a checkpoint, else anew; what a run without one has "
-            "left is set aside within --out.",
+            help="Continue if --out has a checkpoint, else start; files of a run without a "
+            "checkpoint are moved aside within --out.",
         ),
     ] = False,
     set_: options.AnyOther = None,
@@ -61,7 +58,7 @@ def train(
         bool, typer.Option("--print-config", help="Print the settings as TOML, and do not train.")
     ] = False,
 ) -> None:
-    """Train a network: K blocks x R replicas on as many MPI ranks, or threads without mpirun."""
+    """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
     from hybrid.runs import build
     from hybrid.settings.text import to_toml
 
@@ -69,14 +66,14 @@ def train(
     going_on, notices = False, list[str]()
     with options.together():
         if auto_resume and out is None:
-            raise ValueError("--auto-resume needs --out, the run folder to go on with")
+            raise ValueError("--auto-resume needs --out, the run folder to continue")
         if (resume or auto_resume) and out is not None and launch.launched_rank() == 0:
             going_on, notices = build.mended(out, auto_resume)
     for notice in notices:
         tell(f"hybrid: {notice}")
     time = options.now()
     if comm is not None:
-        # clocks differ, and what a folder shows may, too
+        # ranks may differ in their clocks, and in what they see of the folder
         time, going_on = comm.bcast((time, going_on))
     resume = resume or going_on
     given = _settled(config, options.overrides(context), out if resume else None)
@@ -95,7 +92,7 @@ def train(
 
 
 def _settled(config: Path | None, given: dict[str, Any], before: Path | None) -> dict[str, Any]:
-    """With a method in place of `auto`; a run that goes on has chosen one `before`."""
+    """The settings with a method in place of `auto`; a resumed run keeps the one of `before`."""
     from hybrid.plan import auto
 
     comm = launch.communicator()

@@ -1,1 +1,1 @@
-"""Units into blocks: what they cost and where to cut."""
+"""Cuts of a network into blocks of units, and the cost of units."""

@@ -1,17 +1,18 @@
-"""Contiguous runs of about equal cost."""
+"""Contiguous runs of units with about equal cost."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
 ALL = 0.95
-"""Share of the cost with which one block has nearly all of it."""
+"""Share of the cost from which one block is said to have nearly all of it."""
 
 
 def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
-    """Starts of `blocks` contiguous runs whose largest sum is least.
+    """Starts of `blocks` contiguous runs whose largest sum is smallest.
 
-    Exact, by dynamic programming; among equals the sum of squares decides, then the earlier cut.
+    The solution is exact, by dynamic programming. Among equal ones the sum of squares decides, then
+    the earlier cut.
     """
     sums = [0.0, *accumulate(costs)]
     peak, _ = _best_runs(sums, blocks, max)
@@ -21,8 +22,8 @@ def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
     return starts
 
 
-def lopsided(names: Sequence[str], shares: Sequence[float]) -> list[str]:
-    """What to say of blocks of which one has nearly all the cost; nothing where they share it."""
+def imbalance_notices(names: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """A notice if one block has nearly all of the cost."""
     most = max(shares, default=0.0)
     if len(shares) < 2 or most <= ALL:
         return []
@@ -37,7 +38,7 @@ def lopsided(names: Sequence[str], shares: Sequence[float]) -> list[str]:
 def _best_runs(
     sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
 ) -> tuple[float, list[int]]:
-    """The least score, and the starts that have it; `extend` adds a run to a score."""
+    """The smallest score and its starts; `extend` adds a run to a score."""
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for _ in range(blocks):
         best = {

@@ -1,4 +1,4 @@
-"""What a unit costs: counted work, the same on every machine, or measured seconds."""
+"""The cost of a unit: counted work, the same on every machine, or measured seconds."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,43 +15,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybrid.cuts.modules import alone
+from hybrid.cuts.modules import single_unit_blocks
 from hybrid.models import Unit, mode
 from solvers.blocks.buffers import frozen_statistics
 from solvers.exact.pipeline import Cost
-from solvers.layers.depth import decided, survival
+from solvers.layers.depth import nothing_left_out, survival
 
 OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.
 
-Fits ResNet-20 within 8 % and WRN-16-4 within 2 % a residual block on one Zen 3 core
-(docs/benchmarks/balance.py); a wrong value shifts the balance of layers that convolve much and
-move little against the others.
+The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 within 2 %, on one Zen 3
+core (docs/benchmarks/balance.py). A wrong value shifts the balance between layers that compute much
+and layers that move much memory.
 """
 
 
 @contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
-    """The model's gradients and buffers are afterwards as before; meanwhile all units run."""
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """A context in which all units run, and the model's gradients and buffers are kept."""
     gradients = [(p, p.grad) for p in model.parameters()]
     model.zero_grad(set_to_none=True)
-    with mode(model, model.training), frozen_statistics(model), decided():
+    with mode(model, model.training), frozen_statistics(model), nothing_left_out():
         yield
     for parameter, gradient in gradients:
         parameter.grad = gradient
 
 
 def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
-    """Operations a sample of a forward and a backward pass of every unit, as often as it survives.
+    """Operations of each unit's forward and backward pass over one sample.
 
-    `sample` is a batch (N, ...). The model is left as it was.
+    `sample` is a batch (N, ...). A unit counts by the share of passes that it runs in. The model is
+    not changed.
     """
     costs: list[Cost] = []
     x = sample
-    with _left_alone(model):
-        for i, module in enumerate(alone(chain)):
+    with _unchanged(model):
+        for i, module in enumerate(single_unit_blocks(chain)):
             forward, backward = operations(module, x, i > 0)
-            often, n = _often(chain[i]), len(sample)
+            often, n = _survival_rate(chain[i]), len(sample)
             costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():
                 x = module(x)
@@ -60,18 +61,18 @@ def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> li
 
 @dataclass(frozen=True)
 class Passes:
-    """What passes over one number of samples take."""
+    """The time of passes over one number of samples."""
 
     costs: list[Cost]
-    """Seconds of every unit and one sample, as often as it survives."""
+    """Seconds of every unit for one sample, times the share of passes that it runs in."""
     excess: float
-    """Time of the units, one by one, over that of the undivided network in the same turn."""
+    """Time of the units, one by one, over that of the undivided network in the same repetition."""
 
 
 def measured_costs(
     model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
 ) -> list[Cost]:
-    """Seconds a sample of a forward and a backward pass of every unit, as often as it survives."""
+    """Seconds of each unit's passes over one sample, times the share of passes it runs in."""
     return measured_passes(model, chain, [sample], budget)[0].costs
 
 
@@ -80,20 +81,20 @@ def measured_passes(
 ) -> list[Passes]:
     """Medians over passes through the whole chain, after one to warm up, for each of `samples`.
 
-    All of them take turns, and with them the undivided network, so what slows the machine slows
-    them alike. Each unit is met as in training, with the caches full of others. Turns are repeated
-    for `budget` seconds for each of `samples`, 3 times at least and 9 at most. The model is left
-    as it was.
+    The samples take turns, and with them the undivided network, so that a slow moment of the
+    machine slows all of them. As in training, the caches are full of other units' data when a unit
+    begins. Turns are repeated for `budget` seconds for each of `samples`, at least 3 and at most 9
+    times. The model is not changed.
     """
-    modules = alone(chain)
+    modules = single_unit_blocks(chain)
     turns: list[list[tuple[list[Cost], float]]] = []
     began = perf_counter()
-    with _left_alone(model):
+    with _unchanged(model):
         while len(turns) < 4 or (
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
             turns.append([(_timed_pass(modules, x), _timed_whole(modules, x)) for x in samples])
-    often = [_often(unit) for unit in chain]
+    often = [_survival_rate(unit) for unit in chain]
     found = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
         units = zip(*(costs for costs, _ in taken), strict=True)
@@ -109,20 +110,20 @@ def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
     return Cost(forward, backward)
 
 
-def joined(run: Sequence[Unit]) -> Unit:
-    """Units as one."""
+def merged(run: Sequence[Unit]) -> Unit:
+    """Several units as one."""
     parts = [part for unit in run for part in unit.parts.values()]
     return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
 
 
-def unpacked(block: Sequence[Unit]) -> list[Unit]:
-    """A block's units, those as one between which several tensors go: only cuts pack them."""
+def merge_packed(block: Sequence[Unit]) -> list[Unit]:
+    """A block's units, merged where several tensors go between them: only cuts pack tensors."""
     starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
-    return [joined(block[a:b]) for a, b in pairwise([*starts, len(block)])]
+    return [merged(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
-def _often(unit: Unit) -> float:
-    """The share of passes in training that a unit runs in."""
+def _survival_rate(unit: Unit) -> float:
+    """The share of training passes in which a unit runs."""
     return prod(survival(part) for part in unit.parts.values())
 
 
@@ -144,7 +145,7 @@ def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
 
 
 def _timed_whole(modules: Sequence[nn.Module], sample: Tensor) -> float:
-    """Seconds of a forward and a backward pass through all of them, undivided."""
+    """Seconds of a forward and a backward pass through all modules at once."""
     start = _synchronized(sample)
     x: Any = sample.detach()
     for module in modules:
@@ -154,7 +155,7 @@ def _timed_whole(modules: Sequence[nn.Module], sample: Tensor) -> float:
 
 
 def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
-    """Floating-point operations, and bytes read and written times `OPERATIONS_A_BYTE`."""
+    """Floating-point operations plus `OPERATIONS_A_BYTE` for each byte read or written."""
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         out = module(x.detach().requires_grad_(with_input))
         forward = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
@@ -164,7 +165,7 @@ def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, f
 
 
 def _backward(out: Any, p: Tensor | None = None) -> None:
-    """From p, or from ones: whatever a network gives."""
+    """The backward pass from p, or from ones, for any output of a network."""
     outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
     if outputs:
         torch.autograd.backward(outputs, [torch.ones_like(x) if p is None else p for x in outputs])
@@ -186,7 +187,7 @@ class _Traffic(TorchDispatchMode):
 
 
 def _synchronized(x: Any) -> float:
-    """A clock; on one thread the processor's, which does not count who else runs here."""
+    """The time; on one thread that of the processor, which does not count other programs."""
     if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(x)):
         torch.cuda.synchronize()
         return perf_counter()

@@ -1,4 +1,4 @@
-"""What a trace leaves behind or a graph does beside its values: constants, writes in place."""
+"""Side effects of a trace or a graph: constants in the model, writes in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.graph import inplace_methods
 
 @contextmanager
 def constants_made(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The tensors that a trace makes on its way; the model is rid of them afterwards."""
+    """A context that collects the tensors that a trace adds to the model, and removes them."""
     before, found = set(vars(model)), dict[str, Tensor]()
     try:
         yield found
@@ -22,22 +22,22 @@ def constants_made(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                 found[name] = vars(model).pop(name)
 
 
-def versions(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """What tells whether a buffer is the same, and unchanged."""
+def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Identity and version of each buffer, which change when it is replaced or written to."""
     return {name: (id(b), b._version) for name, b in model.named_buffers(remove_duplicate=False)}
 
 
 def written_buffer(before: dict[str, Any], model: nn.Module, graph: fx.Graph) -> str | None:
-    """A buffer that the trace has changed, or that the graph would."""
-    after = versions(model)
+    """A buffer that the trace has changed, or that the graph would change; None: no buffer."""
+    after = buffer_versions(model)
     changed = [name for name in before if before[name] != after.get(name)]
-    to = [n.all_input_nodes[0] for n in graph.nodes if in_place(n) and n.all_input_nodes]
+    to = [n.all_input_nodes[0] for n in graph.nodes if writes_in_place(n) and n.all_input_nodes]
     changed += [str(n.target) for n in to if n.op == "get_attr" and n.target in before]
     return changed[0] if changed else None
 
 
-def writer(model: nn.Module, buffer: str, whole: set[type[nn.Module]]) -> type[nn.Module]:
-    """The kind of the module that writes to its buffer; ValueError if that is the model itself."""
+def writing_module(model: nn.Module, buffer: str, whole: set[type[nn.Module]]) -> type[nn.Module]:
+    """The class of the module that writes to this buffer; ValueError if it is the model itself."""
     owner = model.get_submodule(buffer.rpartition(".")[0])
     if owner is model or type(owner) in whole:
         raise ValueError(
@@ -47,8 +47,8 @@ def writer(model: nn.Module, buffer: str, whole: set[type[nn.Module]]) -> type[n
     return type(owner)
 
 
-def in_place(node: fx.Node) -> bool:
-    """Whether it is a function that changes its first input."""
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether the node is a function that changes its first input."""
     if node.op not in ("call_function", "call_method"):
         return False
     name = str(getattr(node.target, "__name__", node.target))

@@ -1,4 +1,4 @@
-"""What a user gives to `split`, checked."""
+"""Checks of the arguments of `split`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BALANCES = ("operations", "measured", "even")
 
 
 def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: Any) -> None:
-    """ValueError for arguments that are none."""
+    """ValueError for invalid arguments."""
     if cuts is None and blocks is None:
         raise ValueError("split needs a number of blocks, or cuts by unit name")
     if balance not in BALANCES:
@@ -29,12 +29,12 @@ def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: 
     if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
         raise ValueError(
             f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
-            "dict of tensors with a row a sample"
+            "dict of tensors with one row for each sample"
         )
 
 
 def check_inside(model: nn.Module) -> None:
-    """ValueError for a module in it that methods look for among a block's units."""
+    """ValueError for a module that must stay a unit of its own."""
     for module in model.modules():
         skipped = isinstance(module, Skippable) and survival(module) < 1
         if skipped or isinstance(module, Projection | Reversible):
@@ -44,8 +44,8 @@ def check_inside(model: nn.Module) -> None:
             )
 
 
-def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
-    """A user's units as one network; ValueError for what is no (name, module)."""
+def units_of_list(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
+    """A network of a user's list of (name, module), and its units; ValueError for other lists."""
     if not isinstance(modules, list | tuple):
         raise ValueError(
             f"split was given {str(modules)[:60]!r}, not a module or a list of (name, module)"
@@ -69,8 +69,8 @@ def listed(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, lis
     return network, checked([Unit(name, {name: module}) for name, module in modules])
 
 
-def indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The places of cuts among the units; ValueError for what is none, or in another order."""
+def cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The places of cuts among the units; ValueError for unknown names or another order."""
     found: list[int] = []
     for cut in cuts:
         if cut not in names:

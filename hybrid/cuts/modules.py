@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybrid.models import Unit, full_name
-from solvers.layers.bundle import Bundle, call
+from solvers.layers.bundle import Bundle, call_network
 
 
 class BlockModule(nn.Sequential):
     """A block's units in running order, with the global names of their tensors.
 
-    Where several tensors go in or out, they do as one: see `Bundle`. The network's outputs are what
-    they are.
+    Several tensors go in or out packed as one, see `Bundle`. The network's outputs are not packed.
     """
 
     def __init__(self, block: Sequence[Unit], after: Unit | None = None) -> None:
@@ -29,7 +28,7 @@ class BlockModule(nn.Sequential):
         """Whether its input is the network's."""
 
     def forward(self, input: Any, parts: slice | None = None) -> Any:
-        """(N, ...) -> (N, ...); with `parts`, what goes into the first of them through those."""
+        """(N, ...) -> (N, ...); with `parts` through these only, from the first one's input."""
         if self.before is None and self.after is None and parts is None:
             return super().forward(input)  # type: ignore[no-untyped-call]
         chosen = range(len(self._modules))[parts or slice(None)]
@@ -37,18 +36,18 @@ class BlockModule(nn.Sequential):
         for i in chosen:
             part = self._modules[str(i)]
             assert part is not None
-            value = call(part, value) if self.begins and not i else part(value)
+            value = call_network(part, value) if self.begins and not i else part(value)
         ends = len(self._modules) - 1 in chosen
         return value if self.after is None or not ends else self.after.pack(value)
 
     def global_name(self, local: str) -> str:
-        """Name in the whole model's state dict of the tensor `local` of this module's."""
+        """The name in the whole model's state dict of this module's tensor `local`."""
         index, _, rest = local.partition(".")
         prefix = self.prefixes[int(index)]
         return full_name(prefix, rest)
 
 
-def alone(chain: Sequence[Unit]) -> list[BlockModule]:
+def single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
     """Every unit as a block of its own."""
     return [
         BlockModule([unit], after) for unit, after in zip(chain, [*chain[1:], None], strict=True)
@@ -56,7 +55,7 @@ def alone(chain: Sequence[Unit]) -> list[BlockModule]:
 
 
 def check_shared(blocks: Sequence[BlockModule]) -> None:
-    """ValueError if two blocks have one parameter or statistic: their copies would drift apart."""
+    """ValueError if two blocks share a parameter or statistic: their copies would differ soon."""
     owner: dict[int, int] = {}
     for index, module in enumerate(blocks):
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]

@@ -1,4 +1,4 @@
-"""Units into blocks: evenly, by counted operations, by measured time, or by the user's cuts."""
+"""A model cut into blocks: evenly, by counted operations, by measured time, or by given cuts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hybrid.cuts.balance import balanced_starts, lopsided
-from hybrid.cuts.costs import counted_costs, joined, measured_costs, unpacked
-from hybrid.cuts.given import check, check_inside, indices, listed
-from hybrid.cuts.modules import BlockModule, alone, check_shared
-from hybrid.cuts.segments import Graph, calls
+from hybrid.cuts.balance import balanced_starts, imbalance_notices
+from hybrid.cuts.costs import counted_costs, measured_costs, merge_packed, merged
+from hybrid.cuts.given import check, check_inside, cut_indices, units_of_list
+from hybrid.cuts.modules import BlockModule, check_shared, single_unit_blocks
+from hybrid.cuts.segments import Graph, module_calls
 from hybrid.errors import no_exit, one_line
 from hybrid.models import Chain, Unit, is_sequence, mode, units
 from solvers.base import Shape
-from solvers.blocks.draws import drawing
+from solvers.blocks.draws import find_random_parts
 from solvers.exact.pipeline import Cost
-from solvers.layers.bundle import Bundle, call
+from solvers.layers.bundle import Bundle, call_network
 
 UNEVEN = 1.2
-"""A slowest block of so many times the fair share: several tensors may cross a cut instead."""
+"""Largest cost of a block over the mean at which only single tensors cross cuts."""
 UNEVEN_INSIDE = 1.02
-"""The same where cuts inside units are asked for."""
+"""The same if cuts inside units are allowed."""
 SAMPLES = 32
-"""Batch to cost the units with: what is read once a batch, the weights, counts by its size."""
+"""Batch size for the units' cost: weights are read once for each batch."""
 
 
 @dataclass
@@ -40,13 +40,13 @@ class Blocks:
     units: list[Unit]
     starts: list[int]
     costs: list[Cost] = field(default_factory=list)
-    """Of each unit and a sample, in the units of what was balanced; empty for explicit cuts."""
+    """The cost of each unit for one sample, as it was balanced; empty for explicit cuts."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def __str__(self) -> str:
-        """A line a block: its units, its parameters and, where known, its share of the cost."""
+        """One line for each block: its units, its parameters and, if known, its cost share."""
         lines, shares = [], self._shares
         for k, name in enumerate(self._names):
             parts = [m for unit in self.of(k) for m in unit.parts.values()]
@@ -62,12 +62,12 @@ class Blocks:
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know of the cuts, where their cost is known."""
-        return lopsided(self._names, self._shares)
+        """Messages for the user about the cuts, if their cost is known."""
+        return imbalance_notices(self._names, self._shares)
 
     @property
     def _shares(self) -> list[float]:
-        """Of each block in the cost; empty where it is not known."""
+        """Each block's share of the cost; empty if it is not known."""
         total = sum(map(sum, self.costs))
         return [sum(cost) / total for cost in self.block_costs()] if total else []
 
@@ -88,7 +88,7 @@ class Blocks:
 
     @property
     def bundled(self) -> bool:
-        """Whether several tensors go into a block at once."""
+        """Whether the input of some block is several tensors."""
         return any(self.units[start].bundle for start in self.starts)
 
     @property
@@ -97,19 +97,19 @@ class Blocks:
         bundles = [self.units[start].bundle for start in self.starts]
         return frozenset(k for k, bundle in enumerate(bundles) if k and bundle is not None)
 
-    def spoilt(self, number_format: str) -> list[str]:
-        """The cuts that integers cross, which a number format would change."""
+    def cuts_changed_by(self, number_format: str) -> list[str]:
+        """The cuts where a number format would change the integers that cross them."""
         behind = [self.units[start] for start in self.starts[1:]]
         return [u.name for u in behind if u.bundle and not u.bundle.survives(number_format)]
 
     def packed(self, inputs: Any) -> Tensor:
-        """A batch of the network's inputs as the first block takes it."""
+        """A batch of the network's inputs as the one tensor that the first block takes."""
         bundle = self.units[0].bundle
         packed: Tensor = inputs if bundle is None else bundle.pack(inputs)
         return packed.to(self._device)
 
     def block_costs(self, inputs: Any = None) -> list[Cost]:
-        """Cost a sample of each block; counted operations where nothing was balanced.
+        """Cost of each block for one sample; counted operations if nothing was balanced.
 
         `inputs` is a batch of the network's inputs, as for `fitted`.
         """
@@ -117,7 +117,7 @@ class Blocks:
         if not costs:
             inputs = default_sample(self.model, inputs)
             made = self.fitted(inputs)
-            pieces = [unpacked(made.of(k)) for k in range(len(made))]
+            pieces = [merge_packed(made.of(k)) for k in range(len(made))]
             whole = [unit for piece in pieces for unit in piece]
             costs = counted_costs(self.model, whole, made.packed(inputs))
         each = iter(costs)
@@ -125,16 +125,16 @@ class Blocks:
         return [Cost(*(sum(part) for part in zip(*run, strict=True))) for run in runs]
 
     def fitted(self, inputs: Any) -> Blocks:
-        """The same, knowing what tensors go into its units.
+        """The same blocks, whose units know how their input tensors are packed.
 
         `inputs` is a batch of the network's inputs: a tensor, a tuple by position, a dict by name.
-        Raises ValueError if the model does not take it, or something else than tensors with a row
-        a sample would cross a cut.
+        Raises ValueError if the model does not take it, or if anything but tensors with one row for
+        each sample would cross a cut.
         """
         value, units = tree_map(lambda x: x[:2].to(self._device), inputs), []
         count = len(tree_leaves(value)[0])
-        alone = isinstance(value, Tensor)
-        bundle = None if alone else Bundle.of(value, count, "an input")
+        single = isinstance(value, Tensor)
+        bundle = None if single else Bundle.of(value, count, "an input")
         with mode(self.model, training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 if i:
@@ -142,7 +142,7 @@ class Blocks:
                 units.append(replace(unit, bundle=bundle, begins=i == 0))
                 try:
                     for j, part in enumerate(unit.parts.values()):
-                        value = part(value) if i or j else call(part, value)
+                        value = part(value) if i or j else call_network(part, value)
                 except Exception as error:  # whatever a forward does with what it does not expect
                     shapes = ", ".join(str(tuple(x.shape[1:])) for x in tree_leaves(inputs))
                     raise ValueError(
@@ -152,17 +152,17 @@ class Blocks:
         return replace(self, units=units)
 
     def outputs(self, inputs: Any) -> Any:
-        """What the network gives for a batch of inputs, in evaluation mode, on the CPU."""
+        """The network's outputs for a batch of inputs, in evaluation mode, on the CPU."""
         value = tree_map(lambda x: x.to(self._device), inputs)
         with mode(self.model, training=False), torch.no_grad():
             for i, unit in enumerate(self.units):
                 for j, part in enumerate(unit.parts.values()):
-                    value = part(value) if i or j else call(part, value)
+                    value = part(value) if i or j else call_network(part, value)
         return tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, value)
 
     @property
     def _device(self) -> torch.device:
-        """Where the model lies: on a GPU, after a training there."""
+        """The device of the model: a GPU, after a training there."""
         parameter = next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
@@ -187,20 +187,20 @@ class Blocks:
         return shapes
 
     def drawing(self, sample: Tensor) -> list[dict[nn.Module, tuple[int, ...]]]:
-        """Of each block, the modules that draw random numbers in training.
+        """For each block, the modules that draw random numbers in training, with numbers.
 
-        And what tells their calls apart: the number of a unit or, of a module that a graph calls,
-        its places there, which do not depend on the cuts.
+        The numbers distinguish their draws. They are that of the unit or, for a module that a graph
+        calls, the places of the calls there; they do not depend on the cuts.
         """
         found: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in self.starts]
-        x = sample[:2]  # two, because BatchNorm cannot do with one value a channel
+        x = sample[:2]  # two, because BatchNorm needs more than one value for each channel
         with mode(self.model, training=True), torch.no_grad():
-            for i, module in enumerate(alone(self.units)):
+            for i, module in enumerate(single_unit_blocks(self.units)):
                 parts = [*module.children()]
                 known: dict[nn.Module, tuple[int, ...]] = dict.fromkeys(parts, (i,))
                 for part in parts:
-                    known |= calls(part) if isinstance(part, fx.GraphModule) else {}
-                draws, x = drawing(module, known, x)
+                    known |= module_calls(part) if isinstance(part, fx.GraphModule) else {}
+                draws, x = find_random_parts(module, known, x)
                 block = found[bisect_right(self.starts, i) - 1]
                 block |= {part: (*block.get(part, ()), *known[part]) for part in draws}
         return found
@@ -218,18 +218,19 @@ def split(
 ) -> Blocks:
     """Cut a model's units into contiguous blocks.
 
-    The units are the children of an `nn.Sequential`, the modules of a list of (name, module) that
-    run one after the other, or, of any other module, the pieces of its graph between which a
-    single tensor is alive; where that leaves blocks uneven, or a cut names another module, several.
-    `inside`: so are those of an `nn.Sequential` and a list, whose units are cut, too.
+    The units are the children of an `nn.Sequential`, or the modules of a list of (name, module)
+    that run one after the other. Any other module is traced, and its units are the pieces of its
+    graph between which a single tensor is alive, or several tensors if blocks would be uneven
+    otherwise or a cut names such a place. With `inside`, an `nn.Sequential` and a list are traced,
+    too, and cut inside their units.
 
-    `blocks` of about equal cost: "measured" times a forward and backward pass of each unit,
-    "operations" counts its arithmetic and memory traffic (the same on every machine), "even" counts
-    units. Or `cuts`: the first unit of every block but the first, by name. `sample` is a batch of
-    inputs to trace and cost with: a tensor, a tuple (by position) or a dict (by name); this
-    project's models know their own.
+    `blocks` is the number of blocks, of about equal cost: `balance` "measured" times a forward and
+    backward pass of each unit, "operations" counts its arithmetic and memory traffic (the same on
+    every machine), "even" counts units. Alternatively, `cuts` names the first unit of every block
+    but the first. `sample` is a batch of inputs for the trace and the cost: a tensor, a tuple (by
+    position) or a dict (by name); this project's models have a sample of their own.
 
-    Raises ValueError for a split that cannot be, with the number of units there are.
+    Raises ValueError for a split that is not possible, with the number of units.
     """
     check(blocks, cuts, balance, sample)
     if isinstance(model, nn.Module):
@@ -238,7 +239,7 @@ def split(
         own = sample is not None and not isinstance(model, Chain)
         along = inside or not chain or (own and not served)
     else:
-        (network, chain), along = listed(model), inside
+        (network, chain), along = units_of_list(model), inside
     if along:
         return _along_graph(network, blocks, cuts, balance, sample, inside)
     return _in_blocks(network, chain, blocks, cuts, balance, sample)
@@ -254,7 +255,7 @@ def _in_blocks(
 ) -> Blocks:
     names = [unit.name for unit in chain]
     if cuts is not None:
-        return Blocks(model, chain, [0, *indices(list(cuts), names)])
+        return Blocks(model, chain, [0, *cut_indices(list(cuts), names)])
     assert blocks is not None
     if not 1 <= blocks <= len(chain):
         raise ValueError(
@@ -291,7 +292,7 @@ def _along_graph(
     sample: Any,
     inside: bool,
 ) -> Blocks:
-    """A traced module in blocks: cuts that single tensors cross, or more where that pays."""
+    """A traced module in blocks: single tensors cross the cuts, or several where that pays."""
     if inside:
         check_inside(model)
     if isinstance(model, Chain):
@@ -309,12 +310,12 @@ def _along_graph(
         made = _in_blocks(model, chain, None, graph.named(cuts), balance, sample)
     else:
         assert blocks is not None
-        made = _evenly(model, chain, graph.widths, blocks, balance, sample, inside)
+        made = _balanced(model, chain, graph.widths, blocks, balance, sample, inside)
     check_shared([made.module(index) for index in range(len(made))])
     return made
 
 
-def _evenly(
+def _balanced(
     model: nn.Module,
     chain: list[Unit],
     widths: list[int],
@@ -323,18 +324,18 @@ def _evenly(
     sample: Any,
     inside: bool,
 ) -> Blocks:
-    """Balanced cuts of the fewest tensors that leave no block much slower than need be.
+    """Balanced cuts, crossed by as few tensors as possible without a much slower block.
 
     `widths`: how many tensors go into each unit but the first.
     """
     known: dict[tuple[int, ...], Blocks] = {}
 
     def made(starts: Sequence[int]) -> Blocks:
-        # what crosses no cut is not packed: a block's cost is its own, not its units'
+        # what crosses no cut is not packed: a block's cost is not the sum of its units'
         if tuple(starts) not in known:
             found = Blocks(model, chain, list(starts), [Cost(0.0, 0.0)] * len(chain))
             runs = [found.of(k) for k in range(blocks)]
-            own = _costs(model, [joined(run) for run in runs], balance, sample)
+            own = _costs(model, [merged(run) for run in runs], balance, sample)
             for start, run, cost in zip(starts, runs, own, strict=True):
                 units = len(run) if balance == "even" else 1
                 found.costs[start] = Cost(*(units * part for part in cost))
@@ -345,25 +346,25 @@ def _evenly(
     tried: list[tuple[Blocks, list[int]]] = []
     for most in sorted(set(widths)) or [1]:
         places = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
-        runs = [joined(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
+        runs = [merged(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
         if len(runs) < blocks:
             continue
         if blocks == 1:
             return Blocks(model, chain, [0])
         first = _in_blocks(model, runs, blocks, None, balance, sample).starts
         found = made([places[i] for i in first])
-        tried.append((_descended(found, places, made) if inside else found, places))
-        if _peak(tried[-1][0]) <= uneven * min(_share(one) for one, _ in tried):
+        tried.append((_improved(found, places, made) if inside else found, places))
+        if _slowest(tried[-1][0]) <= uneven * min(_mean_cost(one) for one, _ in tried):
             break
     if not tried:
-        return _in_blocks(model, chain, blocks, None, balance, sample)  # which says why not
-    least = min(_peak(one) for one, _ in tried)
-    chosen, places = next(pair for pair in tried if _peak(pair[0]) <= uneven * least)
-    return _descended(chosen, places, made)
+        return _in_blocks(model, chain, blocks, None, balance, sample)  # which raises the error
+    least = min(_slowest(one) for one, _ in tried)
+    chosen, places = next(pair for pair in tried if _slowest(pair[0]) <= uneven * least)
+    return _improved(chosen, places, made)
 
 
-def _descended(found: Blocks, places: list[int], made: Callable[[Sequence[int]], Blocks]) -> Blocks:
-    """Cuts moved from place to place as long as that makes the slowest block faster."""
+def _improved(found: Blocks, places: list[int], made: Callable[[Sequence[int]], Blocks]) -> Blocks:
+    """The blocks after moving cuts by one place as long as that makes the slowest block faster."""
     while True:
         starts, tried = found.starts, []
         slow = max(range(len(starts)), key=lambda k: sum(found.costs[found.starts[k]]))
@@ -372,22 +373,22 @@ def _descended(found: Blocks, places: list[int], made: Callable[[Sequence[int]],
                 moved = [*starts[:k], places[place], *starts[k + 1 :]]
                 if moved == sorted(set(moved)):
                     tried.append(made(moved))
-        best = min(tried, key=_peak, default=found)
-        if _peak(best) >= _peak(found):
+        best = min(tried, key=_slowest, default=found)
+        if _slowest(best) >= _slowest(found):
             return found
         found = best
 
 
-def _peak(blocks: Blocks) -> float:
+def _slowest(blocks: Blocks) -> float:
     return max(map(sum, blocks.costs))
 
 
-def _share(blocks: Blocks) -> float:
+def _mean_cost(blocks: Blocks) -> float:
     return sum(map(sum, blocks.costs)) / len(blocks)
 
 
 def default_sample(model: nn.Module, sample: Any) -> Any:
-    """What to run the units on."""
+    """A batch to run the units on."""
     if sample is not None:
         return sample
     if not isinstance(model, Chain):

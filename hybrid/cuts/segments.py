@@ -12,13 +12,13 @@ from torch import Tensor, fx, nn
 from torch.fx.graph_module import _copy_attr
 from torch.utils._pytree import tree_map
 
-from hybrid.cuts.effects import in_place
+from hybrid.cuts.effects import writes_in_place
 from hybrid.cuts.tracing import trace
 from hybrid.models import Unit, mode
 from solvers.checks import nearest
 
 FIRST = 1 << 20
-"""Where the numbers of a graph's calls begin: beyond those of units."""
+"""The first number of a graph's calls, beyond those of units."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Boundary:
     """A place in a graph where it may be cut."""
 
     at: int
-    """Nodes before it."""
+    """The number of nodes before it."""
     names: tuple[str, ...]
     """Qualified names of the modules that begin there, the outermost first."""
     alive: tuple[fx.Node, ...]
@@ -36,8 +36,8 @@ class Boundary:
 class Graph:
     """A traced module, and where it may be cut.
 
-    A boundary lies where a module begins that holds parameters and all that is alive are tensors
-    with a row a sample, none of which is changed in place behind it.
+    A boundary lies before a module with parameters, if all that is alive there are tensors with one
+    row for each sample, and none of them is changed in place later.
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
@@ -50,7 +50,7 @@ class Graph:
         self.boundaries = [b for b in self._boundaries() if tensors.issuperset(b.alive)]
 
     def units(self) -> list[Unit]:
-        """The pieces between all boundaries, whatever crosses them: a unit is what is never cut."""
+        """The pieces between all boundaries: a unit is never cut."""
         chosen = [b for b in self.boundaries if b.at > 0]
         first = next((b.names[0] for b in self.boundaries if b.at == 0), "inputs")
         starts = [0, *[b.at for b in chosen], len(self.steps)]
@@ -64,7 +64,7 @@ class Graph:
         return units
 
     def named(self, cuts: Sequence[str]) -> list[str]:
-        """The units that begin with the modules named; ValueError where there is no boundary."""
+        """The units that begin with these modules; ValueError if there is no such boundary."""
         known = {name: b.names[0] for b in self.boundaries if b.at for name in b.names}
         for cut in cuts:
             if cut not in known:
@@ -82,7 +82,7 @@ class Graph:
         return [len(b.alive) for b in self.boundaries if b.at]
 
     def _keep_rest(self, units: list[Unit]) -> None:
-        """Let the last unit have the tensors that nothing uses: a checkpoint has all."""
+        """Give the last unit the tensors that nothing uses: a checkpoint holds all tensors."""
         known = {name for unit in units for name in unit.tensors()}
         for name in sorted(self._saved - known):
             _copy_attr(self.model, units[-1].parts[""], name)
@@ -115,9 +115,9 @@ class Graph:
         return found
 
     def _in_place(self, node: fx.Node) -> bool:
-        """Whether it changes its first input."""
+        """Whether the node changes its first input."""
         if node.op != "call_module":
-            return in_place(node)
+            return writes_in_place(node)
         return bool(getattr(self.traced.get_submodule(str(node.target)), "inplace", False))
 
     def _place(self, user: fx.Node, place: dict[fx.Node, int]) -> int:
@@ -132,8 +132,8 @@ class Graph:
     ) -> fx.GraphModule:
         """Steps start .. end-1 as a module, with the whole model's names.
 
-        It takes the one tensor that `enters`, or a tuple of several, and gives likewise what
-        `leaves`. The first (None) takes the model's own inputs, the last gives its outputs.
+        Its input is the one tensor in `enters`, or a tuple of several, and its output likewise
+        those in `leaves`. None stands for the model's own inputs or outputs.
         """
         graph, old = fx.Graph(), self.traced.graph
         env: dict[fx.Node, fx.Node] = {}
@@ -170,7 +170,7 @@ class Graph:
         return made
 
 
-def calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
+def module_calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
     """The modules that a segment calls, and the places of the calls in the whole graph."""
     found: dict[nn.Module, tuple[int, ...]] = {}
     for node in segment.graph.nodes:
@@ -183,9 +183,9 @@ def calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
 def _rows(
     model: nn.Module, traced: fx.GraphModule, inputs: Any
 ) -> tuple[set[fx.Node], dict[fx.Node, int]]:
-    """The nodes that are tensors with a row a sample, of two and of three samples.
+    """The nodes that are tensors with one row for each of two and of three samples.
 
-    And what tells which nodes are views of one memory.
+    And the memory address of every tensor, by which views of one memory are known.
     """
     found: list[set[fx.Node]] = []
     for count in (2, 3):
@@ -229,5 +229,7 @@ class _Values(fx.Interpreter):
         value = super().run_node(n)
         self.seen[n] = value.to("meta") if isinstance(value, Tensor) else None
         if isinstance(value, Tensor):
-            self.memory[n] = value.untyped_storage()  # while it is held, no other has its place
+            self.memory[n] = (
+                value.untyped_storage()
+            )  # while it is referred to, no other storage has its address
         return value

@@ -1,4 +1,4 @@
-"""A module's graph by torch's own tracer; what cannot be traced stays whole."""
+"""A module's graph by torch's tracer; modules that cannot be traced stay whole."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from hybrid.cuts.effects import constants_made, in_place, versions, writer, written_buffer
+from hybrid.cuts.effects import (
+    buffer_versions,
+    constants_made,
+    writes_in_place,
+    writing_module,
+    written_buffer,
+)
 from hybrid.models import mode
 
 ATTEMPTS = 50
-"""Kinds of modules that may turn out to be no graphs."""
+"""Most classes of modules that may turn out to be untraceable."""
 
 
 class _Tracer(fx.Tracer):
-    """Goes into every module but torch's own and those found to be no graphs."""
+    """Traces into every module except torch's own and those that cannot be traced."""
 
     def __init__(self, whole: set[type[nn.Module]]) -> None:
         super().__init__()
@@ -41,18 +47,18 @@ class _Tracer(fx.Tracer):
         if type(m) is nn.TransformerEncoder and not self.is_leaf_module(m, ""):
             forward = self._layers_of(m)
         found = super().call_module(m, forward, args, kwargs)
-        self.inside.pop()  # left as it is by a failure, which then names the innermost
+        self.inside.pop()  # not after a failure: the innermost module is then last
         return found
 
     def _layers_of(self, encoder: nn.TransformerEncoder) -> Callable[..., Any]:
-        """An encoder's layers one after the other, which is what it computes in training."""
+        """An encoder's layers one after the other, as it computes them in training."""
 
         def forward(
             src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None
         ) -> Any:
             given = self._constant(mask)
             if is_causal is None and given is not None:
-                # as the encoder itself finds out: it decides which kernel computes attention
+                # as the encoder itself does: this decides which kernel computes attention
                 is_causal = _causal(given)
             for layer in encoder.layers:
                 src = layer(src, mask, src_key_padding_mask, bool(is_causal))
@@ -74,9 +80,9 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
     """The graph of `model` on `inputs` (a tensor, a tuple by position, a dict by name).
 
-    A kind of module whose forward cannot be traced (its control flow depends on numbers) or
-    differs between training and evaluation is not looked into: it is one node of the graph.
-    ValueError, with the place, if that is the model's own forward.
+    A class of modules whose forward cannot be traced (its control flow depends on numbers), or
+    differs between training and evaluation, is one node of the graph. ValueError, with the line of
+    code, if that is the model itself.
     """
     whole: set[type[nn.Module]] = set()
     unused = _unused(model, inputs)
@@ -86,18 +92,18 @@ def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
             tracer = _Tracer(whole)
             try:
                 with mode(model, training), constants_made(model) as constants:
-                    before = versions(model)
+                    before = buffer_versions(model)
                     graph = tracer.trace(model, dict(unused))
                     written = written_buffer(before, model, graph)
-            except Exception as error:  # whatever a forward does with what is no tensor
-                whole.add(_no_graph(tracer, model, error))
+            except Exception as error:  # a forward may fail in any way on what is no tensor
+                whole.add(_untraceable(tracer, model, error))
                 break
             if written is not None:
-                whole.add(writer(model, written, whole))
+                whole.add(writing_module(model, written, whole))
                 break
             found.append((graph, constants))
         else:
-            other = _differs(model, *found)
+            other = _first_difference(model, *found)
             if other is None:
                 return _as_module(model, *found[0])
             whole.add(other)
@@ -105,12 +111,12 @@ def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
     raise ValueError(f"{name} has more than {ATTEMPTS} kinds of modules that cannot be traced")
 
 
-def _no_graph(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn.Module]:
-    """The kind of the innermost module; ValueError if that is the model itself."""
+def _untraceable(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn.Module]:
+    """The class of the innermost module; ValueError if that is the model itself."""
     if tracer.inside and type(tracer.inside[-1]) not in tracer.whole:
         return type(tracer.inside[-1])
     raise ValueError(
-        f"{type(model).__name__} cannot be cut: its forward is no graph ({_place(error)}: "
+        f"{type(model).__name__} cannot be cut: its forward is no graph ({_source_line(error)}: "
         f"{_first_line(error)}); move that code into a module of its own, or give split a list of "
         "(name, module) that run one after the other"
     ) from None
@@ -120,9 +126,9 @@ def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) 
     with constants_made(model):
         vars(model).update(constants)
         traced = fx.GraphModule(model, graph)
-    # what gives a value that nobody uses may write to its input, or to statistics
+    # a call whose value is not used may write to its input, or to statistics
     traced.graph.eliminate_dead_code(
-        lambda n: n.op == "call_module" or in_place(n) or n.is_impure()
+        lambda n: n.op == "call_module" or writes_in_place(n) or n.is_impure()
     )
     return traced
 
@@ -134,12 +140,12 @@ def _causal(mask: Tensor) -> bool:
     return mask.shape == causal.shape and bool((mask.cpu() == causal).all())
 
 
-def _differs(
+def _first_difference(
     model: nn.Module,
     training: tuple[fx.Graph, dict[str, Tensor]],
     evaluation: tuple[fx.Graph, dict[str, Tensor]],
 ) -> type[nn.Module] | None:
-    """The kind of the first module whose graph in training is another than in evaluation."""
+    """The class of the first module whose graph differs between training and evaluation."""
     (one, constants), (other, others) = training, evaluation
     for a, b in zip(one.nodes, other.nodes, strict=False):
         same = (a.op, a.name, str(a.target), str(a.args), str(a.kwargs)) == (
@@ -165,7 +171,7 @@ def _innermost(model: nn.Module, node: fx.Node) -> type[nn.Module]:
 
 
 def _unused(model: nn.Module, inputs: Any) -> dict[str, Any]:
-    """The parameters of forward that get no input, and their defaults."""
+    """The parameters of forward that get no input, with their defaults."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if isinstance(inputs, dict):
@@ -187,8 +193,8 @@ def _unused(model: nn.Module, inputs: Any) -> dict[str, Any]:
     return {p.name: p.default for p in left}
 
 
-def _place(error: Exception) -> str:
-    """File and line of the newest frame that is not torch's own."""
+def _source_line(error: Exception) -> str:
+    """File and line of the innermost frame that is not torch's own."""
     own = str(Path(torch.__file__).parent)
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(own)

@@ -4,6 +4,16 @@ from hybrid.data.augment import Augmentation
 from hybrid.data.base import Data
 from hybrid.data.dataset import Dataset
 from hybrid.data.mapped import Mapped, as_data
-from hybrid.data.sources import NAMES, fetch, load
+from hybrid.data.sources import NAMES, fetch, load, reference
 
-__all__ = ["NAMES", "Augmentation", "Data", "Dataset", "Mapped", "as_data", "fetch", "load"]
+__all__ = [
+    "NAMES",
+    "Augmentation",
+    "Data",
+    "Dataset",
+    "Mapped",
+    "as_data",
+    "fetch",
+    "load",
+    "reference",
+]

@@ -17,6 +17,7 @@ from hybrid.data.files.pickled import read_cifar_python
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from solvers.checks import unknown
+from solvers.named import added
 
 NAMES = {
     "digits": "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
@@ -27,6 +28,20 @@ NAMES = {
     "synthetic": "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
 }
 """What there is; files that are missing are downloaded."""
+GROUP = "hybrid.data"
+"""The entry points by which another package adds data sets: NAME = "its.module:function", which
+takes nothing and gives (training, test) data."""
+
+
+def reference(name: str) -> str:
+    """The module:function of a data set that is not of this package; empty for one that is.
+
+    `name` is the reference itself, or that of an entry point.
+    """
+    if ":" in name:
+        return name
+    point = added(GROUP, "data set", NAMES).get(name)
+    return "" if point is None else point.value
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
@@ -53,7 +68,8 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        raise ValueError(unknown(name, NAMES, "data set"))
+        known = [*NAMES, *added(GROUP, "data set", NAMES)]
+        raise ValueError(unknown(name, known, "data set"))
     if name in _GENERATED:
         return
     folder, source = _or_default(directory), _SOURCES[name]

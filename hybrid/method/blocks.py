@@ -14,7 +14,7 @@ from solvers.blocks.average import Average
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Draws
 from solvers.blocks.graphs import StepGraphs
-from solvers.layers.projection import leading
+from solvers.layers.projection import leading_projection
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,7 +38,7 @@ def make_block(
         steps["ema"] = Average(weights, train.ema)
     if train.compile:
         module.compile(dynamic=False)
-    graphs = None
+    graphs, last = None, index == len(blocks) - 1
     if train.graphs and device.type == "cuda":
         graphs = StepGraphs(list(module.parameters()), module=module)
     return Block(
@@ -48,7 +48,7 @@ def make_block(
         steps,
         device,
         getattr(torch, train.precision),
-        cut_after=None if index == len(blocks) - 1 else leading(blocks.module(index + 1)),
+        cut_after=None if last else leading_projection(blocks.module(index + 1)),
         graphs=graphs,
         draws=Draws(train.seed, drawing, replica) if drawing else None,
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 
 def settled_gaps(
@@ -20,7 +19,7 @@ def settled_gaps(
     if not gaps:
         # counted anew: the cuts alone, which a resumed run has, must give the same gaps
         counted = replace(blocks, costs=[])
-        return tuple(fit(counted.block_costs(problem.inputs), batch_size, micro_batches))
+        return tuple(fit_gaps(counted.block_costs(problem.inputs), batch_size, micro_batches))
     if len(gaps) != len(blocks):
         raise ValueError(
             f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "
@@ -32,20 +31,3 @@ def settled_gaps(
             "a pass, where it has no gap: give it [0, turn]"
         )
     return gaps
-
-
-def check_gaps(facts: Facts) -> None:
-    """ValueError for settings that the gaps leave without an effect."""
-    setup, gaps = facts.setup, facts.gaps
-    if not setup.fills or len(gaps) == 1:
-        return
-    size = setup.batch_size
-    if not any(n % size for gap in gaps for n in gap):
-        why = f"every gap (rounds.gaps) takes whole mini-batches of {size} samples, or none"
-        facts.rounds.refuse("rounds", why, "fill_samples")
-    if any(map(sum, gaps)):
-        return
-    why = "no gap of the serial pass has time for a step on 8 samples (see hybrid plan)"
-    facts.rounds.refuse("rounds", why, "fill_step")
-    if not setup.window:
-        facts.solver.refuse_inert(why)

@@ -149,9 +149,8 @@ class Method(Facts):
     def _fill(self, block: Block, links: RankLinks) -> BubbleFill:
         program = self.solver.start(block, links, self._filling(block.index))
         assert isinstance(program, SubProblems)
-        gaps, rounds = self.gaps[block.index], self.rounds
-        size = self.setup.batch_size
-        return BubbleFill(program, gaps, size, rounds.fill_step, rounds.fill_samples)
+        gaps, size = self.gaps[block.index], self.setup.batch_size
+        return BubbleFill(program, gaps, size, self.rounds.fill_step)
 
     def _filling(self, index: int) -> Setup:
         """Of the program that fills the gaps of block `index`: a store of the records it needs."""

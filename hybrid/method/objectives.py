@@ -14,9 +14,9 @@ from hybrid.cuts.partition import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
-from solvers.blocks.asking import detached
-from solvers.blocks.metrics import Metric, right_answers, settled
+from solvers.blocks.metrics import Metric, right_answers, tried_metrics
 from solvers.blocks.objective import Loss, Objective, check_mean
+from solvers.blocks.user_code import detached
 from solvers.checks import unknown
 from solvers.layers.bundle import Bundle
 
@@ -72,7 +72,7 @@ class Objectives(NamedTuple):
         ) -> Objective:
             metrics = _counted(out, targets) if options.metrics is None else options.metrics
             _check_shapes(options, loss, out, targets)
-            metrics = settled(metrics, out, targets)
+            metrics = tried_metrics(metrics, out, targets)
             made = Objective(loss, metrics, answers, named, each, tree_structure(out))
             packed = targets if answers is None else answers.pack(targets)
             made(out, packed)

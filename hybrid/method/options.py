@@ -9,7 +9,6 @@ from typing import Literal
 from hybrid.data.mixing import Transform
 from hybrid.method.given import Given
 from hybrid.optimizers import making as optimizers
-from hybrid.optimizers import schedule as schedules
 from hybrid.optimizers.schedule import Rate
 from hybrid.samplers.base import Sampler
 from hybrid.samplers.registry import SAMPLERS
@@ -17,6 +16,7 @@ from hybrid.settings.config import (
     LinkSettings,
     OptimizerSettings,
     ScheduleSettings,
+    Section,
     TrainSettings,
 )
 from solvers.blocks.metrics import Metric
@@ -52,8 +52,12 @@ class Options:
 
     def check(self) -> None:
         """ValueError for what cannot be, whatever the method."""
-        schedules.check(self.schedule)
-        optimizers.check(self.optimizer)
+        for name, made in (("optimizer", self.optimizer), ("schedule", self.schedule)):
+            if not isinstance(made, Section) and not callable(made):
+                raise ValueError(
+                    f"{name} is a {type(made).__name__}; it must be settings, or a function as "
+                    "hybrid.Trainer describes it: give one of them"
+                )
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "

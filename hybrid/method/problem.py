@@ -15,7 +15,7 @@ from hybrid.method.options import Options
 from solvers.base import Shape
 from solvers.layers.depth import survival
 from solvers.layers.factorization import Factorization
-from solvers.layers.projection import leading
+from solvers.layers.projection import leading_projection
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Problem:
     @property
     def factorized(self) -> frozenset[int]:
         """The cuts whose block behind begins with a factorization."""
-        leads = {k: leading(self.blocks.module(k)) for k in range(1, len(self.blocks))}
+        leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}
         return frozenset(k for k, module in leads.items() if isinstance(module, Factorization))
 
     def copied(self) -> Problem:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hybrid.method.checks import check_method, check_rounds, check_sampler
-from hybrid.method.gaps import check_gaps, settled_gaps
+from hybrid.method.checks import check
+from hybrid.method.gaps import settled_gaps
 from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
@@ -11,8 +11,9 @@ from hybrid.ranks.grid import Place
 from hybrid.rounds.controller import powers
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.rounds import WINDOW, settled
-from solvers.base import Recording, Setup, Solver
+from hybrid.settings.round_options import WINDOW
+from hybrid.settings.rounds import settled
+from solvers.base import Setup, Solver
 from solvers.exact.exact_pass import PassSettings
 
 
@@ -45,8 +46,7 @@ def settle(
         cutout=problem.cutout,
         problem=problem,
     )
-    for check in (check_method, check_rounds, check_sampler, check_gaps, _check_whole):
-        check(method)
+    check(method)
     _check_messages(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
@@ -93,24 +93,6 @@ def _setup(
     )
 
 
-def _check_whole(method: Method) -> None:
-    """ValueError for what a window of the whole training set cannot take."""
-    if not method.whole:
-        return
-    setup = method.setup
-    keeps = setup.carried and not setup.corrects and issubclass(method.solver.program, Recording)
-    if keeps and method.cutout:
-        raise ValueError(
-            f"data.cutout is {method.cutout}, but rounds.correct_every is 0 and "
-            "rounds.window all, which trains on plain images: leave it out"
-        )
-    if method.options.batch_transform is not None:
-        raise ValueError(
-            "rounds.window is all, which makes other mini-batches than those that "
-            "batch_transform mixed: give a number of mini-batches, or leave it out"
-        )
-
-
 def _check_messages(method: Method) -> None:
     """ValueError for a format or a filter of what crosses a cut that cannot be."""
     solver, correction, blocks = method.solver, method.correction, method.problem.blocks
@@ -118,7 +100,7 @@ def _check_messages(method: Method) -> None:
     for made, where in ((solver, "solver"), (correction, "correction")):
         for name in ("messages", "storage"):
             kind = getattr(made, name, "float32")
-            for cut in blocks.spoilt(kind):
+            for cut in blocks.cuts_changed_by(kind):
                 raise ValueError(
                     f"{where}.{name} is {kind!r}, which would change the integers that "
                     f"cross the cut before {cut}: choose float32, or another cut"

@@ -59,32 +59,9 @@ def peak(optimizer: torch.optim.Optimizer) -> float:
     return float(rates[0])
 
 
-def check(wanted: OptimizerSettings | Factory) -> None:
-    """ValueError for a setting that the optimizer does not read."""
-    if not isinstance(wanted, OptimizerSettings):
-        if not callable(wanted):
-            raise ValueError(
-                f"optimizer is a {type(wanted).__name__}: give OptimizerSettings, or a function "
-                "that makes a torch.optim.Optimizer over a block's parameter groups"
-            )
-        return
-    name = wanted.name
-    if name not in torch_classes.OPTIMIZERS:
-        for key in ("momentum", "nesterov"):
-            value = getattr(wanted, key)
-            if value != type(wanted).model_fields[key].default:
-                raise ValueError(
-                    f"optimizer.{key} is {value!r}, but optimizer.name is {name!r}, which does "
-                    "not read it: put what it has of it in optimizer.arguments"
-                )
-        if not torch_classes.takes(torch_classes.optimizer_class(name), "weight_decay"):
-            wanted.refuse("optimizer", f"{name} has no weight decay", "weight_decay", "decay_all")
-    if "betas" in wanted.arguments:
-        wanted.refuse("optimizer", "optimizer.arguments has betas", "momentum")
-    if name != "sgd" or not wanted.momentum:
-        wanted.refuse("optimizer", "there is no momentum of SGD's", "nesterov")
-    if not wanted.weight_decay:
-        wanted.refuse("optimizer", "optimizer.weight_decay is 0", "decay_all")
+def keeps_state(wanted: OptimizerSettings | Factory) -> bool:
+    """Whether it keeps something of a weight from step to step; a factory's may."""
+    return not isinstance(wanted, OptimizerSettings) or copies(wanted) > 2
 
 
 def copies(settings: OptimizerSettings) -> int:

@@ -25,29 +25,13 @@ def make(wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epo
     """
     total = steps_per_epoch * epochs
     if not isinstance(wanted, ScheduleSettings):
-        return Table([_checked(_asked(wanted, step), step, "") for step in range(total)])
+        return Table([_checked(_rate_of(wanted, step), step, "") for step in range(total)])
     if wanted.name in torch_classes.SCHEDULES:
         return Schedule(wanted, peak, steps_per_epoch, epochs)
     every = steps_per_epoch if _interval(wanted) == "epoch" else 1
     rates = _of_torch(wanted, peak, total // every)
-    told = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
-    return Table([_checked(rate, i * every, told) for i, rate in enumerate(rates)], every)
-
-
-def check(wanted: ScheduleSettings | Rate) -> None:
-    """ValueError for a setting that the schedule does not read."""
-    if not isinstance(wanted, ScheduleSettings):
-        if not callable(wanted):
-            raise ValueError(
-                f"schedule is a {type(wanted).__name__}: give ScheduleSettings, or a function of "
-                "the step"
-            )
-        return
-    why = f"schedule.name is {wanted.name!r}"
-    if wanted.name != "step":
-        wanted.refuse("schedule", why, "milestones", "gamma")
-    own = wanted.name in torch_classes.SCHEDULES
-    wanted.refuse("schedule", why, "interval" if own else "warmup_epochs")
+    source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
+    return Table([_checked(rate, i * every, source) for i, rate in enumerate(rates)], every)
 
 
 @dataclass(frozen=True)
@@ -122,21 +106,21 @@ def _of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float
     return rates
 
 
-def _asked(wanted: Rate, step: int) -> object:
+def _rate_of(wanted: Rate, step: int) -> object:
     try:
         return wanted(step)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the schedule fails at step {step}: {format_error(error)}") from error
 
 
-def _checked(value: object, step: int, told: str) -> float:
+def _checked(value: object, step: int, source: str) -> float:
     try:
         rate = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         rate = -1.0
     if not (isfinite(rate) and rate >= 0):
         raise ValueError(
-            f"the schedule gives {value!r} at step {step}{told}: let it give a finite learning "
+            f"the schedule gives {value!r} at step {step}{source}: let it give a finite learning "
             "rate of at least 0"
         )
     return rate

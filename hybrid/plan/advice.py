@@ -11,14 +11,13 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE
 from hybrid.links import Network
-from hybrid.method.replica_checks import refuse_inert
+from hybrid.method.checks import check_replicas
 from hybrid.plan.planner import Planner, Prediction, best
 from hybrid.plan.subject import Say
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
-from hybrid.runs.references import is_reference
 from hybrid.settings.config import Config, TrainSettings
-from hybrid.settings.resolve import refuse_rounds, resolve
+from hybrid.settings.resolve import check_command, refuse_rounds, resolve
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
 """Settings that a command says by flags of their own."""
@@ -47,7 +46,7 @@ def report(
             "or --blocks and --ranks"
         )
     if R == 1 and not ranks:
-        refuse_inert(build.options(settings))
+        check_replicas(build.options(settings))
     data, _ = build.data_sets(settings.data)
     network = Network.asked(settings.links)
     planner = Planner(settings, build.network(settings, data), data, network, say)
@@ -82,11 +81,7 @@ def excessive(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 def _refuse(settings: Config) -> None:
     """ValueError for a setting that a plan would not heed."""
-    why = "a plan times plain passes in float32"
-    settings.train.refuse("train", why, "precision", "compile", "graphs")
-    settings.split.refuse("split", "--blocks tells a plan its numbers", "blocks")
-    if not is_reference(settings.model.name) and not settings.split.inside:
-        settings.split.refuse("split", "a plan balances by measured time", "balance")
+    check_command("plan", settings)
     refuse_rounds(settings, "a plan compares rounds and --micro-batches of its own")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybrid.bench.measure import meet
 from hybrid.links import Network
-from hybrid.method.replica_checks import refuse_inert
+from hybrid.method.checks import check_replicas
 from hybrid.plan.advice import excessive, spoken, staying
 from hybrid.plan.planner import Planner, best
 from hybrid.plan.subject import Say
@@ -19,10 +19,10 @@ from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid
 from hybrid.ranks.starting import link_class
 from hybrid.runs import build
-from hybrid.runs.references import is_reference
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
+from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml
 from solvers import registry
 from solvers.sync.registry import STRATEGIES
@@ -134,7 +134,7 @@ def _grids(found: Config, planner: Planner) -> list[Grid]:
     every = planner.grids(asked.blocks)
     some = [grid for grid in every if 2 * grid.replicas <= planner.size]
     try:
-        refuse_inert(build.options(found))
+        check_replicas(build.options(found))
     except ValueError:
         some = [grid for grid in some if grid.replicas > 1]
     return some or every

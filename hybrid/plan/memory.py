@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
-from solvers.layers.depth import decided
+from solvers.layers.depth import nothing_left_out
 
 
 class Memory:
@@ -82,7 +82,7 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
 
     leaf = x.detach().requires_grad_(x.requires_grad)
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.enable_grad(), hooks, decided():
+    with torch.enable_grad(), hooks, nothing_left_out():
         module(leaf)
     return sum(kept.values())
 

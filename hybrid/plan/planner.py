@@ -30,7 +30,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from solvers import Batch, Solver, registry
 from solvers.base import Shape
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 from solvers.exact.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
 
@@ -263,6 +263,11 @@ class Planner:
             self._problems[key] = Problem.of(self._options, blocks, self.data)
         return recipe.method(self._problems[key], self._options, replicas)
 
+    def memory(self, blocks: Blocks, recipe: Recipe, replicas: int = 1) -> list[int]:
+        """Bytes of each block, of the first replica, whose share is the largest."""
+        method = self.method(blocks, recipe, replicas).of_replica(Place(replicas=replicas))
+        return self._memory.needed(recipe, method, self.subject.inputs(blocks))
+
     def _filled(self, blocks: Blocks, recipe: Recipe, replicas: int) -> Recipe:
         """With the local work that fits this network; a recipe that fills no gaps as it is."""
         if not recipe.rounds.fill:
@@ -325,7 +330,6 @@ class Planner:
         swept = setup.sweeps if setup.window else 0
         gaps = method.gaps
         local = sum(map(sum, gaps)) / (len(gaps) * share) if gaps else swept
-        first = method.of_replica(Place(replicas=replicas))
         return Prediction(
             len(blocks),
             recipe,
@@ -334,7 +338,7 @@ class Planner:
             float(local),
             [max(0.0, r["waited"]) / elapsed for r in ranks],
             sum(r["sent"] for r in ranks) / images,
-            self._memory.needed(recipe, first, self.subject.inputs(blocks)),
+            self.memory(blocks, recipe, replicas),
             share,
             replicas,
         )
@@ -354,7 +358,9 @@ class Planner:
         transfers = [wide * wire.bytes_per_sample(shape) / rate for shape in shapes]
         size = share or self.size
         costs = self.subject.costs(blocks, ceil(size / exact.micro_batches))
-        return fit(replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers)
+        return fit_gaps(
+            replace(blocks, costs=costs).block_costs(), size, exact.micro_batches, transfers
+        )
 
 
 def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:

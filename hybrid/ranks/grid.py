@@ -50,12 +50,8 @@ class Grid(NamedTuple):
         return self.blocks * self.replicas
 
     def __str__(self) -> str:
-        parts = [
-            f"{count} {what}{'s' * (count > 1)}"
-            for count, what in ((self.blocks, "block"), (self.replicas, "replica"))
-            if count > 1
-        ]
-        return " x ".join(parts) or "1 block"
+        counts = (self.blocks, "block"), (self.replicas, "replica")
+        return " x ".join(_number(n, what) for n, what in counts if n > 1) or "1 block"
 
     def place(self, rank: int, side_by_side: Arrangement = "chain") -> Place:
         """Where a launcher's rank is:
@@ -67,10 +63,11 @@ class Grid(NamedTuple):
             return Place(rank % self.blocks, self.blocks, rank // self.blocks, self.replicas)
         return Place(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
 
-    def on(self, ranks: int) -> Grid:
+    def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
         """This grid with what was left open settled for so many ranks; ValueError if none fits.
 
         Where only one count is given the ranks settle the other; without any, each is a block.
+        `start` is how the number of ranks is chosen.
         """
         blocks, replicas = self
         if not replicas:
@@ -78,13 +75,13 @@ class Grid(NamedTuple):
         found = Grid(blocks or ranks // replicas, replicas)
         if found.ranks == ranks:
             return found
-        ways = [f"mpirun -n {(blocks or 1) * replicas}" + " or a multiple of it" * (0 in self)]
-        ways += [f"--replicas {ranks // blocks}"] if blocks and ranks % blocks == 0 else []
-        ways += [f"--blocks {ranks // replicas}"] if blocks and ranks % replicas == 0 else []
-        raise ValueError(
-            f"{ranks} rank{'s' * (ranks > 1)} cannot form a grid of {self}: choose "
-            f"{', or '.join(ways)}"
-        )
+        ways = [f"{start} {(blocks or 1) * replicas}" + " or a multiple of it" * (0 in self)]
+        if blocks and ranks % blocks == 0:
+            ways.append(_number(ranks // blocks, "replica"))
+        if blocks and ranks % replicas == 0:
+            ways.append(_number(ranks // replicas, "block"))
+        said = f"{_number(ranks, 'rank')} cannot form a grid of {self}"
+        raise ValueError(f"{said}: choose {', or '.join(ways)}")
 
     def resumed(self, asked: Grid, ranks: int) -> Grid:
         """The grid of a run that continues on so many ranks; what was asked for holds.
@@ -103,6 +100,10 @@ class Grid(NamedTuple):
             f"the run has {self}, and {ranks} ranks are a multiple of neither: start "
             f"mpirun -n {self.blocks} or a multiple of it, or give --blocks and --replicas"
         )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count > 1)}"
 
 
 def factorizations(ranks: int, most_blocks: int) -> list[Grid]:

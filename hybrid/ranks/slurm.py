@@ -8,6 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from hybrid.folder.files import write_atomically
+from hybrid.ranks.grid import Grid
 from hybrid.settings.config import SplitSettings
 
 SIGNAL_SECONDS = 120
@@ -126,45 +127,23 @@ def submit(request: Request) -> str:
 def check_grid(split: SplitSettings, request: Request) -> list[str]:
     """ValueError unless the settings' blocks times replicas can be the ranks asked for.
 
-    Where the settings have but one of the two, the ranks tell the other. Gives what to say of a
-    grid with replicas, and of its chains that do not fit the nodes.
+    It gives what to say of a grid with replicas, and of its chains that do not fit the nodes.
     """
-    ranks, R = request.ranks, split.replicas
-    named = len(split.cuts) + 1 if split.cuts else 0
-    for key, K in (("split.blocks", split.blocks), ("split.cuts", named)):
-        if ranks % ((K or 1) * (R or 1)) or (K and R and ranks != K * R):
-            raise ValueError(_wrong_grid(key, K, R, request))
-    K = split.blocks or named or ranks // (R or 1)
-    if ranks == K:
+    blocks = split.blocks or (len(split.cuts) + 1 if split.cuts else 0)
+    asked, most = Grid(blocks, split.replicas), request.ranks_per_node
+    grid = asked.on(request.ranks, "--nodes times --ranks-per-node =")
+    if grid.replicas == 1:
         return []
-    said = [f"{K} blocks x {ranks // K} replicas"]
-    near, what = (
-        (ranks // K, "peers") if split.side_by_side == "peers" else (K, "blocks of a chain")
-    )
-    if (most := request.ranks_per_node) % near and near % most:
+    said = [f"{grid.blocks} blocks x {grid.replicas} replicas"]
+    near, what = grid.blocks, "blocks of a chain"
+    if split.side_by_side == "peers":
+        near, what = grid.replicas, "peers"
+    if most % near and near % most:
         said.append(
             f"{near} {what} follow each other and a node has {most} ranks, so some are cut off "
             f"from the rest: a multiple or a divisor of {near} as --ranks-per-node would not do so"
         )
     return said
-
-
-def _wrong_grid(key: str, K: int, R: int, request: Request) -> str:
-    """That blocks times replicas are not the ranks, and what would do."""
-    ranks, size = request.ranks, (K or 1) * (R or 1)
-    asked = [f"{key} asks for {K} blocks"] if K else []
-    asked += [f"split.replicas for {R} replicas" if K else f"split.replicas is {R}"] if R else []
-    multiple = "" if K and R else "a multiple of "
-    ways = [f"let --nodes times --ranks-per-node be {multiple}{size}"]
-    if K and ranks % K == 0:
-        ways.append(f"--replicas {ranks // K}")
-    if K and ranks % (R or 1) == 0:
-        blocks = f"{ranks // (R or 1)}" if key == "split.blocks" else "[]"
-        ways.append(f"--set {key}={blocks}")
-    return (
-        f"{' and '.join(asked)}, but {request.nodes} nodes of {request.ranks_per_node} ranks are "
-        f"{ranks}, and ranks are blocks times replicas: {', or '.join(ways)}"
-    )
 
 
 def check_setup(setup: str) -> None:

@@ -14,6 +14,7 @@ from hybrid.links.registry import AUTO, LINKS
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
+from solvers.acting import Known, check
 
 T = TypeVar("T")
 
@@ -48,27 +49,26 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:
-    """ValueError for links that cannot join so many ranks, and for settings without an effect.
+    """ValueError for links that cannot join so many ranks.
 
     `ranks` is the number that a launcher has started, 0 without one.
     """
     kind = settings.kind
     if kind == AUTO:
-        acting = LINKS["threads"].settings | LINKS["mpi"].settings
+        read = LINKS["threads"].settings | LINKS["mpi"].settings
     elif LINKS[kind].in_one_process and ranks:
         raise ValueError(
             f"links.kind is {kind!r}, which runs in one process, but a launcher has started "
             f"{ranks} MPI rank{'s' * (ranks > 1)}: start it without mpirun"
         )
-    elif not (LINKS[kind].in_one_process or ranks):
+    if not (LINKS[kind].in_one_process or ranks):
         raise ValueError(
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"
         )
     else:
-        acting = LINKS[kind].settings
-    inert = type(settings).model_fields.keys() - acting - {"kind"}
-    settings.refuse("links", f"links.kind is {kind!r}", *sorted(inert))
+        read = LINKS[kind].settings
+    check({"links": settings}, Known(link_settings=read))
 
 
 def _explained(program: Program[T]) -> Program[T]:

@@ -101,7 +101,7 @@ class Alternating(Rounds):
             serial.seconds += self._propagate(closing, None).seconds
         if fill is not None:
             parallel.add(fill.stats)
-            self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.taken()
+            self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.seconds()
             fill.stats = PhaseStats()
 
     def _record(self, swept: Window, corrected: bool, recorder: Recorder | None) -> PhaseStats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid.settings.rounds import WINDOW
+from hybrid.settings.round_options import WINDOW
 
 HOLD = 8
 """Probes before a residual that was too large is tried again."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from hybrid.links import RankLinks
-from solvers.blocks.metrics import Accumulating, computed, reset
+from solvers.blocks.metrics import Accumulating, evaluated, reset
 from solvers.blocks.objective import Objective
 from solvers.windows import Seen
 
@@ -38,7 +38,7 @@ class Scores:
         """What the metrics found, on the rank that computes; elsewhere nothing."""
         if not self._computes:
             return {}
-        found = {name: computed(name, metric) for name, metric in self._metrics.items()}
+        found = {name: evaluated(name, metric) for name, metric in self._metrics.items()}
         for name, metric in self._metrics.items():
             reset(name, metric)  # what it holds is no longer wanted
         return found

@@ -20,10 +20,12 @@ from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
+from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml, to_toml
 from hybrid.training.config_export import OWN_DATA
 from hybrid.training.trainer import Trainer
 from solvers import registry
+from solvers.acting import Known, check
 from solvers.layers.projection import Projection
 
 
@@ -119,10 +121,9 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
 
 def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
-    if references.is_reference(wanted.name):
-        why = f"data.name is {wanted.name!r}, which makes its own samples"
-        wanted.refuse("data", why, "dir", "limit", "augment", "cutout")
-        train, test = references.data_sets(wanted.name)
+    check({"data": wanted}, Known(data=wanted))
+    if reference := data.reference(wanted.name):
+        train, test = references.data_sets(reference)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
     if wanted.name == OWN_DATA:
@@ -130,7 +131,6 @@ def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
             "the run was made by a script, on data of its own: start the script again, or give "
             "--data package.module:function, which gives (training, test) data"
         )
-    wanted.refuse("data", f"{wanted.name} is in memory", "workers", "worker_kind")
     train, test = data.load(wanted.name, wanted.dir, wanted.limit)
     augmentation = train.augmentation if wanted.augment else data.Augmentation()
     return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
@@ -146,7 +146,7 @@ def images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
 
 def model(resolved: Config, images: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
-    if references.is_reference(resolved.model.name):
+    if is_reference(resolved.model.name):
         raise ValueError(
             f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
             "package alone: choose one of these; hybrid plan and --solver auto know yours"
@@ -168,9 +168,9 @@ def model(resolved: Config, images: Data) -> models.Chain:
 
 def network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
     """The network of a run, this package's or one's own, its weights a function of the seed."""
-    if not references.is_reference(resolved.model.name):
+    if not is_reference(resolved.model.name):
         return model(resolved, data)
-    resolved.model.refuse("model", "the model is your own", "shortcut", "factorize", "survival")
+    check({"model": resolved.model}, Known(model=resolved.model))
     torch.manual_seed(resolved.train.seed)
     return references.network(resolved.model.name)
 
@@ -207,7 +207,7 @@ def options(resolved: Config) -> Options:
 
 def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
-    wanted, own = resolved.split, references.is_reference(resolved.model.name)
+    wanted, own = resolved.split, is_reference(resolved.model.name)
     made, sample = network(resolved, loaded[0]), loaded[0].sample(SAMPLES)[0] if own else None
     cuts, inside = wanted.cuts or None, wanted.inside
     blocks = split(

@@ -12,16 +12,12 @@ from torch import nn
 
 from hybrid.errors import one_line
 from hybrid.settings.config import Config
+from hybrid.settings.sections.base import is_reference
 from solvers.blocks.metrics import Accumulating, Metric
 from solvers.checks import nearest
 
 FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
-
-
-def is_reference(name: str) -> bool:
-    """Whether it names a function, and not what this package has by that name."""
-    return ":" in name
 
 
 def check_given(config: Config, given: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import data, models
-from hybrid.cuts.given import listed
+from hybrid.cuts.given import units_of_list
 from hybrid.cuts.partition import split
 from hybrid.data import Data
 from hybrid.folder import checkpoint
@@ -27,6 +27,7 @@ from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
+from hybrid.settings.sections.base import is_reference
 from hybrid.training.config_export import OWN_LOSS
 from hybrid.training.evaluation import measure
 from solvers.blocks.block import Block
@@ -67,7 +68,7 @@ def evaluate(
             f"{run} was trained with a loss of your own: give --loss package.module:function, or "
             "the name of a loss"
         )
-    loss = references.function(name, "--loss") if references.is_reference(name) else None
+    loss = references.function(name, "--loss") if is_reference(name) else None
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).fitted(test.sample(2)[0])
     options = Options(train=named, loss=loss, metrics=references.metrics(own.metrics))
@@ -97,7 +98,7 @@ def load(
         return restore(Path(run), Own(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
-    network = made if isinstance(made, nn.Module) else listed(made)[0]
+    network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
     return _filled(network, folder, manifest, "model=").eval()
 
 
@@ -116,7 +117,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
     if own.data_dir is not None:
         resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
     named = own.data or resolved.data.name
-    if references.is_reference(named) or named in data.NAMES:
+    if named in data.NAMES or data.reference(named):
         _needed(run, "--data", resolved.data.name, own.data)
     else:
         raise ValueError(
@@ -125,10 +126,10 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
         )
     _, test = build.data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
     model = own.model or resolved.model.name
-    if references.is_reference(model):
+    if is_reference(model):
         _needed(run, "--model", resolved.model.name, own.model)
         made = references.network(model)
-        network = made if isinstance(made, nn.Module) else listed(made)[0]
+        network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
         raise ValueError(
@@ -142,7 +143,7 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
 
 def _needed(run: Path, flag: str, stored: str, given: str | None) -> None:
     """ValueError for a function that only the run's file names."""
-    if given is None and references.is_reference(stored):
+    if given is None and is_reference(stored):
         raise ValueError(
             f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
         )

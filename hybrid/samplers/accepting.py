@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.data.sampling import epoch_order, uniform
-from hybrid.samplers.base import Choice, check_kept
+from hybrid.samplers.base import Choice, check_tensor
 from solvers.state import State
 
 _order = lru_cache(maxsize=2)(epoch_order)
@@ -99,9 +99,9 @@ class Accepting(Choice):
         if "where" not in state.block:
             return
         own = state.block
-        where = check_kept("where", own["where"], torch.int64, (3,))
+        where = check_tensor("where", own["where"], torch.int64, (3,))
         self._epoch, self._permutation, self._next = where.tolist()
-        self._chosen = check_kept("chosen", own["chosen"], torch.int64, (None,))
-        self._looked = check_kept("looked", own["looked"], torch.int64, (2, None))
+        self._chosen = check_tensor("chosen", own["chosen"], torch.int64, (None,))
+        self._looked = check_tensor("looked", own["looked"], torch.int64, (2, None))
         if not bool(((self._chosen >= 0) & (self._chosen < self.count)).all()):
             raise ValueError(f"the sampler chose samples beyond the {self.count} there are")

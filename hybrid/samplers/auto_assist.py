@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
-from hybrid.samplers.base import Choice, Learning, check_kept
-from solvers.checks import check_numbers
+from hybrid.samplers.base import Choice, Learning, check_tensor
+from solvers.acting import NotNegative, Positive, ShareOrWhole
 from solvers.state import State
 
 DECAY = 0.75
@@ -35,18 +35,15 @@ class AutoAssist(Learning):
 
     name: ClassVar[str] = "auto-assist"
 
-    gamma: float = 0.3
+    gamma: ShareOrWhole = 0.3
     """Share of the samples that are accepted whatever the assistant says."""
-    lr: float = 0.01
+    lr: Positive = 0.01
     """Learning rate of the assistant."""
-    decay: float = 1e-3
+    decay: NotNegative = 1e-3
     """Weight decay of the assistant."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, positive=("gamma", "lr"), not_negative=("decay",))
-        if self.gamma > 1:
-            raise ValueError(f"gamma is {self.gamma:g}; it must lie in (0, 1]")
         if self.lr * self.decay >= 2:
             raise ValueError(
                 f"decay is {self.decay:g}; it must be under 2 / lr = {2 / self.lr:g}, beyond which "
@@ -67,10 +64,10 @@ class _Assistant(Accepting):
         """Of losses, and of how many."""
 
     def probabilities(self, ids: Tensor) -> Tensor:
-        a, _, _ = self._asked(ids)
+        a, _, _ = self._predictions(ids)
         return self.settings.gamma + (1 - self.settings.gamma) * a
 
-    def _asked(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _predictions(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """a, vec(x) and y of samples."""
         x = self.data.batch(ids, self.seed, max(0, self._epoch), augment=False)
         x, y = x.flatten(1).double(), self.classes(ids)
@@ -85,7 +82,7 @@ class _Assistant(Accepting):
         self._sums *= DECAY
         self._sums += torch.stack([losses.double().sum(), torch.tensor(float(len(losses)))])
         t = (losses > self._sums[0] / self._sums[1]).double()
-        a, x, y = self._asked(ids)
+        a, x, y = self._predictions(ids)
         error = (a - t) / len(ids)
         self._w -= self.settings.lr * (x.T @ error + self.settings.decay * self._w)
         self._b -= self.settings.lr * torch.zeros_like(self._b).index_add_(0, y, error)
@@ -100,9 +97,9 @@ class _Assistant(Accepting):
         if "w" in state.block:
             # of as many values as a sample has, or none before the first one
             values = None if not len(state.block["w"]) else self._values()
-            self._w = check_kept("w", state.block["w"], torch.float64, (values,))
-            self._b = check_kept("b", state.block["b"], torch.float64, (None,))
-            self._sums = check_kept("sums", state.block["sums"], torch.float64, (2,))
+            self._w = check_tensor("w", state.block["w"], torch.float64, (values,))
+            self._b = check_tensor("b", state.block["b"], torch.float64, (None,))
+            self._sums = check_tensor("sums", state.block["sums"], torch.float64, (2,))
 
     def _values(self) -> int:
         first = torch.zeros(1, dtype=torch.int64)

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from hybrid.data.base import Data
-from solvers.checks import check_numbers
+from solvers.acting import Count, Needs, Settings
 from solvers.state import State
 
 
 @dataclass(frozen=True)
-class Sampler(ABC):
+class Sampler(Settings, ABC):
     """Who chooses the samples of a mini-batch: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
+    needs: ClassVar[tuple[Needs, ...]] = ()
+    """What must hold in a run with it, see `solvers.acting`."""
 
     @abstractmethod
     def start(self, data: Data, seed: int) -> Choice:
@@ -27,25 +29,51 @@ class Sampler(ABC):
 
 @dataclass(frozen=True)
 class Learning(Sampler):
-    """One that is told of the losses that its samples had.
+    """A sampler that learns from the losses that its samples had.
 
-    It lives on one rank, and the others are told of its choice. The losses of mini-batch n are
-    known to the choice of mini-batch n + lag, on any grid of ranks, and of none before.
+    It lives on one rank, which sends its choice to the others. The losses of mini-batch n are
+    known when mini-batch n + lag is chosen, on any grid of ranks, and not before.
     """
 
-    lag: int = 16
-    """Mini-batches until a loss is known to the sampler: at least as many as a window has."""
+    needs: ClassVar[tuple[Needs, ...]] = (
+        Needs(
+            "a window is a number of mini-batches, because losses come after an epoch of window "
+            "'all' has been chosen",
+            lambda run: run.rounds.window != "all",
+            "give --window a number, or set sampler.name=uniform",
+        ),
+        Needs(
+            "sampler.lag is at least the mini-batches of a window (--window), which are chosen "
+            "together",
+            lambda run: run.sampler.lag >= run.round_batches,
+            "set a larger sampler.lag, or a smaller --window",
+            here=lambda run: f"it is {run.sampler.lag} of {run.round_batches}",
+        ),
+        Needs(
+            "the solver reports the losses of all samples in the order of their mini-batches, as "
+            "none does with solver.any_order",
+            lambda run: run.solver.reports_losses,
+            "take another solver, or sampler.name=uniform",
+        ),
+        Needs(
+            "every sample has a loss, in windows that are recorded or in serial rounds alone",
+            lambda run: (
+                not run.solver.alternates or run.solver.records or run.rounds.correct_every == 1
+            ),
+            "take another solver, rounds.correct_every=1, or sampler.name=uniform",
+        ),
+    )
 
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_one=("lag",))
+    lag: Count = 16
+    """Mini-batches until the sampler knows a loss: at least as many as a window has."""
 
 
-def check_kept(
+def check_tensor(
     name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> Tensor:
-    """What a checkpoint keeps of a sampler, on the CPU; ValueError unless it is of this kind.
+    """A tensor of a sampler's checkpoint, on the CPU; ValueError for another type or shape.
 
-    None in a shape is any length.
+    None in a shape stands for any length.
     """
     fits = tensor.dim() == len(shape) and all(
         wanted in (None, own) for wanted, own in zip(shape, tensor.shape, strict=True)
@@ -72,15 +100,15 @@ class Choice(ABC):
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         """Ids (count,), int64, of the samples first .. first + count - 1 of an epoch.
 
-        Of a sampler that learns it is called once a mini-batch, in their order, and for an epoch's
-        mini-batches may be called again.
+        For a sampler that learns it is called for one mini-batch after the other, and may be
+        called again for those of this epoch.
         """
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:  # noqa: B027
-        """Told, in their order, of a mini-batch's samples (N,) and their losses (N,), float32."""
+        """Learn from a mini-batch's samples (N,) and their losses (N,), float32, in their order."""
 
     def batches(self, batch_size: int) -> int:
-        """Mini-batches an epoch; an incomplete last one is left out."""
+        """Mini-batches of an epoch; an incomplete last one is left out."""
         return self.count // batch_size
 
     def report(self) -> dict[str, Any]:

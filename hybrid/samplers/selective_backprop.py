@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
-from hybrid.samplers.base import Choice, Learning, check_kept
-from solvers.checks import check_numbers
+from hybrid.samplers.base import Choice, Learning, check_tensor
+from solvers.acting import Allowed, Count
 from solvers.state import State
+
+Selectivity = Annotated[
+    float,
+    Allowed("lie in [0, 10], where 10 accepts one candidate of 11", lambda beta: 0 <= beta <= 10),
+]
 
 
 @dataclass(frozen=True)
@@ -31,19 +36,10 @@ class SelectiveBackprop(Learning):
 
     name: ClassVar[str] = "selective-backprop"
 
-    beta: float = 1.0
+    beta: Selectivity = 1.0
     """Selectivity: how much rarer samples of small loss are; 0: not at all."""
-    history: int = 1024
+    history: Count = 1024
     """|H|, losses of candidates that a loss is compared with."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, not_negative=("beta",), at_least_one=("history",))
-        if self.beta > 10:
-            raise ValueError(
-                f"beta is {self.beta:g}; it must be at most 10: with that one candidate of 11 is "
-                "accepted"
-            )
 
     def start(self, data: Data, seed: int) -> Choice:
         return _ByLoss(data, seed, self)
@@ -80,5 +76,5 @@ class _ByLoss(Accepting):
         super().load_state(state)
         if "losses" in state.block:
             own = state.block
-            self._losses = check_kept("losses", own["losses"], torch.float32, (self.count,))
-            self._history = check_kept("history", own["history"], torch.float32, (None,))
+            self._losses = check_tensor("losses", own["losses"], torch.float32, (self.count,))
+            self._history = check_tensor("history", own["history"], torch.float32, (None,))

@@ -1,4 +1,4 @@
-"""Every sample once an epoch, in random order."""
+"""Every sample once in each epoch, in random order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Uniform(Sampler):
 
 
 class Permutations(Choice):
-    """One an epoch."""
+    """A permutation for each epoch."""
 
     repeats = False
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hybrid.settings.config import Config, Section
 from hybrid.settings.methods import NAMED, known_settings, sections_of, unknown
-from solvers import registry
+from solvers import acting, registry
 from solvers.exact.exact_pass import PassSettings
 
 
@@ -25,12 +25,41 @@ def explained(asked: str, flags: Mapping[str, str]) -> list[str]:
     return found
 
 
+def conditions(section: str, name: str, owner: str = "") -> str:
+    """Where a setting has an effect, and where it works, in a sentence each; empty: anywhere.
+
+    `owner` is the solver, strategy or sampler that it is a setting of.
+    """
+    cls = declaring(section, owner)
+    if cls is None or name not in acting.declared(cls):
+        return ""
+    found = acting.conditions(cls, section, name, whole_section=False)
+    verbs = dict.fromkeys(condition.verb for condition in found)
+    return " ".join(
+        f"It {verb} only where {'; and where '.join(c.where for c in found if c.verb == verb)}."
+        for verb in verbs
+    )
+
+
+def declaring(section: str, owner: str = "") -> Any:
+    """The class that declares a section's settings, of an owner where it depends on one."""
+    if section == "correction":
+        return PassSettings
+    if section == "solver":
+        return registry.solver_class(owner or registry.DEFAULT)
+    if section in NAMED:
+        return NAMED[section][owner or NAMED[section].default]
+    return Config.model_fields[section].annotation if section in Config.model_fields else None
+
+
 def _paragraphs(dotted: str, flags: Mapping[str, str]) -> Iterator[str]:
     """One for each meaning that a setting has."""
     section, _, key = dotted.partition(".")
     owners: dict[str, list[str]] = {}
     for owner, help_text, kind, default in _meanings(section, key):
         said = f"{dotted}: {kind}, by default {_shown(default)}\n  {help_text}"
+        if where := conditions(section, key, owner):
+            said += f"\n  {where}"
         owners.setdefault(said, []).append(owner)
     for said, names in owners.items():
         by = f"\n  of {', '.join(names)}" if names[0] else ""
@@ -40,47 +69,37 @@ def _paragraphs(dotted: str, flags: Mapping[str, str]) -> Iterator[str]:
 
 def _meanings(section: str, key: str) -> Iterator[tuple[str, str, str, Any]]:
     """Who has a setting, its help, its type, its default."""
-    cases: list[tuple[str, str, dict[str, str]]] = [("", registry.DEFAULT, {})]
-    if section == "solver" and key != "name":
-        cases = [(name, name, {}) for name in registry.names()]
-    elif section in NAMED and key != "name":
-        cases = [(name, registry.DEFAULT, {section: name}) for name in NAMED[section]]
-    for owner, method, names in cases:
+    owners: Iterable[str] = [""]
+    if key != "name" and (section == "solver" or section in NAMED):
+        owners = registry.names() if section == "solver" else NAMED[section]
+    for owner in owners:
         known = {}
         with suppress(ValueError):  # a method of another package that cannot be had
-            known = known_settings(method, names)
+            method = owner if section == "solver" and owner else registry.DEFAULT
+            known = known_settings(method, {section: owner} if section in NAMED and owner else {})
         if f"{section}.{key}" in known:
-            yield owner, known[f"{section}.{key}"], *_declared(section, key, method, names)
+            yield owner, known[f"{section}.{key}"], *_declared(section, key, owner)
 
 
-def _declared(section: str, key: str, method: str, names: Mapping[str, str]) -> tuple[str, Any]:
+def _declared(section: str, key: str, owner: str) -> tuple[str, Any]:
     """Type and default of a setting."""
-    declared: Any = Config.model_fields[section].annotation
     if key == "name" and (section in NAMED or section == "solver"):
-        of = NAMED.get(section)
-        return "a name", registry.DEFAULT if of is None else of.default
-    if isinstance(declared, type) and issubclass(declared, Section):
-        field = declared.model_fields[key]
+        return "a name", registry.DEFAULT if section == "solver" else NAMED[section].default
+    cls = declaring(section, owner)
+    setting, hint = acting.declared(cls)[key], get_type_hints(cls)[key]
+    limits = [f"which must {allowed.must}" for allowed in setting.allowed]
+    if issubclass(cls, Section):
         limits = [
             f"{word} {getattr(limit, name):g}"
-            for limit in field.metadata
-            for name, word in (
-                ("ge", "at least"),
-                ("gt", "over"),
-                ("le", "at most"),
-                ("lt", "under"),
-            )
+            for limit in cls.model_fields[key].metadata
+            for name, word in _LIMITS.items()
             if hasattr(limit, name)
         ]
-        return ", ".join([_words(field.annotation), *limits]), field.get_default(
-            call_default_factory=True
-        )
-    made: Any = PassSettings
-    if section == "solver":
-        made = registry.solver_class(method)
-    elif section in NAMED:
-        made = NAMED[section][names[section]]
-    return _words(get_type_hints(made)[key]), getattr(made(), key)
+    return ", ".join([_words(hint), *limits]), setting.default
+
+
+_LIMITS = {"ge": "at least", "gt": "over", "le": "at most", "lt": "under"}
+"""What limits a number, and how it is said."""
 
 
 def _words(kind: Any) -> str:

@@ -82,8 +82,8 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
     near = _named(key, known)
     others = [] if near and section != "solver" else _methods_with(key)
     if section == "solver" and not near and not others:
-        meant = nearest(key, _keys_of_methods(), 0.6)
-        key, others = (meant, _methods_with(meant)) if meant else (key, [])
+        likely = nearest(key, _keys_of_methods(), 0.6)
+        key, others = (likely, _methods_with(likely)) if likely else (key, [])
         if name in others:
             return f"unknown setting {dotted!r}; did you mean 'solver.{key}'?"
     if others:

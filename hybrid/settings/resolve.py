@@ -9,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from hybrid.settings import methods
-from hybrid.settings.config import Config, first_fault
+from hybrid.settings.config import Config, Section, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.settings.spelling import respelled
 from hybrid.settings.text import read_toml
 from solvers import registry
+from solvers.acting import Known, check
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
@@ -79,12 +80,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     except ValidationError as error:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
-    if config.model.factorize and not solver.factorizes:
-        can = [name for name in registry.OWN if registry.solver_class(name).factorizes]
-        raise ValueError(
-            f"model.factorize is {config.model.factorize!r}, which solver {solver.name!r} cannot "
-            f"train: choose --solver {' or '.join(can)}, or leave it out"
-        )
+    check({"model": config.model}, Known(solver=solver))
     config.rounds = settled(solver, config.rounds)
     config.solver = {"name": solver.name, **methods.values(solver)}
     for section in methods.NAMED:
@@ -95,6 +91,12 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config
+
+
+def check_command(command: str, config: Config) -> None:
+    """ValueError for a setting that a command does not read: train, bench or plan."""
+    tables = {name: table for name, table in vars(config).items() if isinstance(table, Section)}
+    check(tables, Known(command=command, split=config.split, model=config.model))
 
 
 def refuse_rounds(config: Config, why: str) -> None:
@@ -108,7 +110,7 @@ def refuse_rounds(config: Config, why: str) -> None:
     parts = "correction.micro_batches"
     own[parts], asked[parts] = (c.correction["micro_batches"] for c in (plain, config))
     del asked["rounds.memory_gb"]
-    # one may follow from another: all are told
+    # one may follow from another, so all are named
     given = [f"{name} is {value!r}" for name, value in asked.items() if value != own[name]]
     if given:
         said = " and ".join(given)

@@ -1,4 +1,4 @@
-"""Settings that had a British spelling before: they are accepted, and the present name is told."""
+"""Settings that had a British spelling: it is accepted, and the present name is reported."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def respelled(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if isinstance(table, dict) and former in table:
             renamed: dict[str, Any] = {}
             for name, value in table.items():
-                meant = key if name == former else name
-                _put(renamed, name, meant, value, f"{section}.", notices)
+                present = key if name == former else name
+                _put(renamed, name, present, value, f"{section}.", notices)
             found[section] = renamed
     return found, notices
 

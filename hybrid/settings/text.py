@@ -38,8 +38,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Split "section.key=value"; the value is TOML where it parses, else a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
-        meant = [f"{place}={value}" for place in sections_of(dotted.strip())] if equals else []
-        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+        places = [f"{place}={value}" for place in sections_of(dotted.strip())] if equals else []
+        hint = f"; did you mean {' or '.join(places)}?" if places else ""
         raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
     try:
         return dotted.strip(), tomllib.loads(f"value = {value}")["value"]

@@ -88,6 +88,11 @@ def takes(cls: type, key: str) -> bool:
     return key in _parameters(cls)
 
 
+def decays(name: str) -> bool:
+    """Whether the optimizer with such a name has a weight decay."""
+    return name in OPTIMIZERS or takes(optimizer_class(name), "weight_decay")
+
+
 def needs_closure(cls: type[Optimizer]) -> bool:
     """Whether its step cannot do without one."""
     closure = inspect.signature(cls.step).parameters.get("closure")

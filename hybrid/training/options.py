@@ -28,7 +28,7 @@ class RunOptions(Options):
     """Text of config.toml, given the cuts; None: as the settings are."""
 
     def check(self) -> None:
-        """ValueError for what cannot be, or would change nothing, whatever the method."""
+        """ValueError for what cannot be, whatever the method."""
         super().check()
         if not isinstance(self.callbacks, Sequence):
             raise ValueError(f"callbacks is a {type(self.callbacks).__name__}: give a list of them")
@@ -38,10 +38,3 @@ class RunOptions(Options):
                 f"callbacks has {strange!r}, which is no object of a class that derives from "
                 "hybrid.Callback: derive from it"
             )
-        every = self.train.evaluate_every
-        if every * (1 - -self.train.early_stop // every) >= self.train.epochs:
-            why = f"train.epochs is {self.train.epochs} and train.evaluate_every {every}"
-            self.train.refuse("train", why, "early_stop")
-        if not self.checkpoint.keep_last:
-            why = "checkpoint.keep_last is 0, which keeps all"
-            self.checkpoint.refuse("checkpoint", why, "best")

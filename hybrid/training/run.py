@@ -12,22 +12,19 @@ from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.optimizers import making
-from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
 from hybrid.training.callbacks.progress import ProgressPrinter
 from hybrid.training.evaluation import measure
 from hybrid.training.options import RunOptions
+from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import RankStatus, SharedFolder
 from hybrid.training.summary import has_ended, share, summary, title
-from solvers.blocks.optimizer_state import optimizer_state
 from solvers.state import Stateful
 from solvers.windows import Batch, Window
 
@@ -77,7 +74,7 @@ class Run:
             links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
         )
         with links.agreement():
-            self._build()
+            self._begin()
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
@@ -87,7 +84,7 @@ class Run:
                 self._go_on_from(self.folder.checkpoints()[-1])
             ended = self._ended()
             found = self._fit() if ended is None else ended
-            self.block.settle()
+            self.block.keep_tested_weights()
             return found
         except (AgreedError, StoppedError):
             self.links.peers.drop()  # nobody else will take it
@@ -152,46 +149,16 @@ class Run:
         """Why it ends before its last epoch; empty if it does not."""
         return self.callbacks.stopped if self.epoch < self.options.train.epochs else ""
 
-    def _build(self) -> None:
-        """Make block, rounds and windows, as at the start of a run."""
-        method, options, train = self.method, self.options, self.options.train
-        self.block = method.block(self.links)
-        if options.out is not None:
-            self.block.watch = self.trace.span
-            exact = self.block.optimizers["exact"]
-            for group in exact.param_groups:
-                optimizer_state(exact, group["params"][0])
-        self.rounds = method.start(self.block, self.links, self.trace)
-        self.rounds.news = self._status
-        self.rounds.tick = self.progress.tick
-        where = self.train, train.seed, train.batch_size, self.links
-        self.chosen = BatchSampler(options.sampler, *where)
-        self.peak = making.peak(self.block.optimizers["exact"])
-        schedule = schedules.make(options.schedule, self.peak, method.steps, train.epochs)
-        controller, place = self.rounds.controller, self.links.place
-        self.windows = method.windows(self.train, schedule, self.chosen, controller, place)
+    def _begin(self) -> None:
+        """Make what this rank trains with, as at the start of a run."""
+        train = self.train
+        self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
+        self.block, self.rounds = self.training.block, self.training.rounds
+        self.rounds.news, self.rounds.tick = self._status, self.progress.tick
 
     def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
-        """What a checkpoint keeps beside weights; of another solver's only what is common."""
-        parts: dict[str, Stateful] = {
-            "rounds": self.rounds,
-            "block": self.block,
-            "sampler": self.chosen,
-            "callbacks": self.callbacks,
-        }
-        if manifest is not None and manifest["solver"] != self.options.names["solver"]:
-            return parts
-        if self.rounds.program is not None:
-            parts["program"] = self.rounds.program
-        if self.rounds.fill is not None and (manifest is None or manifest["gaps"] == self._gaps()):
-            parts["fill"] = self.rounds.fill
-        same_sync = manifest is None or manifest["sync"] == self.options.sync.name
-        if self.block.sync is not None and same_sync:
-            parts["sync"] = self.block.sync  # after the program, whose weights it may keep
-        return parts
-
-    def _gaps(self) -> list[list[int]]:
-        return [list(pair) for pair in self.method.gaps]
+        """What a checkpoint keeps beside weights."""
+        return self.training.parts(manifest) | {"callbacks": self.callbacks}
 
     def _go_on_from(self, folder: Path) -> None:
         """Go on from a checkpoint; every rank calls it, on a run just built."""
@@ -214,7 +181,7 @@ class Run:
             first = {"sampler": parts.pop("sampler")}  # it tells which batches went before
             checkpointing.give_back(first, self.place, folder, manifest, self.block.device, ())
         if self.rounds.fill is not None:
-            self.rounds.fill.latest = self.windows.before(self.epoch, self.step)[::-1]
+            self.rounds.fill.latest = self.training.windows.before(self.epoch, self.step)[::-1]
         with self.links.agreement():
             # variables kept otherwise are of no use: a forward pass makes new ones
             cuts = parts if manifest["carried_as"] == self.method.carried_layout else ()
@@ -238,7 +205,7 @@ class Run:
         if self.folder.path is None or tried:
             newest = self.folder.newest()
             remedy = rollback.remedy(
-                *(error, self.method, self.rounds, self.peak),
+                *(error, self.method, self.rounds, self.training.peak),
                 *(len(before), newest, self.options.out),
             )
             raise DivergedError(remedy) from None
@@ -246,7 +213,7 @@ class Run:
         kept_since = self.folder.kept_since_rollback
         folder = rollback.target(self.folder.checkpoints(), before, kept_since)
         self.block.release()
-        self._build()
+        self._begin()
         self._go_on_from(folder)
         self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]
         self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
@@ -262,7 +229,7 @@ class Run:
 
     def _epoch(self) -> None:
         reports: list[PhaseReport] = []
-        for pairs in self.windows.groups(self.epoch, self.step, self._report_every):
+        for pairs in self.training.groups(self.epoch, self.step):
             reports = self._rounds(pairs)
             if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
@@ -270,7 +237,7 @@ class Run:
                 if self.rounds.heard[0].due:
                     self._keep()
         self.rounds.end_epoch()
-        if said := self.chosen.report():
+        if said := self.training.chosen.report():
             self._metric({"phase": "sampler", **said})
         self.epoch += 1
         if self._due(self.options.train.evaluate_every):
@@ -279,7 +246,7 @@ class Run:
         results = {
             "step": self.step,
             "loss": reports[0].loss,
-            "learning_rate": self._learning_rate(reports[0]),
+            "learning_rate": self.training.learning_rate(reports[0], self.step),
             **{f"test_{name}": v if tested else None for name, v in self.tested.items()},
         }
         self.callbacks.epoch(self.epoch, results)
@@ -294,7 +261,7 @@ class Run:
         """Those of the next call of the rounds."""
         if self._is_done:
             return []
-        pairs = next(self.windows.groups(self.epoch, self.step, self._report_every), [])
+        pairs = next(self.training.groups(self.epoch, self.step), [])
         return [batch for trained, _ in pairs for batch in trained.batches]
 
     def _evaluate(self) -> None:
@@ -332,7 +299,7 @@ class Run:
                 "replicas": method.setup.replicas,
                 "sync": self.options.sync.name,
                 "carried_as": method.carried_layout,
-                "gaps": self._gaps(),
+                "gaps": self.training.gaps,
                 "tested": self.tested,
                 "tested_step": self.tested_step,
                 "residual": self.residual,
@@ -366,10 +333,10 @@ class Run:
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
         ends = self.step + steps == (self.epoch + 1) * self.method.steps
-        closing = self.windows.closing(self.epoch) if ends else None
+        closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
         self._hear(self.rounds.heard)
-        self.chosen.hear(self.rounds.losses)
+        self.training.chosen.take_losses(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
         self.totals["gap_steps"] += self.rounds.gap_steps
@@ -381,26 +348,14 @@ class Run:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            self._metric({**report.as_json(), "learning_rate": self._learning_rate(report)})
+            self._metric(
+                {
+                    **report.as_json(),
+                    "learning_rate": self.training.learning_rate(report, self.step),
+                }
+            )
         self.callbacks.report(self.step, self.epoch, reports)
         return reports
-
-    def _learning_rate(self, report: PhaseReport) -> float:
-        """Of the last step of a phase that has just been."""
-        local = self.rounds.alone and report.phase == "parallel"
-        rate = self.block.rates["local" if local else "exact"]
-        return self.windows.schedule(self.step - 1) * rate
-
-    @property
-    def _report_every(self) -> int:
-        """Mini-batches between reports: K times as many where a report empties a pipeline.
-
-        As many as a sampler waits for at most, which learns from reports.
-        """
-        flushed = not self.rounds.alone or self.method.solver.exact
-        every = self.options.train.report_every * (1 if flushed else self.links.size)
-        lag = getattr(self.options.sampler, "lag", every)
-        return min(every, max(1, lag - self.method.round_batches + 1))
 
     def _metric(self, line: dict[str, Any]) -> None:
         if notice := self.folder.metric({"step": self.step, "epoch": self.epoch, **line}):

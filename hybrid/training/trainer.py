@@ -114,7 +114,7 @@ class Trainer(RunOptions, RoundOptions):
             with no_exit():
                 data += as_data(train), as_data(test)
                 method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
-                device, options = method.device, self._run_options(method)
+                device, options = method.device, self.run_options(method)
                 kernels = choose(self.train.kernels, device.type == "cuda")
                 self._side = replicas.arrangement(method)
         except ValueError as error:
@@ -216,7 +216,7 @@ class Trainer(RunOptions, RoundOptions):
             caches.keep_private()
         return method
 
-    def _run_options(self, method: Method) -> RunOptions:
+    def run_options(self, method: Method) -> RunOptions:
         """As they are now, with the text of config.toml that the settings give."""
         options = RunOptions(**{f.name: getattr(self, f.name) for f in fields(RunOptions)})
         options.describe = self.describe or partial(described, options, method)

@@ -1,1 +1,1 @@
-"""A block, and what its steps are made of."""
+"""A block, and the parts of its steps."""

@@ -13,8 +13,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class Average(torch.optim.Optimizer):
     """a <- ema a + (1 - ema) w after every step of the weights w; a = w after the first.
 
-    In the form of an optimizer, `step` being that update, so that checkpoints keep a as they keep
-    an optimizer's state. The same as torch's AveragedModel, without a second model.
+    It has the form of an optimizer whose `step` is that update, so that checkpoints store a like an
+    optimizer's state. It equals torch's AveragedModel, without a second model.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], ema: float) -> None:
@@ -32,10 +32,10 @@ class Average(torch.optim.Optimizer):
                     self.state[p]["average"] = p.detach().clone()
 
     def swap(self) -> None:
-        """Exchange weights and averages in place, as far as there are averages."""
+        """Exchange weights and averages in place, for all weights that have an average."""
         for p, state in self.state.items():
             if state:
-                # .data: the weights come back before anything that is under way needs them
+                # .data: no graph needs the weights before they are exchanged again
                 weights = p.data.clone()
                 p.data.copy_(state["average"])
                 state["average"].copy_(weights)

@@ -1,4 +1,4 @@
-"""A block: the run of units one rank owns, its passes, and the one place where its weights move."""
+"""A block: the run of units that one rank owns, its passes, and the only steps of its weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from solvers.blocks.asking import FAULTS, described, failure
 from solvers.blocks.average import Average
 from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from solvers.blocks.draws import Draws, Key
 from solvers.blocks.graphs import StepGraphs
 from solvers.blocks.objective import Objective
 from solvers.blocks.optimizer_state import clone_optimizer, restrict_to
+from solvers.blocks.user_code import FAULTS, described, failure
 from solvers.layers.projection import Projection
 from solvers.state import State
 from solvers.sync.base import Sync
@@ -29,11 +29,11 @@ from solvers.windows import Classified
 
 @dataclass
 class Block:
-    """The contiguous run of units one rank owns, with its optimizers.
+    """The contiguous run of units that one rank owns, with its optimizers.
 
-    `optimizers["exact"]` steps in exact passes; a solver steps with `optimizers["local"]`, which
-    is the same object unless the solver keeps a momentum of its own. `optimizers["ema"]`, if there
-    is one, averages the weights.
+    `optimizers["exact"]` steps in exact passes. A solver steps with `optimizers["local"]`, which is
+    the same object unless the solver has a momentum of its own. `optimizers["ema"]`, if there is
+    one, averages the weights.
     """
 
     module: nn.Module
@@ -44,31 +44,31 @@ class Block:
     precision: torch.dtype = torch.float32
     objective: Objective = field(default_factory=Objective)
     cut_after: Projection | None = None
-    """The next block's first layer, if it is a projection: what lam at that cut is held to."""
+    """The next block's first layer, if it is a projection: the constraint on lam at that cut."""
     rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
     """Factors of the learning rate by kind of step."""
     graphs: StepGraphs | None = None
-    """Runs local steps as CUDA graphs; None: kernel by kernel."""
+    """Runs local steps as CUDA graphs; None: there are no graphs."""
     sync: Sync | None = None
-    """How the block's replicas agree on its weights; None: there is one."""
+    """How the block's replicas agree on its weights; None: there is one replica."""
     draws: Draws | None = None
     """Random numbers of the units that draw any; None: no unit does."""
     norms: SharedNorms | None = None
-    """BatchNorms that see all replicas' samples; None: each sees its own."""
+    """BatchNorms over all replicas' samples; None: each replica normalizes by its own."""
     scaler: torch.amp.GradScaler | None = field(init=False, default=None)
     """Keeps float16 gradients in range; other formats need none."""
     watch: Callable[[str, Key], AbstractContextManager[None]] | None = None
-    """Told of passes and steps, each around its time, with its key; None: nobody is."""
+    """A context around every pass and step, from its name and key; None: there is none."""
     companions: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
     """By kind of step: the optimizer of what is trained with the weights (an auxiliary head)."""
 
     def __post_init__(self) -> None:
         names = self.module.named_parameters(remove_duplicate=False)
-        # to look for ties costs more than a small unit's pass
+        # a search for ties takes longer than a small unit's pass
         self._ties = len({*self.module.parameters()}) < len([*names])
         if self.precision is torch.float16:
             self.scaler = torch.amp.GradScaler(self.device.type)
-            self.scaler.scale(torch.zeros((), device=self.device))  # which makes its scale
+            self.scaler.scale(torch.zeros((), device=self.device))  # this creates its scale
 
     @property
     def first(self) -> bool:
@@ -77,12 +77,12 @@ class Block:
 
     @property
     def last(self) -> bool:
-        """Whether this block's output meets the labels."""
+        """Whether this block's output goes into the loss."""
         return self.index == self.count - 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its parameters, float32 without any."""
+        """The parameters' number format; float32 if there are none."""
         parameter = next(self.module.parameters(), None)
         return torch.float32 if parameter is None else parameter.dtype
 
@@ -95,9 +95,9 @@ class Block:
     ) -> Any:
         """x_k = f_k(lam_k; w_k), under autocast where the precision asks for it.
 
-        `key` (step, micro-batch, ...) fixes what random layers draw; `weights`, by their local
-        names, stand in for the module's parameters. With `parts` it goes through those of the
-        module's children alone: a pass in pieces, from the first to the last.
+        `key` (step, micro-batch, ...) determines what random layers draw; `weights`, by their local
+        names, replace the module's parameters. With `parts` the pass goes through these children of
+        the module only: a pass may be made in pieces, from the first to the last.
         """
         if self.draws is not None and not (parts and parts.start):
             self.draws.draw_for(key)
@@ -120,14 +120,14 @@ class Block:
         return tree_map(wide, out) if ends and narrow else out
 
     def span(self, name: str, key: Key = ()) -> AbstractContextManager[None]:
-        """Around what is to be seen in a trace under that name."""
+        """A context around what a trace shows under that name."""
         return nullcontext() if self.watch is None else self.watch(name, key)
 
     def numbers(self) -> AbstractContextManager[Any]:
         """Within it torch computes in the block's precision."""
         if self.precision is torch.float32:
             return nullcontext()
-        # weights are used once a pass, and what a cache keeps may not outlive a captured graph
+        # weights are used once in each pass, and a cache must not outlive a captured graph
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
     def classify(self, out: Any, labels: Tensor) -> Classified:
@@ -145,8 +145,8 @@ class Block:
         """One optimizer step on the gradients at hand, which it then clears.
 
         `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
-        network's; 0: no clipping. Replicas agree before it and after. With `only`, the block's
-        gradient is that of those parameters, and they alone step.
+        network's; 0: no clipping. Replicas agree before and after the step. With `only`, the step
+        and the gradient are of those parameters only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         with self.span("step"):
@@ -172,7 +172,7 @@ class Block:
             (self.average if only is None else restrict_to(only, self.average)).step()
 
     def move(self, kind: str, rate: float, only: Sequence[Tensor] | None = None) -> None:
-        """Let the optimizers of a kind of step go, with learning rate `rate`."""
+        """Step with the optimizers of this kind, at learning rate `rate`."""
         optimizers = self._stepping(kind, only)
         scaler = None if kind == "auxiliary" else self.scaler
         for optimizer in optimizers:
@@ -186,11 +186,11 @@ class Block:
             scaler.update()
 
     def stepping(self, kind: str) -> list[nn.Parameter]:
-        """What steps of `kind` move."""
+        """The parameters that steps of `kind` change."""
         return list(_parameters(self._stepping(kind)))
 
     def everything(self) -> list[nn.Parameter]:
-        """What steps of any kind move."""
+        """The parameters that any step changes."""
         kinds = [kind for kind in self.optimizers if kind != "ema"]
         return list(dict.fromkeys(p for kind in kinds for p in self.stepping(kind)))
 
@@ -201,7 +201,7 @@ class Block:
         return found if only is None else [restrict_to(only, o) for o in found]
 
     def release(self) -> None:
-        """Leave the module as it was: what was put into it for this run goes."""
+        """Remove from the module what was added to it for this run."""
         for added in (self.draws, self.norms):
             if added is not None:
                 added.remove()
@@ -213,12 +213,12 @@ class Block:
         return found if isinstance(found, Average) else None
 
     def joined(self) -> AbstractContextManager[None]:
-        """Within it all replicas have the same weights and statistics."""
+        """A context in which all replicas have the same weights and statistics."""
         return nullcontext() if self.sync is None else self.sync.joined()
 
     @contextmanager
     def as_tested(self) -> Iterator[None]:
-        """Within it the module is what an evaluation sees: the replicas' mean, or the average."""
+        """A context in which the module has its tested weights: the mean, or the average."""
         with self.joined():
             self._swap_average()
             try:
@@ -226,14 +226,14 @@ class Block:
             finally:
                 self._swap_average()
 
-    def settle(self) -> None:
-        """Leave the module as it was tested, for good: the training has ended."""
+    def keep_tested_weights(self) -> None:
+        """Give the module its tested weights for good: the training has ended."""
         if self.sync is not None:
             self.sync.join()
         self._swap_average()
 
     def _swap_average(self) -> None:
-        """Let the weights be the average, and the average the weights; nothing without one."""
+        """Exchange the weights and their average, if there is one."""
         if self.average is not None:
             self.average.swap()
 
@@ -249,7 +249,7 @@ class Block:
             self.scaler.unscale_(optimizer)
         norms = gradient_norms(gradients)
         blocks = [norms] if everyone is None else everyone(norms)
-        if self.scaler is not None:  # a block that has overflowed leaves out its step
+        if self.scaler is not None:  # a block whose gradient overflowed makes no step
             blocks = [block for block in blocks if all(map(isfinite, block))]
         clip_gradients(gradients, clip_norm, [norm for block in blocks for norm in block])
 
@@ -257,7 +257,7 @@ class Block:
     def loss_scale(self) -> float:
         """What `backward` multiplies adjoints by: a power of two in float16, else 1.
 
-        Each block has its own, which an overflow halves; that block then leaves out its step.
+        Each block has its own scale. An overflow halves it, and that block makes no step.
         """
         return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
@@ -270,8 +270,8 @@ class Block:
     ) -> None:
         """Add `loss_scale` times the gradient to the parameters, from p_out = d loss / d out.
 
-        Without p_out, `out` is the loss. What needs no gradient gets none. `key` is that of the
-        forward pass.
+        Without p_out, `out` is the loss. Nothing happens if `out` needs no gradient. `key` is that
+        of the forward pass.
         """
         if not out.requires_grad:
             return
@@ -287,17 +287,17 @@ class Block:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 
     def last_pass(self, kind: str) -> AbstractContextManager[None]:
-        """Around a backward pass after which gradients stay as they are until the step."""
+        """A context around the last backward pass before a step; gradients are final after it."""
         return nullcontext() if self.sync is None else self.sync.last_pass(kind)
 
     def input_adjoint(self, lam: Tensor) -> Tensor:
         """d loss / d lam as `backward` has left it at the leaf lam, in lam's scale."""
-        if lam.grad is None:  # nothing of it went into the loss
+        if lam.grad is None:  # the loss does not depend on it
             return torch.zeros_like(lam)
         return lam.grad if self.scaler is None else lam.grad.float() / self.loss_scale
 
     def sample_adjoint(self, lam: Tensor, size: int) -> Tensor | None:
-        """`input_adjoint` of one sample's loss, not of the mean's over `size`.
+        """`input_adjoint` of one sample's loss, in place of the mean over `size` samples.
 
         It is 0 where float16 overflowed.
         """
@@ -306,11 +306,11 @@ class Block:
         return self.stored_adjoint(self.input_adjoint(lam) * size)
 
     def stored_adjoint(self, p: Tensor) -> Tensor:
-        """An adjoint that outlives its pass: an overflow may spoil a step, not what is stored."""
+        """An adjoint to be stored: an overflow may cost a step, but must not be stored."""
         return p if self.scaler is None else p.nan_to_num(0.0, 0.0, 0.0)
 
     def state(self) -> State:
-        """What is its own beside weights and optimizers: float16's loss scale, and its age."""
+        """float16's loss scale and its age; weights and optimizers are saved elsewhere."""
         if self.scaler is None:
             return State()
         state = self.scaler.state_dict()
@@ -324,9 +324,9 @@ class Block:
             self.scaler.load_state_dict(self.scaler.state_dict() | kept)
 
     def own_optimizer(self, momentum: float) -> None:
-        """Give local steps an optimizer of their own: like the exact one, but for its momentum.
+        """Give local steps an optimizer of their own: the exact one with another momentum.
 
-        That is beta_1 where it has betas; ValueError if it has neither.
+        With betas, the momentum is beta_1; ValueError if the optimizer has neither.
         """
         exact = self.optimizers["exact"]
         groups = [dict(group) for group in exact.param_groups]

@@ -1,4 +1,4 @@
-"""Buffers that a forward pass moves, which only some passes may do."""
+"""Buffers that a forward pass changes, which only some passes may do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from solvers.layers.projection import Projection
 from solvers.state import Tensors
 
 _APART = (_NormBase, Projection)
-"""Statistics, which have a switch of their own, and what sub-problems move (a dictionary)."""
+"""Not of interest here: statistics have a switch, and only sub-problems change a dictionary."""
 
 
-def has_others(modules: Iterable[nn.Module]) -> bool:
-    """Whether any has buffers that forward passes may move and that are not BatchNorm's."""
+def has_changing_buffers(modules: Iterable[nn.Module]) -> bool:
+    """Whether any has buffers, other than BatchNorm's, that forward passes may change."""
     return any(m._buffers and not isinstance(m, _APART) for m in modules)
 
 
@@ -25,10 +25,10 @@ def has_others(modules: Iterable[nn.Module]) -> bool:
 def captured_buffers(
     module: nn.Module, norms: bool = False, first: Container[str] = ()
 ) -> Iterator[Tensors]:
-    """Holds, once it is left, the buffers that have moved within it as they were before, by name.
+    """A context that gives, at its end, the buffers changed within it as they were before, by name.
 
-    Those of BatchNorm only with `norms`; with `first` only those whose names begin so, up to a
-    dot. A buffer that nothing moves, as a mask, is held by nobody.
+    BatchNorm's are given only with `norms`; with `first`, only those of these children. A buffer
+    that does not change, such as a mask, is not given.
     """
     own: Tensors = {
         f"{path}.{name}" if path else name: buffer
@@ -42,7 +42,7 @@ def captured_buffers(
     for name, buffer in own.items():
         path, _, field = name.rpartition(".")
         now = module.get_submodule(path)._buffers[field]
-        # not by versions, which kernels of BatchNorm and changes of .data leave as they are
+        # versions would not tell: BatchNorm's kernels and changes of .data do not count there
         if now is buffer and torch.equal(buffer, copies[name]):
             del copies[name]
 
@@ -53,8 +53,8 @@ def _cloned(values: Tensors) -> Tensors:
     return {name: known[id(value)] for name, value in values.items()}
 
 
-def put(module: nn.Module, values: Tensors) -> Tensors:
-    """Give a module these buffers; those that it had before."""
+def set_buffers(module: nn.Module, values: Tensors) -> Tensors:
+    """Give a module these buffers; returns those that it had before."""
     names = [name.rpartition(".") for name in values]
     places = [(module.get_submodule(path)._buffers, field) for path, _, field in names]
     before = {}
@@ -64,31 +64,32 @@ def put(module: nn.Module, values: Tensors) -> Tensors:
 
 
 @contextmanager
-def standing_in(module: nn.Module, values: Tensors) -> Iterator[None]:
-    """Within it a module has these buffers, and may move them; its own come back untouched."""
-    own = put(module, _cloned(values))
+def replaced_buffers(module: nn.Module, values: Tensors) -> Iterator[None]:
+    """A context in which a module has copies of these buffers; its own come back unchanged."""
+    own = set_buffers(module, _cloned(values))
     try:
         yield
     finally:
-        put(module, own)
+        set_buffers(module, own)
 
 
 @contextmanager
 def frozen_statistics(module: nn.Module) -> Iterator[None]:
-    """Running statistics, and whatever buffers a module moves in forward, are left as they were.
+    """A context in which forward passes leave running statistics and all buffers as they were.
 
-    They belong to the composed network, which only a serial pass sees. BatchNorm normalizes by the
-    batch.
+    They belong to the composed network, and only a serial pass goes through all of it. BatchNorm
+    normalizes by the batch.
     """
     modules = list(module.modules())
     norms = [m for m in modules if isinstance(m, _NormBase) and m.track_running_stats]
     for m in norms:
         m.track_running_stats = False
-    moved: Tensors = {}
+    changed: Tensors = {}
+    changing = has_changing_buffers(modules)
     try:
-        with captured_buffers(module) if has_others(modules) else nullcontext(moved) as moved:
+        with captured_buffers(module) if changing else nullcontext(changed) as changed:
             yield
     finally:
-        put(module, moved)  # other tensors: a graph may hold those that have moved
+        set_buffers(module, changed)  # not a copy into the changed buffers: a graph may hold these
         for m in norms:
             m.track_running_stats = True

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 AllGather = Callable[[list[float]], list[list[float]]]
-"""Everyone's list, in rank order."""
+"""Gathers the lists of all ranks, in order."""
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float]) -> None:
-    """Scale gradients so that the norm of `norms` (everyone's, in order) is at most `max_norm`.
+    """Scale gradients so that the norm of `norms` (of all ranks, in order) is at most `max_norm`.
 
-    The arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit, over any number of ranks.
+    This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit, over any number of
+    ranks.
     """
     if not gradients:
         return
@@ -24,7 +25,7 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float])
 
 
 def gradient_norms(gradients: list[Tensor]) -> list[float]:
-    """Each gradient's Euclidean norm."""
+    """The Euclidean norm of each gradient."""
     if not gradients:
         return []
     return [float(n) for n in torch.stack(list(torch._foreach_norm(gradients))).tolist()]

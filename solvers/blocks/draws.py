@@ -1,4 +1,4 @@
-"""Random numbers of a block: a function of (seed, step, micro-batch, unit) alone."""
+"""Random numbers of a block, each a function of (seed, step, micro-batch, unit) only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from solvers.layers.depth import Skippable, decided, hand_over
+from solvers.layers.depth import Skippable, nothing_left_out, set_next_draw
 from solvers.layers.reversible import Reversible
 
 Key = tuple[int, ...]
-"""What a pass draws for: its step, its micro-batch, what else tells passes apart."""
+"""What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
 
 
 class _Drawing(TorchDispatchMode):
-    """Operations that draw take their numbers from a generator of this mode's own.
+    """Random operations use a generator of this mode.
 
-    Dispatch modes are a thread's own, so that blocks on threads do not meet in it.
+    Each thread has its own dispatch modes, so blocks on threads do not disturb each other.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -52,7 +52,7 @@ class _Drawing(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-        """Dropout as a GPU has it, (y, mask): its own kernel takes no generator."""
+        """Dropout on a GPU, (y, mask): torch's kernel accepts no generator."""
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         mask = torch.empty_like(x, dtype=torch.bool)
@@ -67,12 +67,12 @@ class _Drawing(TorchDispatchMode):
 
 
 class Draws:
-    """Makes the parts of a block that draw take their numbers from a key and their unit.
+    """Makes the random numbers of a block's parts a function of a key and the part's unit.
 
-    With the same key a unit draws the same numbers, others on each replica: on every kind of
-    links, run after run, resumed or not, and again where a pass is recomputed or replayed. `units`
-    tells each such part's unit by its number in the whole network, or its calls in a pass by a
-    number each.
+    With the same key a unit draws the same numbers (other numbers on each replica): on every kind
+    of links, in every run, resumed or not, and again where a pass is recomputed or replayed.
+    `units` gives each random part the number of its unit in the whole network, or one number for
+    each of its calls in a pass.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Draws:
         self._hooks: list[Any] = []
 
     def draw_for(self, key: Key) -> None:
-        """The pass that comes next is `key`'s."""
-        # two blocks on threads may call one module
+        """Let the next pass draw for `key`."""
+        # two blocks on threads may call the same module
         self._key, self._thread = key, get_ident()
         self._calls.clear()
         if not self._hooks:
@@ -95,7 +95,7 @@ class Draws:
 
     def _install(self) -> None:
         for part, numbers in self.units.items():
-            # the residual branch of a reversible unit is run by itself, too
+            # the residual branch of a reversible unit also runs by itself
             module = part.residual if isinstance(part, Reversible) else part
             self._hooks += [
                 module.register_forward_pre_hook(partial(self._begin, numbers)),
@@ -110,9 +110,9 @@ class Draws:
         seeds = (self.seed, *self._key, numbers[call % len(numbers)], *self._own)
         mode = _Drawing(seeds)
         if isinstance(module, Skippable) and not module.draws_inside:
-            # one number is all it draws: its operations need no one to look at them
+            # it draws one number only: its operations need no dispatch mode
             if module.training:
-                hand_over(torch.rand((), generator=mode.generator(torch.device("cpu"))))
+                set_next_draw(torch.rand((), generator=mode.generator(torch.device("cpu"))))
             self._modes.append(None)
             return
         mode.__enter__()  # type: ignore[no-untyped-call]
@@ -123,22 +123,22 @@ class Draws:
             return
         mode = self._modes.pop()
         if mode is None:
-            hand_over(None)
+            set_next_draw(None)
         else:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """Leave the parts as they were."""
+        """Remove the hooks from the parts."""
         while self._hooks:
             self._hooks.pop().remove()
 
 
-def drawing(
+def find_random_parts(
     module: nn.Module, parts: Iterable[nn.Module], x: Tensor
 ) -> tuple[list[nn.Module], Any]:
-    """Which of a module's parts draw random numbers in a pass over x, and what it gives.
+    """The parts of a module that draw random numbers in a pass over x, and the pass's output.
 
-    One part may be within another, which then draws only what is drawn outside.
+    If a part lies within another, its draws count for the inner one only.
     """
     found: list[nn.Module] = []
     modes: list[_Drawing] = []
@@ -152,7 +152,7 @@ def drawing(
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         found.extend([part] * mode.drew)
         if isinstance(part, Skippable) and mode.drew and out is not None:
-            with decided(), _Drawing((0,)) as inside:
+            with nothing_left_out(), _Drawing((0,)) as inside:
                 part.forward(*args)
             part.draws_inside = inside.drew
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of a block's local steps: captured once a shape, replayed from then on."""
+"""CUDA graphs of a block's local steps, captured once for each shape and then replayed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from solvers.blocks.buffers import captured_buffers
 Values = tuple[Tensor | None, ...]
 Compute = Callable[..., Values]
 WARM_UP = 3
-"""Steps before a capture: they choose the convolutions' algorithms and make lazy buffers."""
+"""Steps before a capture, which choose convolution algorithms and create lazy buffers."""
 
 
 class Capture(Protocol):
-    """How a computation is recorded."""
+    """A way to record computations."""
 
     def warm_up(self, compute: Callable[[], Values]) -> Values:
-        """Compute, as preparation."""
+        """Compute once, in preparation of a recording."""
 
     def record(self, compute: Callable[[], Values]) -> tuple[Callable[[], None], Values]:
-        """What computes again, from and into the same memory; and where the results will be."""
+        """A function that computes again in the same memory, and the tensors of its results."""
 
 
 _CAPTURING = Lock()
@@ -32,14 +32,14 @@ _CAPTURING = Lock()
 
 
 class CudaCapture:
-    """CUDA graphs. A computation must neither wait for the GPU nor depend on values there."""
+    """CUDA graphs: a computation must neither wait for the GPU nor depend on values there."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def warm_up(self, compute: Callable[[], Values]) -> Values:
-        # aside: what autograd makes on the current stream would not be captured
+        # on another stream: what autograd creates on the current one would not be captured
         aside = self._aside()
         with _CAPTURING:
             aside.wait_stream(torch.cuda.current_stream())
@@ -98,7 +98,7 @@ class StepGraphs:
         """Why there are no graphs; empty if there are."""
 
     def __call__(self, kind: Hashable, compute: Compute, *tensors: Tensor | None) -> Values:
-        """compute(*tensors); calls of one kind and the same shapes must compute the same."""
+        """compute(*tensors); calls of the same kind and shapes must compute the same."""
         if self.reason:
             return compute(*tensors)
         key = (kind, *(t if t is None else (t.dtype, t.shape, t.stride()) for t in tensors))
@@ -127,7 +127,7 @@ class StepGraphs:
     def _captured(
         self, compute: Compute, tensors: Sequence[Tensor | None]
     ) -> Callable[[Sequence[Tensor | None]], Values]:
-        """What replays the graph of `compute` on other tensors."""
+        """A function that replays the graph of `compute` on other tensors."""
         own = [None if t is None else t.detach().clone() for t in tensors]
         for parameter in self._parameters:
             parameter.grad = None

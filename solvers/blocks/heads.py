@@ -1,12 +1,15 @@
-"""Auxiliary heads: small classifiers that give a block in mid-network a loss of its own."""
+"""Auxiliary heads: small classifiers that give a block within the network a loss of its own."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Allowed
 from solvers.blocks.block import Block
 from solvers.blocks.optimizer_state import (
     clone_optimizer,
@@ -20,16 +23,31 @@ Shape = tuple[int, ...]
 LINEAR, MLP = "linear", "mlp"
 
 
-def check(kind: str) -> None:
-    """ValueError unless `kind` is "linear" or "mlp:WIDTH"."""
-    if kind != LINEAR and not re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind):
-        raise ValueError(f"head is {kind!r}; write linear, or mlp:WIDTH as in mlp:128")
+HeadKind = Annotated[
+    str,
+    Allowed(
+        "be linear, or mlp:WIDTH as in mlp:128",
+        lambda kind: kind == LINEAR or re.fullmatch(rf"{MLP}:[1-9][0-9]{{0,4}}", kind) is not None,
+    ),
+]
+
+
+def check_cuts(setup: Any, cuts: Sequence[int], remedy: str) -> None:
+    """ValueError unless a head, of what crosses each of these cuts, makes the network's output."""
+    for k in cuts:
+        if k in setup.packed:
+            raise ValueError(
+                f"several tensors cross cut {k}, and an auxiliary head works on one: cut "
+                f"elsewhere, or {remedy}"
+            )
+        if setup.output is not None:
+            sizes(setup.shapes[k - 1], setup.output, convolves=False)
 
 
 def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:
-    """Features and classes of a head that makes the network's output, a sample's, of x_k's.
+    """Features and classes of a head from x_k to the network's output; both shapes are a sample's.
 
-    ValueError if no head does: it knows vectors of classes or values, and one for every token.
+    ValueError for outputs other than vectors of classes or values, one or one for each token.
     """
     tokens = len(shape) == 2 and not convolves
     features = shape[-1] if tokens else shape[0]
@@ -44,23 +62,24 @@ def sizes(shape: Shape, output: Shape, convolves: bool) -> tuple[int, int]:
 
 
 def convolves(module: nn.Module) -> bool:
-    """Whether features come before places in what it gives, (N, C, T) in place of (N, T, C)."""
+    """Whether its output has features before positions, (N, C, T) in place of (N, T, C)."""
     return any(isinstance(part, nn.Conv1d) for part in module.modules())
 
 
 class Head:
-    """Pooling and a linear layer, or a layer of WIDTH and ReLU between, with its own optimizer.
+    """Pooling and a linear layer, or two with WIDTH features and a ReLU between, and an optimizer.
 
-    By the rank of x_k: of images (N, C, H, W) and signals (N, C, T) it takes the mean over places,
-    of vectors (N, C) themselves; of tokens (N, T, C) it is a layer of each, whose mean is taken
-    unless the network has an output for every token, (N, T, classes) or (N, classes, T).
+    The pooling depends on the rank of x_k. Images (N, C, H, W) and signals (N, C, T) are averaged
+    over positions, and vectors (N, C) are not pooled. Tokens (N, T, C) go through the layers one by
+    one, and the mean of the results is taken unless the network has an output for every token,
+    (N, T, classes) or (N, classes, T).
     """
 
     def __init__(self, kind: str, block: Block, shape: Shape, output: Shape) -> None:
         self.shape, self.output = shape, output
         self.tokens = len(shape) == 2 and not convolves(block.module)
         channels, classes = sizes(shape, output, not self.tokens)
-        # the same on every launch, and no draw from the generator that other threads use
+        # the same in every run, without a draw from the generator that other threads use
         random = torch.Generator().manual_seed(1 + block.index)
         width = channels if kind == LINEAR else int(kind.partition(":")[2])
         layers = [] if kind == LINEAR else [_linear(channels, width, random), nn.ReLU()]
@@ -70,7 +89,7 @@ class Head:
         block.companions["local"] = self.optimizer
 
     def __call__(self, block: Block, x: Tensor) -> Tensor:
-        """The network's output (N, ...), as far as x (N, ...) tells."""
+        """A prediction of the network's output (N, ...) from x (N, ...)."""
         with block.numbers():
             if self.tokens:
                 logits: Tensor = self.module(x)
@@ -105,7 +124,7 @@ class Head:
 
 
 def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
-    """One of the same settings; biases decay if one-dimensional parameters do there."""
+    """One with the same settings; biases decay if one-dimensional parameters do there."""
     decays = [group.get("weight_decay", 0.0) for group in exact.param_groups]
     groups = [
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
@@ -115,7 +134,7 @@ def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.op
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:
-    """A linear layer as torch starts it, from this generator."""
+    """A linear layer with torch's initialization, drawn from this generator."""
     layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
     bound = inputs**-0.5
     for parameter in layer.parameters():

@@ -1,4 +1,4 @@
-"""Metrics: of each sample, whose mean is taken, or of all samples of an evaluation at once."""
+"""Metrics: of each sample, with their mean, or of all samples of an evaluation at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from solvers.blocks.asking import FAULTS, asked, detached, failure
+from solvers.blocks.user_code import FAULTS, call_user_code, detached, failure
 
 LEFT_OUT = -100
-"""The class of what counts for nothing."""
+"""The class of samples that do not count."""
 
 
 @runtime_checkable
 class Accumulating(Protocol):
-    """A metric that meets an evaluation batch by batch, as those of torchmetrics do.
+    """A metric that accumulates batch by batch, as those of torchmetrics do.
 
     Its tensors are on the CPU. It is reset before an evaluation and computed once, at its end.
     """
@@ -27,10 +27,10 @@ class Accumulating(Protocol):
         """Forget all samples."""
 
     def update(self, output: Any, targets: Any, /) -> Any:
-        """Take in a batch."""
+        """Add a batch."""
 
     def compute(self) -> Any:
-        """One number of all samples since `reset`."""
+        """One number for all samples since `reset`."""
 
 
 Function: TypeAlias = Callable[[Any, Any], Any]
@@ -44,7 +44,7 @@ evaluation at once, on the CPU.
 
 
 class Counted(NamedTuple):
-    """A sum, and how much went into it, where that is not the number of samples."""
+    """A sum and its weight, where that is not the number of samples."""
 
     sum: Tensor
     weight: Tensor
@@ -53,16 +53,16 @@ class Counted(NamedTuple):
 def right_answers(out: Tensor, targets: Tensor) -> Tensor | Counted:
     """Which of the logits (N, classes, ...) are largest at their class (N, ...).
 
-    Where classes are left out (-100, as cross-entropy does), how many of the others.
+    If there are samples that do not count (class -100, as in cross-entropy), the number of hits.
     """
     right, known = out.argmax(1) == targets, targets != LEFT_OUT
-    if not targets.is_cuda and bool(known.all()):  # of a GPU that would have to be waited for
+    if not targets.is_cuda and bool(known.all()):  # on a GPU the host would have to wait
         return right
     return Counted(right.sum(), known.sum())
 
 
-class Everything:
-    """Accumulates what a function that gives one number gets: all outputs and targets."""
+class AllSamples:
+    """Accumulates all outputs and targets for a function that gives one number."""
 
     def __init__(self, name: str, function: Function) -> None:
         self.name, self.function = name, function
@@ -79,37 +79,37 @@ class Everything:
             tree_map(lambda *parts: torch.cat(parts), *batches)
             for batches in zip(*self._met, strict=True)
         )
-        return asked(f"the metric {self.name!r}", self.function, out, targets)
+        return call_user_code(f"the metric {self.name!r}", self.function, out, targets)
 
 
-def settled(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:
-    """The metrics, tried on a few samples: functions that give one number will get all at once.
+def tried_metrics(metrics: Mapping[str, Metric], out: Any, targets: Any) -> dict[str, Metric]:
+    """The metrics after a trial on a few samples: functions of one number will get all at once.
 
-    ValueError, with the reason, for what is none.
+    ValueError, with the reason, for what is no metric.
     """
     out = detached(out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a few samples may lack a class
-        return {name: _settled(name, metric, out, targets) for name, metric in metrics.items()}
+        return {name: _tried(name, metric, out, targets) for name, metric in metrics.items()}
 
 
-def _settled(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
+def _tried(name: str, metric: Metric, out: Any, targets: Any) -> Metric:
     if isinstance(metric, type):
         kind = metric.__name__
         raise ValueError(f"the metric {name!r} is the class {kind}: give an object, {kind}(...)")
     if not isinstance(metric, Accumulating):
-        found = asked(f"the metric {name!r}", metric, out, targets)
+        found = call_user_code(f"the metric {name!r}", metric, out, targets)
         if isinstance(found, Counted) or _tensor(found).dim():
             return metric
-        return Everything(name, metric)
+        return AllSamples(name, metric)
     reset(name, metric)
-    asked(f"the metric {name!r}", metric.update, out, targets)
+    call_user_code(f"the metric {name!r}", metric.update, out, targets)
     try:
         found = metric.compute()
     except FAULTS:  # a few samples may be too few
         pass
     else:
-        number(name, found)
+        one_number(name, found)
     reset(name, metric)
     return metric
 
@@ -122,18 +122,18 @@ def reset(name: str, metric: Accumulating) -> None:
         raise ValueError(f"the metric {name!r} fails in reset: {failure(error)}") from error
 
 
-def computed(name: str, metric: Accumulating) -> float:
-    """What an evaluation found; ValueError if that fails, or is not one number."""
+def evaluated(name: str, metric: Accumulating) -> float:
+    """The result of an evaluation; ValueError if that fails, or is not one number."""
     try:
         found = metric.compute()
     except FAULTS as error:
-        if isinstance(metric, Everything):
+        if isinstance(metric, AllSamples):
             raise
         raise ValueError(f"the metric {name!r} fails in compute: {failure(error)}") from error
-    return number(name, found)
+    return one_number(name, found)
 
 
-def number(name: str, found: Any) -> float:
+def one_number(name: str, found: Any) -> float:
     """As a float; ValueError if it is none."""
     try:
         value = torch.as_tensor(found)
@@ -149,29 +149,29 @@ def number(name: str, found: Any) -> float:
     )
 
 
-def summed(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
-    """Sum over the samples of scores, (N,) or (N, ...), and the weight of that sum."""
+def sum_and_weight(scores: Any, count: int) -> tuple[Tensor, Tensor | int]:
+    """The sum of scores, (N,) or (N, ...), over the samples, and the weight of that sum."""
     if isinstance(scores, Counted):
         return scores
     values = _tensor(scores)
     if values.dim() == 0 or len(values) != count:
         shown = f"a tensor of shape {tuple(values.shape)}" if values.dim() else "one number"
         raise ValueError(
-            f"a metric gave {shown} for {count} samples: it must give a row a sample, or one "
-            "number, whatever the samples"
+            f"a metric gave {shown} for {count} samples: let it give one row for each sample, or "
+            "one number for all of them"
         )
     return values.sum() if values.dim() == 1 else values.flatten(1).double().mean(1).sum(), count
 
 
-def total(scores: Any, count: int) -> Tensor:
-    """Of a mini-batch in training: the sum over the samples, as if all weighed the same.
+def training_sum(scores: Any, count: int) -> Tensor:
+    """The sum of scores over a mini-batch in training, as if all samples weighed the same.
 
-    A number counts as their mean, whatever it is of.
+    One number counts as the mean over the samples.
     """
     if isinstance(scores, Counted):
         return scores.sum.double() / scores.weight.clamp_min(1) * count
     values = _tensor(scores)
-    return summed(values, count)[0] if values.dim() else values * count
+    return sum_and_weight(values, count)[0] if values.dim() else values * count
 
 
 def _tensor(scores: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a network's output is worth beside the targets: the loss, and what is counted."""
+"""The loss and the metrics of a network's output and its targets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from solvers.blocks.asking import FAULTS, asked, detached
 from solvers.blocks.metrics import (
     Accumulating,
-    Everything,
+    AllSamples,
     Metric,
     right_answers,
-    summed,
-    total,
+    sum_and_weight,
+    training_sum,
 )
+from solvers.blocks.user_code import FAULTS, call_user_code, detached
 from solvers.layers.bundle import Bundle
 from solvers.windows import Classified, Seen
 
@@ -31,23 +31,23 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss and metrics by name; accuracy is counted in training, too."""
+    """A loss and metrics by name; the metric "accuracy" is measured in training, too."""
 
     loss: Loss = nn.functional.cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=lambda: {"accuracy": right_answers})
     targets: Bundle | None = None
-    """Of the targets, where they are not one tensor."""
+    """The bundle of the targets, if they are not one tensor."""
     named: str = "the loss"
     each: bool = False
-    """Whether the loss of each sample is wanted beside their mean."""
+    """Whether the loss of each sample is needed, besides their mean."""
     output: TreeSpec = field(default_factory=lambda: tree_structure(0))
-    """How the tensors of the network's output hang together."""
+    """The structure of the network's output."""
 
     def __call__(self, out: Any, targets: Tensor) -> Classified:
-        """Mean loss with its graph, and what counts of the accuracy."""
+        """Mean loss with its graph, and what the accuracy needs."""
         count = len(targets)
         known = targets if self.targets is None else self.targets.unpack(targets)
-        loss = mean(asked(self.named, self.loss, out, known), count)
+        loss = mean(call_user_code(self.named, self.loss, out, known), count)
         if torch.is_grad_enabled() and not loss.requires_grad and _has_graph(out):
             raise ValueError(
                 "the loss gave a tensor without a gradient: let torch compute it from the output, "
@@ -59,52 +59,54 @@ class Objective:
             return Classified(loss, None, each)
         if self.accumulates_in_training:
             return Classified(loss, None, each, self.seen(detached(out), targets))
-        function: Any = metric.function if isinstance(metric, Everything) else metric
-        scores = asked("the metric 'accuracy'", function, detached(out), known)
-        return Classified(loss, total(scores, count), each)
+        function: Any = metric.function if isinstance(metric, AllSamples) else metric
+        scores = call_user_code("the metric 'accuracy'", function, detached(out), known)
+        return Classified(loss, training_sum(scores, count), each)
 
     @property
     def accumulates_in_training(self) -> bool:
-        """Whether the accuracy is more than a sum over mini-batches; one number counts as such."""
+        """Whether the accuracy is not a sum over mini-batches; one number counts as a sum."""
         metric = self.metrics.get("accuracy")
-        return isinstance(metric, Accumulating) and not isinstance(metric, Everything)
+        return isinstance(metric, Accumulating) and not isinstance(metric, AllSamples)
 
     def _each(self, out: Any, known: Any, count: int) -> Tensor:
         """Loss of each of `count` samples, (count,), float32."""
         loss: Any = self.loss
-        with suppress(TypeError, ValueError):  # what has no signature has no such argument
+        with suppress(TypeError, ValueError):  # without a signature there is no such argument
             if "reduction" in signature(loss).parameters:
                 loss = partial(loss, reduction="none")
         with torch.no_grad():
-            values = asked(self.named, loss, detached(out), known)
+            values = call_user_code(self.named, loss, detached(out), known)
         if values.dim() == 0 or len(values) != count:
             raise ValueError(
                 f"{self.named} gives a tensor of shape {tuple(values.shape)} for {count} samples, "
                 "and the sampler learns from a loss of each: give one that takes reduction='none', "
-                "or gives a row a sample, or take sampler.name=uniform"
+                "or gives one row for each sample, or take sampler.name=uniform"
             )
         each: Tensor = values.float()
         return each.flatten(1).mean(1) if each.dim() > 1 else each
 
     @property
     def accumulated(self) -> dict[str, Accumulating]:
-        """The metrics that are no sums over batches."""
+        """The metrics that are not sums over batches."""
         return {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
 
     @property
     def sums(self) -> list[str]:
-        """What `measured` gives, in its order."""
+        """The names of what `measured` gives, in its order."""
         return ["loss", *(name for name in self.metrics if name not in self.accumulated)]
 
     def measured(self, out: Any, targets: Tensor) -> Tensor:
-        """Of the loss and of the metrics that are sums: sums and weights (M, 2), in float64."""
+        """Sums and weights (M, 2), in float64, of the loss and of the metrics that are sums."""
         count = len(targets)
         known = targets if self.targets is None else self.targets.unpack(targets)
-        loss = mean(asked(self.named, self.loss, out, known), count).double() * count
+        loss = mean(call_user_code(self.named, self.loss, out, known), count).double() * count
         pairs: list[tuple[Tensor, Tensor | int]] = [(loss, count)]
         for name in self.sums[1:]:
             scores: Any = self.metrics[name]
-            pairs.append(summed(asked(f"the metric {name!r}", scores, out, known), count))
+            pairs.append(
+                sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, known), count)
+            )
         numbers = [
             x.to(loss) if isinstance(x, Tensor) else torch.full_like(loss, x)
             for pair in pairs
@@ -113,25 +115,25 @@ class Objective:
         return torch.stack(numbers).view(-1, 2)
 
     def seen(self, out: Any, targets: Tensor) -> Seen:
-        """What metrics that accumulate are shown: the tensors of an output, and the targets."""
+        """What metrics that accumulate need: the tensors of an output, and the targets."""
         return (*tree_leaves(out), targets)
 
     def accumulate(self, names: Iterable[str], batches: Iterable[Seen]) -> None:
-        """Let metrics take in outputs and targets."""
+        """Update metrics by outputs and targets."""
         for seen in batches:
             *leaves, targets = (tensor.detach().cpu() for tensor in seen)
             known = targets if self.targets is None else self.targets.unpack(targets)
             out = tree_unflatten(leaves, self.output)
             for name in names:
-                asked(f"the metric {name!r}", self.accumulated[name].update, out, known)
+                call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, known)
 
 
 def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
-    """ValueError for a loss that grows with the number of samples, when the same come again.
+    """ValueError for a loss that grows when the same samples are given several times.
 
-    A mean does not, weighted or over what is not left out. A sum does, and so would the steps with
-    every mini-batch, but for micro-batches and replicas: each weighs by its samples what is taken
-    for its mean. What a loss fails on here, or gives once more otherwise, tells nothing.
+    A mean does not grow, whether it is weighted or leaves samples out. A sum does, and then
+    micro-batches and replicas would give other steps than the whole mini-batch: each weighs its
+    part by its samples, as a mean. If the loss fails here, or is random, nothing is concluded.
     """
     found = []
     for times in (1, 2, 4):
@@ -143,14 +145,14 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
             return
     once, twice, fourfold = found
     grown = twice - once
-    # of a float32 sum beside a constant that much larger, rounding would hide the growth
+    # beside a constant that is so much larger, rounding in float32 would hide the growth
     if not abs(grown) > 1e-4 * max(abs(once), abs(twice)):
         return
     if abs(fourfold - twice - 2 * grown) <= 0.01 * abs(grown):
         samples = len(tree_leaves(targets)[0])
         raise ValueError(
             f"{named} is {once:.4g} for {samples} samples and {twice:.4g} for the same twice, so "
-            "it is a sum: give their mean (torch's reduction='mean'), or a row a sample "
+            "it is a sum: give their mean (torch's reduction='mean'), or one value for each sample "
             "(reduction='none')"
         )
 
@@ -160,14 +162,14 @@ def _has_graph(out: Any) -> bool:
 
 
 def mean(values: Tensor, count: int) -> Tensor:
-    """Of losses, one of each of `count` samples or their mean; ValueError for anything else."""
+    """The mean of losses, given as one for each of `count` samples or as their mean."""
     if not isinstance(values, Tensor):
         raise ValueError(f"the loss gave a {type(values).__name__}, not a tensor")
     if values.dim() == 0:
         return values
     if len(values) != count:
         raise ValueError(
-            f"the loss gave a tensor of shape {tuple(values.shape)} for {count} samples: it must "
-            "give their mean, or a row a sample"
+            f"the loss gave a tensor of shape {tuple(values.shape)} for {count} samples: let it "
+            "give their mean, or one row for each sample"
         )
     return values.mean()

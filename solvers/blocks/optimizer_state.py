@@ -1,4 +1,4 @@
-"""What any optimizer keeps of a parameter: found on a stand-in, written as tensors, taken back."""
+"""The state of any optimizer for one parameter: found by a trial, saved and loaded as tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
-    """An optimizer that steps some of its parameters alone, with what it keeps of each.
+    """An optimizer that steps only some of the parameters, and shares their state.
 
-    Its groups are copies: a learning rate set there is nobody else's.
+    Its groups are copies: a learning rate that is set there is not set in the original.
     """
     own = {id(p) for p in parameters}
     made = object.__new__(type(optimizer))
@@ -32,9 +32,9 @@ def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
 def clone_optimizer(
     optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
 ) -> torch.optim.Optimizer:
-    """Another one of its class over other parameter groups, which hold what is to differ.
+    """Another optimizer of the same class with other parameter groups and their settings.
 
-    ValueError if its constructor cannot do with the groups and the class's defaults.
+    ValueError if it cannot be constructed from the groups and the class's defaults.
     """
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     names = inspect.signature(kind).parameters
@@ -49,10 +49,10 @@ def clone_optimizer(
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
-    """What it keeps of a parameter after a step: tensors, numbers and None by the name of the slot.
+    """Its state for a parameter after a step: tensors, numbers and None by the name of the slot.
 
-    It is of a stand-in of the same shape and device, and empty if the optimizer has no such
-    parameter. ValueError for what a checkpoint has no form for.
+    It comes from a step of a parameter of the same shape and device, and is empty if the optimizer
+    does not have the parameter. ValueError for a state that a checkpoint cannot hold.
     """
     groups = optimizer.param_groups
     group = next((g for g in groups if any(p is parameter for p in g["params"])), None)
@@ -80,7 +80,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict
 
 
 def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What is kept of a parameter, its numbers as tensors without dimensions; None is left out."""
+    """A parameter's state as tensors, numbers without dimensions; None is left out."""
     found = {slot: value for slot, value in state.items() if value is not None}
     return {
         slot: v if isinstance(v, Tensor) else torch.tensor(v, dtype=NUMBERS[type(v)])
@@ -89,7 +89,7 @@ def to_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def from_tensors(model: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The state that `to_tensors` wrote, its types, devices and layouts those of `model`."""
+    """The state that `to_tensors` wrote, with the types, devices and layouts of `model`."""
     state = dict.fromkeys(model)
     for slot, tensor in tensors.items():
         wanted = model[slot]

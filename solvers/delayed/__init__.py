@@ -1,1 +1,1 @@
-"""Methods whose gradients are of older weights, and what a rank stashes for them."""
+"""Methods whose gradients belong to older weights, and what a rank stashes for them."""

@@ -13,8 +13,8 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from solvers.base import GraphBytes, Program, Solver
-from solvers.checks import check_choices, check_numbers
 from solvers.delayed.flights import Flight, load_flights, save_flights, with_parameter_strides
 from solvers.exact.micro_batches import MicroBatch, micro_batches
 from solvers.exact.wire import Wire, WireFormat
@@ -24,6 +24,24 @@ from solvers.windows import PhaseStats, Window
 
 _FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16
+
+
+NOT_COMPILED = Needs(
+    "train.compile is false, because it goes through its blocks unit by unit",
+    lambda run: not run.setup.compiled,
+    "leave train.compile out, or choose another solver",
+)
+ONE_REPLICA = Needs(
+    "there is one replica, since replicas cannot agree on steps of single units",
+    lambda run: run.setup.replicas == 1,
+    "take one replica, or another solver",
+)
+NOT_FLOAT16 = Needs(
+    "train.precision is not 'float16', whose loss scale may change between the steps of its units",
+    lambda run: run.train.precision != "float16",
+    "choose bfloat16",
+)
+SEVERAL_BLOCKS = Acts("there are several blocks", lambda run: run.setup.blocks > 1)
 
 
 @dataclass(frozen=True)
@@ -49,16 +67,12 @@ class Delayed(Solver):
     passes under way are completed, no forward pass begins, and no gradient is lost.
     """
 
-    micro_batches: int = 0
+    micro_batches: CountOrZero = 0
     """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of one block's gradient; 0: no clipping."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, not_negative=("clip_norm", "micro_batches"))
-        check_choices(self)
 
     def delay(self, index: int, count: int) -> int:
         """d_k in ticks of block k = `index` of K = `count`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from solvers.acting import ShareOrWhole
 from solvers.delayed.ddg import DDG
 
 
@@ -18,15 +19,8 @@ class FDG(DDG):
 
     name: ClassVar[str] = "fdg"
 
-    gradient_shrinking: float = 1.0
+    gradient_shrinking: ShareOrWhole = 1.0
     """b in (0, 1], by which an adjoint is multiplied at every hop."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.gradient_shrinking <= 1:
-            raise ValueError(
-                f"gradient_shrinking is {self.gradient_shrinking}; it must lie in (0, 1]"
-            )
 
     def delay(self, index: int, count: int) -> int:
         return 2 * super().delay(index, count)

@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Setup, program_of
-from solvers.checks import check_numbers
-from solvers.delayed.base import Delayed
+from solvers.acting import Acts, CountOrZero, Needs, NotNegative
+from solvers.base import GraphBytes, program_of
+from solvers.delayed.base import (
+    NOT_COMPILED,
+    NOT_FLOAT16,
+    ONE_REPLICA,
+    SEVERAL_BLOCKS,
+    Delayed,
+)
 from solvers.delayed.flights import Flight
 from solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from solvers.delayed.unit_program import UnitProgram
@@ -32,6 +38,42 @@ from solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
 from solvers.exact.micro_batches import MicroBatch, micro_batches
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
+
+ONE_BLOCK = Acts(
+    "there is one block, since each of several takes both passes by turns",
+    lambda run: run.setup.blocks == 1,
+)
+IN_ORDER = Acts(
+    "solver.any_order is false, with which every slot has a thread anyway",
+    lambda run: not run.solver.any_order,
+)
+ACCUMULATES = Acts(
+    "gradients are added up, since with solver.any_order a step follows every backward pass",
+    lambda run: run.setup.blocks > 1 or not run.solver.any_order,
+)
+WAITS = Acts(
+    "a graph may wait for a backward slot (solver.backward_slots is 0 or 1, or solver.any_order)",
+    lambda run: run.solver.any_order or run.solver.backward_slots != MOST_SLOTS,
+)
+STEPS_BETWEEN = Acts(
+    "steps come between a forward pass and its backward pass, which one slot without a queue "
+    "(solver.backward_slots 0, solver.queue 0) does not allow",
+    lambda run: (
+        run.setup.blocks > 1
+        or run.solver.any_order
+        or run.solver.backward_slots
+        or run.solver.queue
+    ),
+)
+REPEATS_DRAWS = Needs(
+    "no layer draws random numbers, which it draws for a whole pass and not for one unit again",
+    lambda run: run.solver.weights == "stashed" or not run.draws,
+    "choose stashed",
+)
+THREAD_FOR_EVERY_SLOT = Needs(
+    "solver.backward_slots is 1 or 2, since with 0 one slot and its thread take both passes",
+    lambda run: run.solver.backward_slots or run.setup.blocks > 1,
+)
 
 
 @dataclass(frozen=True)
@@ -62,60 +104,30 @@ class PDASGD(Delayed):
 
     name: ClassVar[str] = "pd-asgd"
 
-    micro_batches: int = 1
+    needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
+
+    micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
     """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of one unit's gradient; 0: no clipping."""
-    backward_slots: int = 2
+    backward_slots: Annotated[CountOrZero, ONE_BLOCK] = 2
     """Beside the forward slot of the only block: 1, 2, or 0: one slot takes both by turns."""
-    queue: int = 0
+    queue: Annotated[CountOrZero, ONE_BLOCK, WAITS] = 0
     """Graphs that may wait for a backward slot before the forward slot waits."""
-    weights: Literal["stashed", "current"] = "stashed"
+    weights: Annotated[Literal["stashed", "current"], STEPS_BETWEEN, REPEATS_DRAWS] = "stashed"
     """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
-    threads: bool = False
+    threads: Annotated[bool, ONE_BLOCK, IN_ORDER, THREAD_FOR_EVERY_SLOT] = False
     """One thread for each slot of the only block, with the same result: for idle cores."""
-    any_order: bool = False
+    any_order: Annotated[bool, ONE_BLOCK, THREAD_FOR_EVERY_SLOT] = False
     """As in the paper: threads without a table on shared weights. No run can be repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, not_negative=("backward_slots", "queue"))
         if self.backward_slots > MOST_SLOTS and not self.any_order:
             raise ValueError(
                 f"backward_slots is {self.backward_slots}; it must be at most {MOST_SLOTS}, which "
                 "are all that one forward slot can feed, unless any_order is true"
-            )
-
-    def check(self, setup: Setup) -> None:
-        if setup.compiled:
-            raise ValueError(
-                f"train.compile is true, but {self.name!r} goes through its blocks unit by unit: "
-                "leave it out"
-            )
-        if setup.replicas > 1:
-            raise ValueError(
-                f"split.replicas is {setup.replicas}, and {self.name!r} steps its units one by "
-                "one, of which replicas cannot agree: take one replica, or another solver"
-            )
-        if setup.blocks > 1:
-            why = f"there are {setup.blocks} blocks, each of which takes both passes by turns"
-            self.refuse_inert(why, "backward_slots", "queue", "threads", "any_order")
-            return
-        self.refuse_inert("there is one block, which sends none", "messages")
-        if self.any_order:
-            why = "solver.any_order is true, which"
-            self.refuse_inert(f"{why} has a thread a slot", "threads")
-            self.refuse_inert(f"{why} steps after every backward pass", "micro_batches")
-        elif self.backward_slots == MOST_SLOTS:
-            self.refuse_inert("with 2 backward slots no graph waits for one", "queue")
-        elif not self.backward_slots and not self.queue:
-            why = "one slot without a queue takes a backward pass before any step"
-            self.refuse_inert(why, "weights")
-        if not self.backward_slots and (self.threads or self.any_order):
-            raise ValueError(
-                "solver.backward_slots is 0, one slot for both passes, but "
-                f"solver.{'any_order' if self.any_order else 'threads'} asks for a thread a slot: "
-                "give 1 or 2 backward slots, or leave it out"
             )
 
     @property
@@ -173,18 +185,7 @@ class PDASGDProgram(UnitProgram):
         self._losses: list[Tensor] = []
 
     def _check(self) -> None:
-        solver, block = self.solver, self.block
-        asked = "any_order" if solver.any_order else "threads"
-        if block.scaler is not None:
-            raise ValueError(
-                f"train.precision is 'float16', and {solver.name!r} steps the units of a "
-                "mini-batch at times between which its loss scale may change: choose bfloat16"
-            )
-        if block.draws is not None and solver.weights == "current":
-            raise ValueError(
-                "solver.weights is 'current', which runs a unit again by itself, but layers of "
-                "the model draw random numbers for a whole pass: choose stashed"
-            )
+        asked = "any_order" if self.solver.any_order else "threads"
         if self._threaded and self.links.clocked:
             raise ValueError(
                 f"solver.{asked} is true, but links.kind is 'virtual', whose clock counts the "

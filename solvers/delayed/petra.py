@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, Setup, program_of
+from solvers.acting import Needs
+from solvers.base import GraphBytes, program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import Delayed, DelayedProgram, tensor_bytes
+from solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
 from solvers.delayed.flights import Flight
 from solvers.exact.micro_batches import MicroBatch
 from solvers.layers.reversible import Reversible
@@ -35,17 +36,14 @@ class Petra(Delayed):
 
     name: ClassVar[str] = "petra"
 
-    def check(self, setup: Setup) -> None:
-        if setup.bundled:
-            raise ValueError(
-                "several tensors go into a block at once, and 'petra' turns units round one tensor "
-                "at a time: choose another solver"
-            )
-        if setup.compiled:
-            raise ValueError(
-                "train.compile is true, but 'petra' goes through its blocks unit by unit: leave it "
-                "out"
-            )
+    needs: ClassVar = (
+        Needs(
+            "one tensor at a time goes into a block, because it turns units round so",
+            lambda run: not run.setup.bundled,
+            "choose another solver",
+        ),
+        NOT_COMPILED,
+    )
 
     def delay(self, index: int, count: int) -> int:
         return 2 * super().delay(index, count)

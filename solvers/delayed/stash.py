@@ -7,7 +7,12 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from solvers.blocks.buffers import captured_buffers, frozen_statistics, has_others, standing_in
+from solvers.blocks.buffers import (
+    captured_buffers,
+    frozen_statistics,
+    has_changing_buffers,
+    replaced_buffers,
+)
 from solvers.state import Tensors
 
 
@@ -28,7 +33,7 @@ class Stash:
         self._newest: Tensors = {}
         self._users = 0
         """Micro-batches under way whose forward pass used the newest version."""
-        self._moving = has_others(module.modules())
+        self._moving = has_changing_buffers(module.modules())
         """Whether forward passes may change buffers other than BatchNorm's."""
         self._buffers: dict[int, Tensors] = {}
         """Those of each micro-batch under way, if passes may change any."""
@@ -62,7 +67,7 @@ class Stash:
     @contextmanager
     def repeated_pass(self, buffers: Tensors) -> Iterator[None]:
         """Around a forward pass that is done again after a resume: all buffers are as then."""
-        with frozen_statistics(self.module), standing_in(self.module, buffers):
+        with frozen_statistics(self.module), replaced_buffers(self.module, buffers):
             yield
         if self._moving:
             self._buffers[id(buffers)] = buffers

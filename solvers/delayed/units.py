@@ -28,7 +28,7 @@ from solvers.delayed.edges import (
 from solvers.delayed.flights import Flight
 from solvers.delayed.stash import CopyingStash, Stash
 from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.depth import decided
+from solvers.layers.depth import nothing_left_out
 from solvers.state import Tensors, entries
 from solvers.windows import Classified
 
@@ -310,9 +310,9 @@ class UnitMemory(NamedTuple):
 def unit_memories(
     module: nn.Module, slices: Sequence[slice], x: Tensor, graph: GraphBytes
 ) -> Iterator[UnitMemory]:
-    """Of every unit of a block, for the block's input x."""
+    """The memory of each unit of a block, for the block's input x."""
     parts = [*module._modules.values()]  # children() leaves out the second use of a module
-    with torch.no_grad(), frozen_statistics(module), decided():
+    with torch.no_grad(), frozen_statistics(module), nothing_left_out():
         for some in slices:
             unit = nn.Sequential(*(part for part in parts[some] if part is not None))
             yield UnitMemory(graph(unit, x), tensor_bytes([x]), tensor_bytes(unit.parameters()))

@@ -11,10 +11,10 @@ from solvers.exact.exact_pass import ExactPass, PassSettings
 
 @dataclass(frozen=True)
 class Backprop(PassSettings, Solver):
-    """The exact pass alone: every mini-batch is one step on the gradient of the whole network.
+    """Every mini-batch is one step on the gradient of the whole network.
 
-    The mathematics is `passes.exact.ExactPass`'s. As a `correction` beside another method it gives
-    that pass's settings.
+    The mathematics is that of `ExactPass`. As the `correction` of another method it holds the
+    settings of that pass.
     """
 
     name: ClassVar[str] = "backprop"

@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from solvers.acting import Acts, Count, NotNegative, Settings
 from solvers.base import Program, Recorder
-from solvers.blocks.buffers import captured_buffers, frozen_statistics, standing_in
-from solvers.checks import check_choices, check_numbers
+from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
 from solvers.exact.filling import BubbleFill
 from solvers.exact.micro_batches import MicroBatch, micro_batches
-from solvers.exact.pipeline import Op, order
+from solvers.exact.pipeline import Op, pass_order
 from solvers.exact.wire import Wire, WireFormat
 from solvers.state import Tensors
 from solvers.windows import Batch, PhaseStats, Record, Window
 
+UNUSED = (
+    "leave it out, set its default where a run that goes on has another value, or set the "
+    "solver's own setting of that name where it has one"
+)
+TRAINS = Acts(
+    "there are serial corrections (rounds.correct_every, rounds.serial_epochs)",
+    lambda run: run.setup.corrects or run.setup.fills,
+    UNUSED,
+)
+PASSES = Acts(
+    "there are serial corrections (rounds.correct_every, rounds.serial_epochs), or forward passes "
+    "that start a window",
+    lambda run: run.setup.corrects or run.setup.fills or run.solver.alternates,
+    UNUSED,
+)
+
 
 @dataclass(frozen=True)
-class PassSettings:
+class PassSettings(Settings):
     """How an exact pass runs: as the solver `backprop`, and as other methods' correction."""
 
-    micro_batches: int = 1
+    acts: ClassVar[Mapping[str, Acts]] = {
+        "correction.micro_batches": TRAINS,
+        "correction.clip_norm": TRAINS,
+        "correction.recompute": TRAINS,
+        "correction.messages": PASSES,
+        "correction.filter": PASSES,
+    }
+
+    micro_batches: Count = 1
     """Parts of a mini-batch that are in the pipeline at once; 1 is exact, bit for bit."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of the whole network's gradient; 0: no clipping."""
     recompute: bool = False
-    """Keep only block inputs and run forward again before backward: less memory, same result."""
+    """Keep only block inputs, and run forward again before backward: less memory, same bits."""
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
-    filter: int = 1
+    filter: Count = 1
     """Side of the squares whose mean crosses a cut in place of their pixels; 1: every pixel."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, not_negative=("clip_norm",), at_least_one=("micro_batches", "filter"))
-        check_choices(self)
 
 
 class ExactPass(Program):
@@ -49,13 +70,14 @@ class ExactPass(Program):
     Backward  p_k = (d x_k / d lam_k)^T p_{k+1},   p_K = d phi / d x_{K-1}
     Step      w_k <- optimizer step with the sum over micro-batches of (d x_k / d w_k)^T p_{k+1}
 
-    With m = 1 it equals a plain training loop bit for bit, whatever K. With m > 1 the micro-batches
-    run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503; drawn at
-    `pipeline.order`), so block k holds at most K - k graphs at once and idles for (K-1) of m+K-1
-    slots. BatchNorm then normalizes each micro-batch by its own statistics, and its running
-    statistics are updated m times a step: m > 1 is a different, equally valid training run.
+    With m = 1 it equals a plain training loop bit for bit, whatever K is. With m > 1 the
+    micro-batches run in the one-forward-one-backward order (Narayanan et al., arXiv 2006.09503;
+    drawn at `pipeline.pass_order`), so block k holds at most K - k graphs at once and is idle in
+    K-1 of m+K-1 slots. BatchNorm then normalizes each micro-batch by its own statistics, and its
+    running statistics are updated m times in each step: m > 1 is a different, equally valid
+    training run.
 
-    The idle slots can take the local steps of a `BubbleFill`.
+    A `BubbleFill` can use the idle slots for local steps.
     """
 
     solver: PassSettings
@@ -63,9 +85,9 @@ class ExactPass(Program):
     def train(
         self, window: Window, recorder: Recorder | None = None, fill: BubbleFill | None = None
     ) -> PhaseStats:
-        """One exact step a mini-batch, recorded where there is a recorder.
+        """One exact step for each mini-batch, which `recorder` records.
 
-        A `fill` works in the gaps, and records for itself.
+        `fill` computes local gradients in the gaps, and has a recorder of its own.
         """
         stats = PhaseStats()
         with stats.timed(self.links.now):
@@ -79,7 +101,7 @@ class ExactPass(Program):
         return stats
 
     def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
-        """Record an exact pass over the window without a step or a change of statistics."""
+        """Record an exact pass over the window; weights and statistics stay as they are."""
         stats = PhaseStats()
         with stats.timed(self.links.now), frozen_statistics(self.block.module):
             for rows, batch in window.recorded():
@@ -89,9 +111,9 @@ class ExactPass(Program):
         return stats
 
     def propagate(self, window: Window, recorder: Recorder | None = None) -> PhaseStats:
-        """Forward only: record activations, without adjoints; BatchNorm's statistics move.
+        """Record the activations of forward passes, which update BatchNorm's statistics.
 
-        A block with carried auxiliary variables at its input starts from them.
+        A block whose input is a carried auxiliary variable starts from that.
         """
         block, links = self.block, self.links
         stats, wire = PhaseStats(), Wire(self.solver.messages, self.solver.filter)
@@ -125,7 +147,10 @@ class ExactPass(Program):
         fill: BubbleFill | None = None,
         steps: bool = True,
     ) -> None:
-        """Leave the exact gradient of the batch-mean loss in the parameters, for a step or not."""
+        """Leave the exact gradient of the batch-mean loss in the parameters.
+
+        `steps`: whether a step on it follows.
+        """
         recorders: list[tuple[Callable[[Record], None], int]] = []
         if recorder is not None:
             recorders.append((recorder.record, rows.start))
@@ -134,14 +159,14 @@ class ExactPass(Program):
         plain = steps and fill is None and type(self).step is ExactPass.step
         run = _Pass(self, batch, recorders, plain)
         m, gaps = len(run.parts), None if fill is None else fill.gaps
-        for op in order(self.block.index, self.block.count, m, gaps):
+        for op in pass_order(self.block.index, self.block.count, m, gaps):
             if op is Op.FORWARD:
                 run.forward(stats)
             elif op is Op.BACKWARD:
                 run.backward()
             else:
                 assert fill is not None
-                with fill.watch.running(self.links.now):
+                with fill.watch.timing(self.links.now):
                     fill.work(op)
         stats.samples += len(batch)
         stats.steps += 1
@@ -171,11 +196,11 @@ class _Pass:
         self.parts = micro_batches(batch, settings.micro_batches, block)
         self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
         self.captured: deque[Tensors] = deque()
-        """What forward passes that are run again have met: they give the same, and count once."""
+        """Buffers as each forward pass found them: when it is run again, it gives the same."""
         self.losses: list[Tensor] = []
         self.forwards = 0
         self.plain = plain
-        """Whether the step is on this pass's gradient alone, as it is."""
+        """Whether the step is on this pass's gradient, unchanged."""
 
     def forward(self, stats: PhaseStats) -> None:
         part = self.parts[self.forwards]
@@ -188,7 +213,7 @@ class _Pass:
         if self.recompute:
             with captured_buffers(self.block.module, norms=True) as buffers:
                 out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
-            for earlier in self.captured:  # what moves now they have met as it was
+            for earlier in self.captured:  # what this pass changed, they found unchanged
                 earlier.update(buffers | earlier)
             self.captured.append(buffers)
         else:
@@ -210,7 +235,7 @@ class _Pass:
             p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
         ends = self.plain and not self.graphs and self.forwards == len(self.parts)
         with (
-            standing_in(self.block.module, self.captured.popleft())
+            replaced_buffers(self.block.module, self.captured.popleft())
             if self.recompute
             else nullcontext(),
             self.block.last_pass("exact") if ends else nullcontext(),

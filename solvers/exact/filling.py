@@ -1,9 +1,10 @@
-"""Local steps in the gaps of a pipelined pass, where a rank would wait."""
+"""Local steps in the gaps of a pipelined pass, in which a rank would wait."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import get_args
 
 import torch
@@ -14,22 +15,20 @@ from solvers.base import SubProblems
 from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.exact.pipeline import FillSamples, FillStep, Gaps, Op, records_needed
+from solvers.exact.pipeline import FillStep, Gaps, Op
 from solvers.exact.stopwatch import Stopwatch
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
-"""Before the names of what is recorded, in a checkpoint."""
-_ORDER, _HELD = "order", "held"
-"""Among them: of each mini-batch's samples, (slots, N); how many mini-batches there are."""
+"""Prefix of the records' names in a checkpoint."""
 
 
 class BubbleFill:
     r"""Fills the gaps of one rank's passes with local steps on sub-problems recorded earlier.
 
-    In pass t block k has time for the local loss of n_k samples (`pipeline.fit`), taken from the
-    records of mini-batches t-1, t-2, ... in that order:
+    In pass t block k has time for the local loss of n_k samples (`pipeline.fit_gaps`), which come
+    from the records of mini-batches t-1, t-2, ... in that order:
 
         g = exact gradient of mini-batch t at w_k
         l = mean over those n_k samples of the local loss's gradient, at the same w_k
@@ -37,18 +36,12 @@ class BubbleFill:
         added   w_k <- optimizer step with g + c l
         own     w_k <- optimizer step with g, then one with l and learning rate c lr
 
-    Of a mini-batch that is not taken whole, which samples:
-
-        first     in the order of the mini-batch
-        largest   by falling ||p|| of a sample, p the recorded adjoint at the cut after the block,
-                  of the last block at the cut before it; ties in the order of the mini-batch
-
-    so that with n_k < N samples of one mini-batch c l is local_lr (1/N) sum over its terms, and
-    "largest" leaves out those of small adjoints. No message: p is on the rank.
+    If there is time for a part of a mini-batch only, it is the first samples, so that with n_k < N
+    samples of one mini-batch c l is local_lr (1/N) times the sum over them.
 
     Graphs of the pass are alive in the middle gap, so no weight changes before the pass has ended.
-    Who works how much is fixed before training: the result does not depend on timing. The records
-    end with an epoch.
+    The n_k are fixed before training, so the result does not depend on timing. At the end of an
+    epoch the records are dropped.
     """
 
     def __init__(
@@ -57,42 +50,33 @@ class BubbleFill:
         gaps: Gaps,
         samples: int,
         step: FillStep = "added",
-        choose: FillSamples = "first",
     ) -> None:
-        for name, value, known in (
-            ("fill_step", step, get_args(FillStep)),
-            ("fill_samples", choose, get_args(FillSamples)),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(known)}")
+        if step not in get_args(FillStep):
+            known = ", ".join(get_args(FillStep))
+            raise ValueError(f"fill_step is {step!r}; choose one of {known}")
         self.program, self.gaps, self.samples, self.kind = program, gaps, samples, step
-        self.choose = choose
         self.block: Block = program.block
         self.slots = stored_batches(gaps, samples)
         self.stats = PhaseStats()
         self.watch = Stopwatch()
-        """The time of the local steps, which is within that of the passes."""
+        """The time of the local steps, which is part of the passes' time."""
         self.latest: Sequence[Batch] = ()
-        """The epoch's mini-batches so far, newest first, where records are taken back."""
+        """The epoch's mini-batches so far, newest first; needed to load records."""
         self.begin()
 
     def begin(self) -> None:
         """Forget the records, as at the start of an epoch."""
         self._history: deque[tuple[int, Batch]] = deque(maxlen=self.slots - 1)
         self._slot = 0
-        self._norms: list[Tensor] = []
-        self._order = torch.arange(self.samples).repeat(self.slots, 1)
         self._sums: dict[Parameter, Tensor] = {}
         self._samples = 0
 
     def state(self) -> State:
-        """What the program keeps and, in mid-epoch, the records."""
+        """The program's state and, within an epoch, the records."""
         kept = self.program.state()
         if self._history:
-            numbers = {"slot": torch.tensor(self._slot), _HELD: torch.tensor(len(self._history))}
+            numbers = {"slot": torch.tensor(self._slot), "held": torch.tensor(len(self._history))}
             records = self.program.records() | numbers
-            if self.choose == "largest":
-                records[_ORDER] = self._order
             kept.flight |= {_RECORDS + name: tensor for name, tensor in records.items()}
         return kept
 
@@ -103,11 +87,8 @@ class BubbleFill:
         if not records:
             return
         self._slot = int(records.pop("slot"))
-        # fewer than there were mini-batches, where the records were forgotten in mid-epoch
-        held = int(records.pop(_HELD, self.slots - 1))
-        order = records.pop(_ORDER, None)
-        if order is not None:
-            self._order.copy_(order)
+        # fewer than the epoch's mini-batches, if records were dropped within it
+        held = int(records.pop("held", self.slots - 1))
         self.program.load_records(records)
         self._history.clear()
         for age, batch in enumerate(self.latest[:held]):
@@ -121,25 +102,21 @@ class BubbleFill:
     def record(self, record: Record) -> None:
         """Record a part of the mini-batch; the parts come in the mini-batch's order."""
         self.program.record(record)
-        p = record.p_in if self.block.last else record.p_out
-        if self.choose == "largest" and p is not None:
-            wide = torch.promote_types(p.dtype, torch.float32)
-            rows = p.reshape(len(p), -1)
-            self._norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=wide))
 
     def work(self, op: Op) -> None:
-        """Add up the local gradients of the middle's or the turn's share of the samples."""
+        """Add up the local gradients of the samples for this gap: MIDDLE or TURN."""
         middle, turn = self.gaps
         start, stop = (0, middle) if op is Op.MIDDLE else (middle, middle + turn)
         for age, (slot, batch) in enumerate(self._history):
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)
             if first < last:
-                places, rows = self._chosen(slot, first, last)
-                self._add(batch.part(places), rows, first)
+                row = slot * self.samples
+                rows = slice(row + first, row + last)
+                self._add_gradient(batch.part(slice(first, last)), rows, first)
 
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
-        """Step on the exact gradient at hand and on the local one; the record becomes history."""
+        """Step on the exact gradient at hand and on the local one; the record is then complete."""
         share = self.program.local_lr * min(1.0, self._samples / self.samples)
         added = share * batch.share * self.block.rates["local"]
         local = self._local_gradient()
@@ -157,22 +134,10 @@ class BubbleFill:
             for p in self.block.module.parameters():
                 p.grad = local.get(p)
             self.block.step("local", batch.learning_rate * share)
-        if self._norms:
-            norms, self._norms = torch.cat(self._norms), []
-            self._order[self._slot] = norms.argsort(descending=True, stable=True)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
 
-    def _chosen(self, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
-        """Number first .. last-1 of a mini-batch's samples by choice: places in it, rows stored."""
-        row = slot * self.samples
-        if self.choose == "first":
-            return slice(first, last), slice(row + first, row + last)
-        # in the mini-batch's order, so that a whole one is what "first" takes
-        places = self._order[slot, first:last].sort().values
-        return places, row + places
-
-    def _add(self, batch: Batch, rows: Rows, visit: int) -> None:
+    def _add_gradient(self, batch: Batch, rows: Rows, visit: int) -> None:
         exact = [(p, p.grad) for p in self.block.module.parameters()]
         self.block.module.zero_grad(set_to_none=True)
         with frozen_statistics(self.block.module):
@@ -198,5 +163,5 @@ class BubbleFill:
 
 
 def stored_batches(gaps: Gaps, samples: int) -> int:
-    """Mini-batches in the store: those drawn on, and the one being recorded."""
-    return records_needed([gaps], samples) + 1
+    """Mini-batches in the store: those that the gaps use, and the one being recorded."""
+    return ceil(sum(gaps) / samples) + 1

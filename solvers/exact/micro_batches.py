@@ -15,17 +15,17 @@ class MicroBatch(NamedTuple):
     """A run of a mini-batch's samples, as one block sees it."""
 
     step: int
-    """Of its mini-batch."""
+    """The step of its mini-batch."""
     number: int
-    """Among its mini-batch's parts."""
+    """Its place among the mini-batch's micro-batches."""
     start: int
     """Its first sample's place in the mini-batch."""
     stop: int
     """The place after its last sample."""
     size: int
-    """Samples of the mini-batch, on all replicas."""
+    """Samples of the mini-batch on all replicas."""
     samples: int
-    """Of them, those of this replica."""
+    """Samples of the mini-batch on this replica."""
     images: Tensor | None = None
     """On the first block: (stop - start, C, H, W)."""
     labels: Tensor | None = None
@@ -33,7 +33,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Of its draws."""
+        """What its random numbers are drawn for."""
         return (0, self.step, self.number)
 
     @property
@@ -53,7 +53,7 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
-    """A mini-batch in `count` parts, in samples if it has fewer; sizes differ by at most one."""
+    """A mini-batch in `count` parts whose sizes differ by at most one; fewer if it is smaller."""
     sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
     images = batch.images().split(sizes) if block.first else [None] * len(sizes)
     labels = batch.labels().split(sizes) if block.last else [None] * len(sizes)

@@ -1,25 +1,21 @@
-"""Who runs what, when, in a pipelined pass: static orders, and the gaps local steps can fill."""
+"""The order of a pipelined pass on each block, and the gaps that local steps can fill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from math import ceil
 from typing import Literal, NamedTuple
 
 LOCAL_COST = 1.25
-"""Time of a local step over the forward and backward pass of as many samples.
+"""Time of a local step over that of a forward and backward pass of as many samples.
 
-The rest is its record and the coupling, which move memory: measured between 1.1 and 1.35 on a
-core, most at cuts with large activations.
+The record and the coupling move memory. The factor was measured between 1.1 and 1.35 on one core;
+it is largest at cuts with large activations.
 """
 
 
 FillStep = Literal["added", "own"]
-"""A filled gap's gradient: added to the exact one, or stepped on its own."""
-
-FillSamples = Literal["first", "largest"]
-"""Which samples of a mini-batch a gap takes: the first, or those of the largest adjoints."""
+"""What becomes of a filled gap's gradient: it is added to the exact one, or has its own step."""
 
 
 class Op(Enum):
@@ -41,13 +37,13 @@ class Gaps(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of one block and one sample, in seconds or any other unit of time."""
+    """Cost of one block's passes over one sample, in seconds or any other unit of time."""
 
     forward: float
     backward: float
 
 
-def order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
+def pass_order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
     """One block's work in a pass. Without gaps, one forward, one backward; K = 3, m = 4:
 
         block 0   F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
@@ -71,8 +67,8 @@ def order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) 
     return work if gaps is None else [*work, Op.TURN]
 
 
-class Timetable(NamedTuple):
-    """Of one pass, from the first block's first forward on."""
+class PassTimes(NamedTuple):
+    """The times of one pass, which begins with the first block's first forward."""
 
     period: float
     """Time from one pass to the next."""
@@ -82,14 +78,15 @@ class Timetable(NamedTuple):
     """Length of each block's gap between its last backward and the next pass."""
 
 
-def timetable(
+def pass_times(
     costs: Sequence[Cost], samples: int, micro_batches: int, transfers: Sequence[float] = ()
-) -> Timetable:
-    """When the blocks of a pass in the order with gaps work, and when they need not.
+) -> PassTimes:
+    """When blocks work and when they are idle, in a pass in the order with gaps.
 
-    Forwards run as early and, on all blocks but the last, backwards as late as the period allows;
-    the period is that of the pass without local work. `transfers` are the seconds one sample takes
-    over each cut, either way; a cut carries one micro-batch at a time in each direction.
+    Forwards run as early as possible and, on all blocks but the last, backwards as late as the
+    period allows; the period is that of the pass without local work. `transfers` are the seconds
+    that one sample takes over each cut, either way; a cut carries one micro-batch at a time in each
+    direction.
     """
     K, m = len(costs), micro_batches
     n = samples / m
@@ -130,10 +127,10 @@ def timetable(
             leaves = deadlines[i] = min(now, leaves) - wire[k]
         middle[k] = max(0.0, now - last_forward[k])
     turn = [max(0.0, period + first_forward[k] - turn_starts[k]) for k in range(K)]
-    return Timetable(period, middle, turn)
+    return PassTimes(period, middle, turn)
 
 
-def fit(
+def fit_gaps(
     costs: Sequence[Cost],
     samples: int,
     micro_batches: int,
@@ -142,11 +139,11 @@ def fit(
 ) -> list[Gaps]:
     """The local work that fits each block's gaps, in samples, a multiple of `grain`.
 
-    A local step on a sample costs `LOCAL_COST` times its forward and backward pass. A block works
-    on at most two mini-batches a pass, or a small one would dwell on old records. A pure function:
-    every rank computes the same plan from the same costs.
+    A local step on a sample costs `LOCAL_COST` times its forward and backward pass. A block does
+    local work on at most two mini-batches in a pass, since older records are worth less. Every rank
+    computes the same plan from the same costs.
     """
-    times = timetable(costs, samples, micro_batches, transfers)
+    times = pass_times(costs, samples, micro_batches, transfers)
     plan = []
     for cost, *gaps in zip(costs, times.middle, times.turn, strict=True):
         a_sample = max(LOCAL_COST * sum(cost), 1e-30)
@@ -154,8 +151,3 @@ def fit(
         middle = min(fits[0], 2 * samples // grain * grain)
         plan.append(Gaps(middle, min(fits[1], 2 * samples // grain * grain - middle)))
     return plan
-
-
-def records_needed(gaps: Sequence[Gaps], samples: int) -> int:
-    """Mini-batches whose records the local work of one pass draws on."""
-    return max(ceil(sum(gap) / samples) for gap in gaps)

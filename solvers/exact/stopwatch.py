@@ -1,4 +1,4 @@
-"""The time of pieces of work within a phase."""
+"""The time of pieces of work within a phase, on the host or on a GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time of pieces of work, that of a GPU by events: it never stops the host."""
+    """Adds up the time of pieces of work; on a GPU by events, which never stop the host."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
-    def running(self, now: Callable[[], float]) -> Iterator[None]:
+    def timing(self, now: Callable[[], float]) -> Iterator[None]:
         """Count the body's time, by the clock `now` or by the GPU's."""
         if torch.cuda.is_initialized():
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -29,8 +29,8 @@ class Stopwatch:
             yield
             self._seconds += now() - start
 
-    def taken(self) -> float:
-        """Seconds since it was last asked; waits for the work that is left to a GPU."""
+    def seconds(self) -> float:
+        """Seconds since the last call; waits until a GPU has done the measured work."""
         for first, last in self._events:
             last.synchronize()
             self._seconds += first.elapsed_time(last) / 1e3

@@ -18,7 +18,7 @@ class Wire:
     """Packs a tensor x for a cut and unpacks it on the other side.
 
     Sends S x (the mean over filter x filter pixels) in a number format; the receiver gets S^+ S x.
-    That map is symmetric, so adjoints that travel the same way are the exact adjoints of the
+    That map is symmetric, so adjoints that are sent the same way are the exact adjoints of the
     network with S^+ S at its cuts. int8 sends round(x / s) with s = max |x| / 127 over each sample
     and channel (without pixels: over each sample); rounding passes adjoints unchanged (straight
     through). float32 sends a tensor as it is, whatever its precision.
@@ -29,11 +29,11 @@ class Wire:
 
     @property
     def tensors(self) -> int:
-        """Tensors a message."""
+        """Tensors in one message."""
         return 2 if self.format == "int8" else 1
 
     def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
-        """Hand the parts of x to `put`."""
+        """Pass the tensors of x's message to `put`."""
         dtype = x.dtype if self.format == "float32" else getattr(torch, self.format)
         packed, scale = pack(x, dtype, self.filter)
         put(packed)
@@ -41,7 +41,7 @@ class Wire:
             put(scale)
 
     def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-        """Make x, of `dtype`, from what `get` gives."""
+        """x, of `dtype`, from the tensors that `get` gives."""
         packed = get()
         scale = get() if self.format == "int8" else None
         return unpack(
@@ -49,11 +49,11 @@ class Wire:
         )
 
     def send_adjoint(self, put: Callable[[Tensor], None], p: Tensor, size: int) -> None:
-        """Hand an adjoint of the mean over `size` samples to `put`: too small for float16."""
+        """Send an adjoint of the mean over `size` samples; float16 needs it in per-sample scale."""
         self.send(put, p * size if self.format == "float16" else p)
 
     def receive_adjoint(self, get: Callable[[], Tensor], dtype: torch.dtype, size: int) -> Tensor:
-        """Make what `send_adjoint` was given."""
+        """The adjoint that `send_adjoint` was given."""
         p = self.receive(get, dtype)
         return p / size if self.format == "float16" else p
 

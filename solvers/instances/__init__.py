@@ -1,1 +1,1 @@
-"""Messages of their own path: who is where when, and what a unit does with what they leave."""
+"""Instances with paths of their own: their schedule, and the units that they contribute to."""

@@ -6,16 +6,23 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Acts, CountOrZero, Needs, NotNegative, Probability
 from solvers.base import GraphBytes, Setup, Side, program_of
 from solvers.blocks import heads
-from solvers.blocks.heads import Head
-from solvers.checks import check_numbers
-from solvers.delayed.base import Delayed, tensor_bytes
+from solvers.blocks.heads import Head, HeadKind
+from solvers.delayed.base import (
+    NOT_COMPILED,
+    NOT_FLOAT16,
+    ONE_REPLICA,
+    SEVERAL_BLOCKS,
+    Delayed,
+    tensor_bytes,
+)
 from solvers.delayed.flights import Flight
 from solvers.delayed.unit_program import UnitProgram
 from solvers.delayed.units import UnitFlight, unit_memories
@@ -34,6 +41,16 @@ from solvers.instances.schedule import InstancePass, Schedule, limit
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
+SEVERAL_UNDER_WAY = Acts(
+    "units step while an instance is under way (solver.max_active_keys is not 1)",
+    lambda run: run.solver.max_active_keys != 1,
+)
+LEAVES = Acts("instances leave at cuts (solver.exits is above 0)", lambda run: run.solver.exits)
+ONE_OUTPUT = Needs(
+    "the network gives one tensor of a known shape, which a head can make",
+    lambda run: not run.setup.several_outputs and run.setup.output is not None,
+)
+
 
 @dataclass(frozen=True)
 class AMPNet(Delayed):
@@ -50,7 +67,7 @@ class AMPNet(Delayed):
     The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
     and the cached x_{u-1} (current). At most `max_active_keys` instances are under way. A unit that
     an instance's path leaves out (`layers.depth`) costs it no time and gets no gradient of it. With
-    probability `exits` an instance leaves the network at a cut, each cut being as likely, by a head
+    probability `exits` an instance leaves the network at a cut (all are equally likely) by a head
     of the block before it. Such a head is one more unit, but no part of the network that is tested.
 
     A path is a pure function of (seed, step, the instance's first sample). So which pass a rank
@@ -70,63 +87,29 @@ class AMPNet(Delayed):
     has_auxiliary_weights: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"labels"})
 
-    micro_batches: int = 0
+    needs: ClassVar = (NOT_COMPILED, ONE_REPLICA, NOT_FLOAT16)
+    acts: ClassVar = {"solver.messages": SEVERAL_BLOCKS}
+
+    micro_batches: CountOrZero = 0
     """m, instances of a mini-batch, each with its path; 0: 8, but at least 16 samples each."""
-    clip_norm: float = 0.0
+    clip_norm: NotNegative = 0.0
     """Largest norm of one unit's gradient; 0: no clipping."""
-    max_active_keys: int = 0
+    max_active_keys: Annotated[CountOrZero, SEVERAL_BLOCKS] = 0
     """Most instances under way in all blocks together; 0: twice as many as blocks."""
-    min_update_frequency: int = 0
+    min_update_frequency: CountOrZero = 0
     """Instances that contribute to a unit's step; 0: as many as a mini-batch has."""
-    weights: Literal["stashed", "current"] = "stashed"
+    weights: Annotated[Literal["stashed", "current"], SEVERAL_BLOCKS, SEVERAL_UNDER_WAY] = "stashed"
     """Those of a backward pass: that its forward pass used, or the newest, on the same inputs."""
-    exits: float = 0.0
+    exits: Annotated[Probability, SEVERAL_BLOCKS, ONE_OUTPUT] = 0.0
     """Probability that an instance leaves at a cut, by a head of the block before it."""
-    head: str = "linear"
+    head: Annotated[HeadKind, LEAVES] = "linear"
     """Of exits, behind a mean over pixels: linear, or mlp:WIDTH with a hidden layer."""
-    any_order: bool = False
+    any_order: Annotated[bool, SEVERAL_BLOCKS] = False
     """A rank works first on what arrives first, by the clock. No run can be repeated."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, not_negative=("max_active_keys", "min_update_frequency", "exits"))
-        if self.exits > 1:
-            raise ValueError(f"exits is {self.exits}; it must be at most 1")
-        heads.check(self.head)
-
     def check(self, setup: Setup) -> None:
-        for asked, what in (
-            (setup.compiled, "train.compile is true"),
-            (setup.replicas > 1, f"split.replicas is {setup.replicas}"),
-        ):
-            if asked:
-                raise ValueError(
-                    f"{what}, but {self.name!r} goes through its blocks unit by unit, and steps "
-                    "them so: leave it out, or take another solver"
-                )
-        if setup.blocks == 1:
-            self.refuse_inert(
-                "there is one block, which takes each instance up and home at once",
-                *("messages", "max_active_keys", "weights", "exits", "any_order"),
-            )
-        if self.max_active_keys == 1:
-            why = "solver.max_active_keys is 1, so nothing steps while an instance is under way"
-            self.refuse_inert(why, "weights")
-        if not self.exits:
-            self.refuse_inert("solver.exits is 0", "head")
-            return
-        if setup.several_outputs or setup.output is None:
-            raise ValueError(
-                f"solver.exits is {self.exits:g}, and a head makes one tensor of known shape, but "
-                "the network gives several: leave it out"
-            )
-        for k, shape in enumerate(setup.shapes):
-            if k + 1 in setup.packed:
-                raise ValueError(
-                    f"solver.exits is {self.exits:g}, and a head works on one tensor, but several "
-                    f"cross cut {k + 1}: cut elsewhere, or leave it out"
-                )
-            heads.sizes(shape, setup.output, convolves=False)
+        if self.exits:
+            heads.check_cuts(setup, range(1, setup.blocks), "leave solver.exits out")
 
     @property
     def repeatable(self) -> bool:
@@ -181,11 +164,6 @@ class AMPNetProgram(UnitProgram):
         self._reset()
 
     def _check(self) -> None:
-        if self.block.scaler is not None:
-            raise ValueError(
-                f"train.precision is 'float16', and units of {self.solver.name!r} step while its "
-                "loss scale may change: choose bfloat16"
-            )
         if self.solver.any_order and self.links.clocked:
             raise ValueError(
                 "solver.any_order is true, but links.kind is 'virtual', which runs ranks in turn: "

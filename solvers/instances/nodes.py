@@ -18,7 +18,7 @@ from solvers.delayed.edges import Gradients
 from solvers.delayed.flights import Flight
 from solvers.delayed.units import Recomputed, Stashed, UnitFlight, UnitLock, Units, unit_slices
 from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.depth import Skippable, decided, survival
+from solvers.layers.depth import Skippable, nothing_left_out, survival
 from solvers.state import Tensors
 from solvers.windows import PhaseStats
 
@@ -143,7 +143,7 @@ class Nodes(Units):
 
     def _on_path(self, unit: int) -> AbstractContextManager[Any]:
         """Within it the unit runs without a draw: the path has decided."""
-        return decided() if self.survivals[unit] < 1 else nullcontext()
+        return nothing_left_out() if self.survivals[unit] < 1 else nullcontext()
 
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         assert isinstance(flight, Instance)

@@ -1,4 +1,4 @@
-"""Which units an instance goes through, and where it leaves: known to every rank beforehand."""
+"""The units that an instance goes through, and where it leaves; every rank knows them before."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 class Path(NamedTuple):
-    """Of one instance."""
+    """The path of one instance."""
 
     units: tuple[frozenset[int], ...]
-    """Of each block, up to that behind which it leaves: the units that it goes through."""
+    """For each block, up to that behind which the instance leaves: its units on the path."""
 
     @property
     def last(self) -> int:
@@ -30,14 +30,14 @@ class Path(NamedTuple):
 class Paths:
     """Draws paths, each a pure function of (seed, step, id of the instance's first sample).
 
-    The numbers of a unit do not depend on the cuts: those that may be left out are counted.
+    What is drawn for a unit does not depend on the cuts: only units that may be left out count.
     """
 
     seed: int
     survivals: Sequence[Sequence[float]]
-    """Of each block: with which probability an instance goes through a unit."""
+    """For each block, the probabilities with which an instance goes through its units."""
     exits: float = 0.0
-    """With which probability an instance leaves at a cut, any of them as likely as another."""
+    """The probability with which an instance leaves at a cut; every cut is equally likely."""
 
     def of(self, step: int, first: int) -> Path:
         """The path of the instance whose first sample is `first`."""

@@ -27,7 +27,7 @@ def limit(index: int, count: int, most: int) -> int:
 
 
 class Schedule:
-    r"""What each rank does next, from the paths of the instances alone.
+    r"""What each rank does next, from nothing but the paths of the instances.
 
     One clock ticks for all ranks; a message takes no time. A unit's forward pass takes one tick and
     its backward pass two; the loss takes none. An idle rank chooses the backward pass of the oldest

@@ -1,28 +1,36 @@
-"""The element-wise work of the sub-problems: one signature each, torch and fused kernels."""
+"""The element-wise work of the sub-problems, each in torch and as a fused kernel."""
 
 from solvers.kernels.choice import Kernels, choose
 from solvers.kernels.coupling import Coupling, couple
 from solvers.kernels.factors import multiply
 from solvers.kernels.filters import pool, pool_transpose, upsample
 from solvers.kernels.packing import pack, unpack
-from solvers.kernels.stepping import Held, Stepped, ascend, descend, follow, settle, step
+from solvers.kernels.stepping import (
+    Constraint,
+    Stepped,
+    ascend,
+    complete_step,
+    descend,
+    step,
+    step_limit,
+)
 
 __all__ = [
+    "Constraint",
     "Coupling",
-    "Held",
     "Kernels",
     "Stepped",
     "ascend",
     "choose",
+    "complete_step",
     "couple",
     "descend",
-    "follow",
     "multiply",
     "pack",
     "pool",
     "pool_transpose",
-    "settle",
     "step",
+    "step_limit",
     "unpack",
     "upsample",
 ]

@@ -1,4 +1,4 @@
-"""Which implementation computes: torch on any device, or the fused kernels on a GPU."""
+"""The choice of an implementation: torch on any device, or the fused kernels on a GPU."""
 
 import sys
 from typing import Literal
@@ -17,10 +17,10 @@ _launcher: Launcher | None = None
 
 
 def choose(kernels: Kernels, gpu: bool) -> str:
-    """Settle who computes from now on; give it in words, with the reason.
+    """Choose the implementation from here on; gives it in words, with the reason.
 
-    `auto` takes the fused kernels on a GPU where CuPy is installed. Raises ValueError if they are
-    asked for ("cupy") and cannot be had.
+    `auto` chooses the fused kernels on a GPU where CuPy is installed. Raises ValueError if "cupy"
+    is asked for and cannot be used.
     """
     global _launcher
     _launcher = None
@@ -45,14 +45,14 @@ def choose(kernels: Kernels, gpu: bool) -> str:
 
 
 def set_launcher(launcher: Launcher | None) -> Launcher | None:
-    """Let this launcher run the kernels; gives the one before."""
+    """Let this launcher run the kernels; gives the previous one."""
     global _launcher
     before, _launcher = _launcher, launcher
     return before
 
 
 def launcher(*tensors: Tensor | None) -> Launcher | None:
-    """Who runs a fused kernel on these tensors; None: torch computes."""
+    """The launcher of fused kernels for these tensors; None: torch computes."""
     if _launcher is None:
         return None
     kind, given = _launcher.device_type, [tensor for tensor in tensors if tensor is not None]
@@ -61,6 +61,6 @@ def launcher(*tensors: Tensor | None) -> Launcher | None:
 
 
 def memory_pools() -> int:
-    """Bytes that CuPy's own pool holds on the current GPU: none, if all goes as meant."""
+    """Bytes in CuPy's memory pool on the current GPU; 0 is right, since torch owns all memory."""
     cupy = sys.modules.get("cupy")
     return int(cupy.get_default_memory_pool().total_bytes()) if cupy and _launcher else 0

@@ -11,12 +11,12 @@ from solvers.kernels.filters import pool, pool_transpose
 
 
 class Coupling(NamedTuple):
-    """Value and terminal adjoint of the coupling term of one mini-batch."""
+    """Value and adjoint of the coupling term of one mini-batch."""
 
     loss: Tensor
     """Sum over samples of beta ||S lam - S x||^2 + <kappa, S lam - S x>."""
     p_out: Tensor
-    """Its derivative by x over `samples`, shaped like x, of its number format."""
+    """Its derivative by x over `samples`, with the shape and number format of x."""
     squares: Tensor
     """(||S lam - S x||^2, ||S x||^2) over the mini-batch."""
 
@@ -27,7 +27,7 @@ def couple(
     """Couple output x (N, C, H, W) to lam and kappa, which are already downsampled by `factor`.
 
     p_out = S^T (-2 beta (lam - S x) - kappa) / samples; a kappa of None stands for zero. lam and
-    kappa may lie in 16 bits; what is computed is float32, or wider where an argument is.
+    kappa may have 16 bits; computed is in float32, or in float64 if an argument is.
     """
     if (launch := launcher(x, lam, kappa)) is not None:
         p_out, sums = fused.couple(launch, x, lam, kappa, beta, factor, samples)
@@ -49,12 +49,12 @@ def couple(
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in the format that is computed in."""
+    """x in float32 if it has 16 bits: the format that is computed in."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> in one pass over memory where both lie in the same order."""
+    """<a, b>, in one pass over memory if both have the same layout."""
     if a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last):
         a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
     return torch.dot(a.reshape(-1), b.reshape(-1))

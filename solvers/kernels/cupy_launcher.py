@@ -12,9 +12,9 @@ from solvers.kernels.fused import OPTIONS, SOURCE, THREADS
 
 
 class CupyLauncher:
-    """Hands torch's memory over by address: CuPy allocates nothing, and torch's stream orders all.
+    """Passes torch's memory by address: CuPy allocates nothing, and kernels run on torch's stream.
 
-    Raises what CuPy raises if there is no driver or compiler to work with.
+    Raises CuPy's errors if there is no usable driver or compiler.
     """
 
     device_type = "cuda"
@@ -30,10 +30,10 @@ class CupyLauncher:
         device = next(a.device.index for a in arguments if isinstance(a, Tensor))
         stream = torch.cuda.current_stream(device)
         with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(stream):
-            _kernel(kernel)((blocks,), (THREADS,), tuple(map(_passed, arguments)))
+            _kernel(kernel)((blocks,), (THREADS,), tuple(map(_as_kernel_argument, arguments)))
 
 
-def _passed(argument: Any) -> Any:
+def _as_kernel_argument(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return np.uint64(argument.data_ptr())
     return np.uint64(0) if argument is None else argument

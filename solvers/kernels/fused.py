@@ -9,11 +9,11 @@ from torch import Tensor
 
 SOURCE = Path(__file__).with_name("source.cu")
 OPTIONS = ("--std=c++17",)
-"""Of NVRTC."""
+"""Compiler options of NVRTC."""
 THREADS = 256
 MAXIMUM_BLOCKS = 4096
 MAXIMUM_RANK = 32
-"""Of the factorizations that `multiply` can keep in one thread's registers."""
+"""Largest rank of a factorization for which `multiply` uses one thread's registers."""
 _WIDTH = 4
 NAMES = {
     torch.float32: "float",
@@ -77,7 +77,7 @@ def step(
     ascent: float,
     factor: int,
     flat: bool,
-    held: Interval,
+    constraint: Interval,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """(lam', S lam', kappa', (||S lam' - x||^2, ||2 beta (lam' - lam)||^2))."""
     layout = _layout(lam)
@@ -86,7 +86,7 @@ def step(
     p_in = _laid(p_in, layout).float()
     new, new_kappa = torch.empty_like(lam), None if kappa is None else torch.empty_like(kappa)
     types = [NAMES[x.dtype], NAMES[lam.dtype]]
-    kind, *ends = held
+    kind, *ends = constraint
     set_ = np.int32(SETS.index(kind)), *(np.float32(end) for end in ends)
     numbers = np.float32(beta), np.float32(eta), np.float32(ascent), *set_
     if factor == 1:
@@ -117,7 +117,7 @@ def ascend(launch: Launcher, kappa: Tensor, lam: Tensor, x: Tensor, ascent: floa
 def pack(
     launch: Launcher, x: Tensor, dtype: torch.dtype, factor: int
 ) -> tuple[Tensor, Tensor | None]:
-    """S x as `dtype`; with the scales of int8."""
+    """S x as `dtype`, and the scales of int8."""
     layout = _layout(x)
     x = _laid(x, layout)
     shape = (*x.shape[:2], *(side // factor for side in x.shape[2:]))
@@ -138,7 +138,7 @@ def pack(
 def unpack(
     launch: Launcher, packed: Tensor, scales: Tensor | None, dtype: torch.dtype, factor: int
 ) -> Tensor:
-    """S^+ of what `pack` gave, as `dtype`."""
+    """S^+ y as `dtype`, where y is the result of `pack`."""
     layout = _layout(packed)
     packed = _laid(packed, layout)
     scales = None if scales is None else scales.to(dtype).contiguous()
@@ -186,7 +186,7 @@ def _pixels(pooled: Tensor, factor: int, layout: torch.memory_format) -> tuple[A
 
 
 def _vectors(*tensors: Tensor | None) -> tuple[int, int]:
-    """How many vectors of how many values: several at once, if length and addresses allow it."""
+    """The number of vectors, and of values in each: several if length and addresses allow it."""
     given = [tensor for tensor in tensors if tensor is not None]
     size = given[0].numel()
     aligned = all(t.data_ptr() % (_WIDTH * t.element_size()) == 0 for t in given)

@@ -10,12 +10,12 @@ from solvers.kernels.filters import pool, upsample
 
 
 def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor | None]:
-    """S x as `dtype`; int8 holds round(S x / s), and s = max |S x| / 127 comes with it.
+    """S x as `dtype`; for int8, round(S x / s) and s = max |S x| / 127.
 
-    s is that of each sample and channel, (N, C, 1, 1); without pixels of each sample, (N, 1).
+    s is that of each sample and channel, (N, C, 1, 1), or without pixels of each sample, (N, 1).
     """
     launch = launcher(x)
-    # settings are checked so that the squares cover the image; elsewhere torch cuts it off
+    # settings are checked so that the squares cover the image; if they do not, torch cuts it off
     if launch is not None and x.dim() == 4 and not any(side % factor for side in x.shape[2:]):
         if dtype is torch.int8 or (factor > 1 and dtype in fused.NAMES):
             return fused.pack(launch, x, dtype, factor)
@@ -31,7 +31,7 @@ def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor
 
 
 def unpack(packed: Tensor, scale: Tensor | None, dtype: torch.dtype, factor: int = 1) -> Tensor:
-    """S^+ of what `pack` gave, as `dtype`."""
+    """S^+ y as `dtype`, where y is the result of `pack`."""
     launch = launcher(scale) if packed.dtype is torch.int8 else launcher(packed)
     useful = factor > 1 or packed.dtype is torch.int8
     if launch is not None and packed.dim() == 4 and useful and dtype in fused.NAMES:

@@ -12,18 +12,18 @@ from solvers.kernels.filters import pool, pool_transpose, upsample
 from solvers.kernels.fused import Interval
 
 
-class Held(Protocol):
-    """A set C that an auxiliary variable is held to."""
+class Constraint(Protocol):
+    """A set C in which an auxiliary variable must lie."""
 
     interval: Interval | None
-    """C for the fused kernels; None: torch alone can project onto it."""
+    """C for the fused kernels; None: only torch can project onto it."""
 
     def project(self, z: Tensor) -> Tensor:
         """P(z)."""
 
 
 class Stepped(NamedTuple):
-    """What a step leaves, in the number formats of its arguments."""
+    """The result of a step, in the number formats of its arguments."""
 
     lam: Tensor
     shared: Tensor
@@ -43,17 +43,17 @@ def step(
     ascent: float = 0.0,
     factor: int = 1,
     flat: bool = False,
-    held: Held | None = None,
+    constraint: Constraint | None = None,
 ) -> Stepped:
-    """Step lam (N, C, H, W) and kappa towards x, which like kappa is downsampled by `factor`.
+    """Step lam (N, C, H, W) and kappa towards x; x and kappa are downsampled by `factor`.
 
         lam'   = P(lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)))
-        kappa' = kappa + ascent (S lam' - x),    S lam' of lam' in the number format that keeps it
+        kappa' = kappa + ascent (S lam' - x),    S lam' of lam' in the number format of lam
 
-    `flat` takes S^+ S of what P projects: lam' is constant over each square.
+    With `flat`, P is applied to S^+ S of its argument: lam' is constant over each square.
     """
     launch = launcher(lam, x, kappa, p_in)
-    interval = ("free", 0.0, 0.0, 0.0) if held is None else held.interval
+    interval = ("free", 0.0, 0.0, 0.0) if constraint is None else constraint.interval
     if launch is not None and interval is not None:
         return Stepped(
             *fused.step(launch, lam, x, kappa, p_in, beta, eta, ascent, factor, flat, interval)
@@ -61,9 +61,9 @@ def step(
     moved = descend(lam, x, kappa, p_in, beta, eta, factor)
     if flat:
         moved = upsample(pool(moved, factor), factor)
-    if held is not None:
-        moved = held.project(moved)
-    return settle(moved, lam, x, kappa, beta, ascent, factor)
+    if constraint is not None:
+        moved = constraint.project(moved)
+    return complete_step(moved, lam, x, kappa, beta, ascent, factor)
 
 
 def descend(
@@ -75,7 +75,7 @@ def descend(
     eta: float,
     factor: int = 1,
 ) -> Tensor:
-    """lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)), in the format that is computed in."""
+    """lam - eta (p_in + S^T (2 beta (S lam - x) + kappa)), in at least float32."""
     lam = wide(lam)
     pull = beta * 2 * (pool(lam, factor) - wide(x))
     if kappa is not None:
@@ -83,7 +83,7 @@ def descend(
     return lam - eta * (p_in + pool_transpose(pull, factor))
 
 
-def settle(
+def complete_step(
     new: Tensor,
     lam: Tensor,
     x: Tensor,
@@ -92,7 +92,7 @@ def settle(
     ascent: float,
     factor: int = 1,
 ) -> Stepped:
-    """What `step` leaves if lam' is `new`."""
+    """The result of `step` if lam' is `new`."""
     change = 2 * beta * (new - wide(lam))
     new = new.to(lam.dtype)
     shared = pool(wide(new), factor).to(lam.dtype)
@@ -102,7 +102,7 @@ def settle(
     return Stepped(new, shared, kappa, torch.stack((dot(r, r), dot(change, change))))
 
 
-def follow(
+def step_limit(
     lam: Tensor,
     x: Tensor,
     kappa: Tensor,

@@ -1,1 +1,1 @@
-"""Layers that methods need: projections, factorizations, reversible units, heads."""
+"""Layers that methods need: projections, factorizations, reversible units, auxiliary networks."""

@@ -1,4 +1,4 @@
-"""Networks that generate what crosses a cut from a network's input, by the rank of the two."""
+"""Networks that generate the tensor at a cut from a network's input."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch.nn.utils import skip_init
 
 Shape = tuple[int, ...]
 HASHED = 4096
-"""Rows of the table that token numbers are looked up in, by their remainder."""
+"""Rows of the table in which token numbers are looked up, by their remainder."""
 
 
 def auxiliary_network(
     given: Shape, cut: Shape, width: int, depth: int, seed: int, numbers: bool = False
 ) -> nn.Sequential:
-    """a_k from an input to what crosses a cut, both a sample's shape.
+    """a_k from an input to the tensor at a cut; both shapes are a sample's.
 
-    Images (C, H, W): convolutions, BatchNorm, ReLU; of stride 2 first until the size fits; what
-    remains is averaged. Tokens (T, C), or their `numbers` (T,): layers of each token. Vectors, and
-    anything else laid flat: linear layers. The weights are a function of `seed` alone.
+    For images (C, H, W) it has convolutions, BatchNorm and ReLU, first with stride 2 until the size
+    fits; the rest is averaged. For tokens (T, C), or their `numbers` (T,), the layers work on each
+    token. Vectors, and anything else after flattening, go through linear layers. The weights are a
+    function of `seed` only.
     """
     if len(given) == 3 and len(cut) <= 3:
         layers = _of_images(given, cut, width, depth)

@@ -1,4 +1,4 @@
-"""Several tensors as one: what goes into a network or over a cut is a single tensor."""
+"""Several tensors packed into one, in which they go into a network or over a cut."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ EXACT = 1 << 24
 
 @dataclass(frozen=True)
 class Bundle:
-    """How the tensors of a tuple, list or dict lie side by side in one, (N, D).
+    """How the tensors of a tuple, list or dict lie side by side in one tensor (N, D).
 
-    Each has a row a sample. Packing and unpacking copy numbers and change none; an adjoint of the
-    whole is the adjoints of its tensors side by side. Integers and truth values become float32, in
-    which they are exact up to 2^24, get no gradient, and are what they were behind the cut.
+    Each tensor has one row for each sample. Packing and unpacking copy numbers and change none. An
+    adjoint of the whole is the adjoints of its tensors side by side. Integers and truth values
+    travel as float32, in which they are exact up to 2^24, and get no gradient.
     """
 
     structure: TreeSpec
     shapes: tuple[tuple[int, ...], ...]
-    """Of a sample of each tensor."""
+    """The shape of one sample, for each tensor."""
     exact: tuple[torch.dtype | None, ...]
-    """The type of each tensor that is not floating-point."""
+    """For each tensor its type, if that is not floating-point."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
-        return self  # nothing of it changes
+        return self  # it is immutable
 
     @classmethod
     def of(cls, value: Any, samples: int, where: str) -> Bundle | None:
-        """Of a value of so many samples; None for a floating-point tensor, which needs none.
+        """The bundle of a value with so many samples; None for one floating-point tensor.
 
-        ValueError if it holds what is no tensor or has not a row a sample; `where` says where.
+        ValueError if the value holds anything but tensors with one row for each sample; `where`
+        names its place in the error.
         """
         leaves, structure = tree_flatten(value)
         for leaf in leaves:
@@ -48,7 +49,7 @@ class Bundle:
             if leaf.dim() == 0 or len(leaf) != samples:
                 raise ValueError(
                     f"{where} has shape {tuple(leaf.shape)} for {samples} samples: a tensor there "
-                    "needs a row a sample; make it a buffer of the module, or cut elsewhere"
+                    "needs one row for each; make it a buffer of the module, or cut elsewhere"
                 )
         exact = tuple(None if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
         if isinstance(value, Tensor) and not any(exact):
@@ -58,7 +59,7 @@ class Bundle:
     def survives(self, number_format: str) -> bool:
         """Whether integers and truth values are the same after a message in a number format.
 
-        Of truth values 16 bits leave 0 and 1; int8 is scaled by the largest number beside them.
+        Truth values survive 16 bits, but not int8, which is scaled by the largest number.
         """
         if number_format == "float32":
             return True
@@ -87,7 +88,7 @@ class Bundle:
         return torch.cat([x.reshape(len(x), -1).to(kind) for x in dense], 1)
 
     def unpack(self, packed: Tensor) -> Any:
-        """What `pack` was given; floating-point tensors in the format of the whole."""
+        """The value that `pack` was given; floating-point tensors have the packed format."""
         parts = packed.split([prod(shape) for shape in self.shapes], 1)
         leaves = []
         for part, shape, dtype in zip(parts, self.shapes, self.exact, strict=True):
@@ -101,7 +102,7 @@ class Bundle:
 
 
 class _Dense(torch.autograd.Function):
-    """x, with an adjoint that does not lie within a wider one: kernels round by how memory lies."""
+    """x, with an adjoint in contiguous memory: kernels round differently with other strides."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -116,8 +117,8 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
-def call(network: nn.Module, value: Any) -> Any:
-    """A network on its inputs: a tuple or list by position, a dict by name, else as it is."""
+def call_network(network: nn.Module, value: Any) -> Any:
+    """Call a network: with a tuple or list by position, a dict by name, else one argument."""
     if isinstance(value, tuple | list):
         return network(*value)
     return network(**value) if isinstance(value, dict) else network(value)

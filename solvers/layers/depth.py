@@ -15,16 +15,16 @@ _here = local()
 class Skippable(nn.Module):
     r"""x -> x + b F(x) / p in training, b = 1 with probability p, else 0; x -> x + F(x) in tests.
 
-    F(x) is divided by p in training, so that the network that is tested and exported is the plain
-    one (Huang et al. multiply it by p in tests instead). One b is drawn for all samples of a pass:
-    where it is 0 the unit costs nothing, and its running statistics stay. A subclass begins its
-    `forward` with `if self.left_out(): return x`, and adds `self.scaled(F(x))` to x.
+    F(x) is divided by p in training, so that the tested and exported network is the plain one
+    (Huang et al. multiply it by p in tests instead). One b is drawn for all samples of a pass. If
+    it is 0, the unit costs nothing and its running statistics stay. A subclass begins its `forward`
+    with `if self.left_out(): return x`, and adds `self.scaled(F(x))` to x.
     """
 
     survival: float = 1.0
     """p."""
     draws_inside: bool = True
-    """Whether F may draw random numbers, too; False once a pass has shown that it does not."""
+    """Whether F may draw random numbers, too; False after a pass in which it drew none."""
 
     @property
     def skippable(self) -> bool:
@@ -32,7 +32,7 @@ class Skippable(nn.Module):
         return True
 
     def left_out(self) -> bool:
-        """Draw b; whether it is 0."""
+        """Draw b; gives whether it is 0."""
         if not self.training or self.survival == 1.0 or getattr(_here, "decided", False):
             return False
         number = vars(_here).pop("number", None)
@@ -44,20 +44,20 @@ class Skippable(nn.Module):
 
 
 def survival(module: nn.Module | None) -> float:
-    """p of a module; 1 of one that is always there."""
+    """p of a module; 1 if it is never left out."""
     return module.survival if isinstance(module, Skippable) else 1.0
 
 
-def hand_over(number: Tensor | None) -> None:
-    """The number that the next unit on this thread draws; None: it draws by itself."""
+def set_next_draw(number: Tensor | None) -> None:
+    """Set the number that the next unit on this thread draws; None: it draws by itself."""
     vars(_here).pop("number", None)
     if number is not None and not getattr(_here, "decided", False):
         _here.number = number
 
 
 @contextmanager
-def decided() -> Iterator[None]:
-    """Within it, on this thread, nothing is left out: somebody else decides what runs."""
+def nothing_left_out() -> Iterator[None]:
+    """A context in which no unit on this thread is left out: the caller decides what runs."""
     before = getattr(_here, "decided", False)
     _here.decided = True
     try:

@@ -16,8 +16,8 @@ class Factorization(Projection):
         M <- M * (T S^T) / (M S S^T + eps)
         S <- S * (M^T T) / (M^T M S + eps),   M^T T and M^T M averaged over mini-batches
 
-    The layer solves for M with S fixed, `iterations` updates from a start that depends on z alone.
-    Only block-ADMM moves S: it is a buffer, no parameter.
+    The layer solves for M with S fixed, by `iterations` updates from a start that depends on z
+    only. S changes only in block-ADMM, so it is a buffer, not a parameter.
     """
 
     dictionary: Tensor
@@ -36,7 +36,7 @@ class Factorization(Projection):
     def codes(self, z: Tensor, start: Tensor | None = None, iterations: int = 0) -> Tensor:
         """M of z (N, C, H, W) or (N, C): (N, rank, H, W) or (N, rank).
 
-        `start` is an M to go on from; `iterations` 0 takes the layer's own number.
+        `start` is an M to begin with; with `iterations` 0 the layer's own number is used.
         """
         t, S = _rows(z).clamp_min(0), self.dictionary.to(z.dtype)
         right, gram = t @ S.T, S @ S.T
@@ -46,33 +46,33 @@ class Factorization(Projection):
             M = scale.clamp_min(EPSILON).unsqueeze(1).expand(-1, len(S)).contiguous()
         else:
             M = _rows(start)
-        return _like(multiply(right, gram, M, iterations or self.iterations), z)
+        return _unflatten(multiply(right, gram, M, iterations or self.iterations), z)
 
     @torch.no_grad()
     def compose(self, codes: Tensor) -> Tensor:
-        """M S, shaped like the z that the codes explain."""
-        return _like(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
+        """M S, with the shape of z."""
+        return _unflatten(_rows(codes) @ self.dictionary.to(codes.dtype), codes)
 
     @torch.no_grad()
     def statistics(self, z: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """(M^T T, M^T M) a row, in float64: what an update of S needs to know of a mini-batch."""
+        """(M^T T, M^T M) over the number of rows, in float64: what an update of S needs."""
         t, M = _rows(z).clamp_min(0).double(), _rows(codes).double()
         return M.T @ t / len(t), M.T @ M / len(t)
 
     @torch.no_grad()
     def update(self, cross: Tensor, gram: Tensor, iterations: int = 1) -> None:
-        """S <- S * (M^T T) / (M^T M S + eps), from `statistics`, maybe averaged."""
+        """S <- S * (M^T T) / (M^T M S + eps), from `statistics` or averages of them."""
         S = multiply(cross.T, gram.T, self.dictionary.double().T, iterations)
         self.dictionary.copy_(S.T)
 
 
 def _rows(z: Tensor) -> Tensor:
-    """(N, C, H, W) -> (N H W, C); (N, C) stays."""
+    """(N, C, H, W) -> (N H W, C); (N, C) is not changed."""
     return z.flatten(2).transpose(1, 2).flatten(0, 1) if z.dim() > 2 else z
 
 
-def _like(rows: Tensor, z: Tensor) -> Tensor:
-    """(N H W, c) -> (N, c, H, W) for the N, H, W of z; (N, c) stays."""
+def _unflatten(rows: Tensor, z: Tensor) -> Tensor:
+    """(N H W, c) -> (N, c, H, W) with N, H, W of z; (N, c) is not changed."""
     if z.dim() <= 2:
         return rows
     spatial = z.shape[2:]

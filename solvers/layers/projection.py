@@ -1,4 +1,4 @@
-"""What an auxiliary variable may be held to: sets to project onto, as constraints and layers."""
+"""Projections onto sets, as constraints on auxiliary variables and as layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ class Projection(nn.Module, ABC):
     r"""P(z) = argmin over c in C of ||c - z||^2, the prox of the indicator function of a set C.
 
     A solver that keeps z_k in C applies P to it (`project`). As the first unit of a block, a
-    projection is part of the network: the composed network computes P(x_{k-1}), and the block's
-    sub-problem, whose input z_k lies in C already, passes it by (`passed_by`), so nothing is
-    differentiated through P. Back-propagation through P is straight-through (Bengio, Leonard and
-    Courville, arXiv 1308.3432): the derivative of the identity where `passes`.
+    projection is part of the network: the composed network computes P(x_{k-1}). The block's
+    sub-problem, whose input z_k lies in C already, skips P (`passed_by`), so nothing is
+    differentiated through it. Back-propagation through P is straight-through (Bengio, Leonard and
+    Courville, arXiv 1308.3432): the derivative is that of the identity where `passes` is true.
     """
 
     interval: Interval | None = None
-    """C as the fused kernels know it; None: they do not, and torch projects."""
+    """C for the fused kernels; None: they do not know it, and torch projects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Projection(nn.Module, ABC):
 
     @abstractmethod
     def project(self, z: Tensor) -> Tensor:
-        """P(z), shaped like z."""
+        """P(z), of the shape of z."""
 
     def passes(self, x: Tensor) -> Tensor | None:
         """Where a straight-through gradient passes; None: everywhere."""
@@ -113,13 +113,13 @@ PROJECTIONS: dict[str, Callable[..., Projection]] = {
     "quantized": Quantized,
     "sign": Sign,
 }
-"""By name, for settings; add your own."""
+"""The projections by name, for settings; others can be added."""
 
 
 def projection(text: str) -> Projection:
-    """The projection "name" or "name:number:number...": box:0:1, quantized:2, sign.
+    """The projection "name" or "name:number:number...", such as box:0:1, quantized:2 or sign.
 
-    Raises ValueError for an unknown name or numbers that do not fit.
+    Raises ValueError for an unknown name, or for numbers that do not fit.
     """
     name, *numbers = text.split(":")
     if name not in PROJECTIONS:
@@ -138,15 +138,15 @@ def projection(text: str) -> Projection:
         raise ValueError(f"constraint is {text!r}; {error}") from None
 
 
-def leading(block: nn.Module) -> Projection | None:
+def leading_projection(block: nn.Module) -> Projection | None:
     """The projection that is a block's first layer, if there is one."""
     first = next(block.children(), None)
     return first if isinstance(first, Projection) else None
 
 
 @contextmanager
-def passing_by(layer: Projection | None) -> Iterator[None]:
-    """Within, the layer hands its input on: it is given what satisfies the constraint."""
+def skipping(layer: Projection | None) -> Iterator[None]:
+    """A context in which the layer returns its input, which satisfies the constraint already."""
     if layer is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Units whose input follows from their output (Gomez et al., arXiv 1707.04585)."""
+"""Units whose input can be computed from their output (Gomez et al., arXiv 1707.04585)."""
 
 from collections.abc import Callable
 
@@ -18,14 +18,14 @@ class Reversible(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, 2 C, H, W), the same shape."""
+        """(N, 2 C, H, W) -> (N, 2 C, H, W)."""
         x1, x2 = x.chunk(2, dim=1)
         return torch.cat((x2 + self.residual(x1), x1), dim=1)
 
     def reverse(
         self, y: Tensor, p: Tensor, backward: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """x, and its adjoint, from y and its adjoint; one forward and one backward pass of F.
+        """x and its adjoint from y and its adjoint, by one forward and one backward pass of F.
 
         backward(x1, out, p_out) adds the gradients of F's parameters and gives that of x1.
         """

@@ -1,1 +1,1 @@
-"""Methods that join blocks by auxiliary variables, and what a rank stores of these."""
+"""Methods that couple blocks by auxiliary variables, and what a rank stores of these."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts, NotNegative
 from solvers.base import Setup, program_of
-from solvers.kernels import Stepped, follow
-from solvers.splitting.penalty import Penalty, PenaltyProgram
+from solvers.kernels import Stepped, step_limit
+from solvers.splitting.penalty import CORRECTED, Penalty, PenaltyProgram
 from solvers.windows import Record, Rows
+
+MOVES = Acts(
+    "multipliers move, between several sweeps or from carried records",
+    lambda run: run.solver.moves(run.setup),
+)
 
 
 @dataclass(frozen=True)
@@ -25,45 +31,32 @@ class AugmentedLagrangian(Penalty):
         kappa_k <- kappa_k + kappa_step lam_step 2b (S lam_k - S x_{k-1})
     with the new lam_k in the second line and b = lam_beta; everything else is as in `Penalty`.
 
-    kappa's step is tied to lam's. At full steps (and filter 1) an exchange leaves kappa_k = -p_in;
-    with lam_step s < 1 and an untied step kappa would add up residuals that lam has only followed
-    for a part s. The distance of lam from x is (p_in - old p_in) / 2b: a large b keeps the block's
-    input close to what arrives, and in the limit lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then
-    delayed gradients with replay, one block of lag a sweep, coupled by beta. That is the default:
-    where lam leaves x, several sweeps are worth less than one.
+    kappa's step is proportional to lam's. At full steps (and filter 1) an exchange leaves
+    kappa_k = -p_in. With lam_step s < 1 and an independent step, kappa would add up residuals of
+    which lam has followed only the part s. The distance of lam from x is (p_in - old p_in) / 2b: a
+    large b keeps the block's input close to the previous block's output, and in the limit
+    lam_k = x_{k-1}, kappa_k = -p_in. Sweeps are then delayed gradients with replay, which lag one
+    sweep for each block and are coupled by beta. That is the default: where lam leaves x, several
+    sweeps are worth less than one.
 
-    kappa starts at zero (the classical choice) or at minus the recorded adjoint: kappa_k = -p_k
-    makes the first sub-problem gradient of every block the exact one. Under a filter it is
-    -filter^2 S p_k, for which S^T kappa_k is p_k's mean over each square, negated.
+    kappa starts at zero (the classical choice) or at minus the recorded adjoint: with
+    kappa_k = -p_k the first sub-problem gradient of every block is the exact one. Under a filter it
+    starts at -filter^2 S p_k, so that S^T kappa_k is minus p_k's mean over each square.
     """
 
     name: ClassVar[str] = "augmented-lagrangian"
 
-    multiplier_start: Literal["zero", "adjoint"] = "adjoint"
+    multiplier_start: Annotated[Literal["zero", "adjoint"], CORRECTED] = "adjoint"
     """Where the multipliers start: zero (classical), or minus the last exact pass's adjoint."""
-    kappa_step: float = 1.0
+    kappa_step: Annotated[NotNegative, MOVES] = 1.0
     """Step of the multipliers between sweeps, in units of lam_step 2 lam_beta."""
-    lam_move: Literal["step", "limit"] = "limit"
+    lam_move: Annotated[Literal["step", "limit"], MOVES] = "limit"
     """What an exchange does to lam and kappa: a step, or its limit for a large lam_beta."""
-    lam_start: Literal["feasible", "stepped"] = "feasible"
+    lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "feasible"
     """Where lam starts: the recorded activations, or one lam step from them."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kappa_step < 0:
-            raise ValueError(f"kappa_step is {self.kappa_step}; it must be 0 or positive")
-
-    def check(self, setup: Setup) -> None:
-        super().check(setup)
-        if not setup.correct_every:
-            self.refuse_inert("no correction gives the adjoint to start from", "multiplier_start")
-        if not self.moves(setup):
-            why = "multipliers stay as they are in a single sweep or a gap"
-            self.refuse_inert(why, "kappa_step", "lam_move")
-        elif self.lam_move == "limit":
-            self.refuse_inert("under lam_move=limit lam is x after an exchange", "balance_ratio")
-            if self.lam_start == "feasible" or not setup.correct_every:
-                self.refuse_inert("lam_move is limit, not step", "lam_step", "lam_beta")
+    def steps_lam(self, setup: Setup) -> bool:
+        return self.moves(setup) and self.lam_move == "step"
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         before, after = super().buffers(setup)
@@ -76,8 +69,8 @@ class AugmentedLagrangianProgram(PenaltyProgram):
 
     solver: AugmentedLagrangian
 
-    def _begin(self, record: Record) -> None:
-        super()._begin(record)
+    def _start_variables(self, record: Record) -> None:
+        super()._start_variables(record)
         if record.lam is not None and self.solver.moves(self.setup):
             kappa = self._start_multiplier(record.lam, record.p_in)
             self._store.put("kappa_in", record.rows, kappa)
@@ -94,19 +87,19 @@ class AugmentedLagrangianProgram(PenaltyProgram):
         return self._store.raw(name, rows)
 
     @property
-    def _ascent(self) -> float:
+    def _kappa_rate(self) -> float:
         return self.solver.kappa_step * self.solver.lam_step
 
     @property
     def _limit(self) -> bool:
         return self.solver.lam_move == "limit"
 
-    def _stepped(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
+    def _lam_update(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
         if not self._limit:
-            return super()._stepped(rows, lam, x, p_in)
+            return super()._lam_update(rows, lam, x, p_in)
         kappa, solver = self._store.raw("kappa_in", rows), self.solver
-        beta, flat = self._before.moving, not self._whole
-        return follow(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
+        beta, flat = self._before.step_beta, not self._whole
+        return step_limit(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
 
     def _message(self, new: Stepped) -> Tensor:
         if not self._limit:

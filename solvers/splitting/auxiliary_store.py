@@ -1,4 +1,4 @@
-"""What one rank keeps of its auxiliary variables: how it starts, travels and is taken back."""
+"""The auxiliary variables that one rank stores: their start, their messages, their checkpoint."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from solvers.windows import Record, Rows
 
 
 class AuxiliaryStore:
-    """The part of a program that keeps lam_k, and what its sub-problem knows of lam_{k+1}.
+    """The part of a program that stores lam_k, and what its sub-problem needs of lam_{k+1}.
 
-    Of the settings it reads beta_unit, lam_start, lam_step, filter, filter_mode, storage and
+    It reads the settings beta_unit, lam_start, lam_step, filter, filter_mode, storage and
     balance_ratio.
     """
 
@@ -37,29 +37,29 @@ class AuxiliaryStore:
     def record(self, record: Record) -> None:
         """Start the auxiliary variables of the record's rows.
 
-        Without adjoints, which a forward pass alone does not give, they are the activations; and
-        those that a checkpoint gave stay.
+        A record of a forward pass has no adjoints. Then they start at the activations, and those
+        that a checkpoint gave stay as they are.
         """
         before, after = self._carried
         lam = None if before and record.p_in is None else record.lam
         out = None if after and record.p_out is None else record.out
-        self._begin(replace(record, lam=lam, out=out))
+        self._start_variables(replace(record, lam=lam, out=out))
 
     def carried_input(self, rows: Rows) -> Tensor | None:
         return self._input(rows) if self._carried[0] else None
 
-    def _begin(self, record: Record) -> None:
+    def _start_variables(self, record: Record) -> None:
         rows = record.rows
-        self._measure(record)
+        self._measure_energy(record)
         if record.lam is not None:
-            lam = self._held_in(self._start(record.lam, record.p_in, self._before))
+            lam = self._project_in(self._start(record.lam, record.p_in, self._before))
             self._store.put("lam", rows, lam if self._whole else self._pool(lam))
         if record.out is not None:
-            target = self._held_out(self._start(record.out, record.p_out, self._after))
+            target = self._project_out(self._start(record.out, record.p_out, self._after))
             self._store.put("target", rows, self._pool(target))
 
-    def _measure(self, record: Record) -> None:
-        """Take the activations' energy where beta is a coefficient of it, once a window."""
+    def _measure_energy(self, record: Record) -> None:
+        """Measure the activations' energy, once in each window, if beta_unit is "energy"."""
         if self.solver.beta_unit == "energy" and record.rows.start == 0:
             for cut, x in ((self._before, record.lam), (self._after, record.out)):
                 if x is not None:
@@ -98,12 +98,12 @@ class AuxiliaryStore:
         self._carried = ("lam" in before, "lam" in after)
         if "lam" in after:
             lam = after["lam"]
-            self._store.put("target", everything, self._shared(lam) if self._whole else lam)
+            self._store.put("target", everything, self._shared_lam(lam) if self._whole else lam)
             if "kappa_in" in after:
                 self._store.put("kappa_out", everything, after["kappa_in"])
 
     def _fitting(self, kept: Tensors, shape: tuple[int, ...] | None) -> Tensors:
-        """What a cut has kept; RuntimeError unless it is nothing, or all of its shape."""
+        """What a checkpoint held of a cut; RuntimeError unless it is nothing, or all of it fits."""
         wanted = [n for n in ("lam", "kappa_in") if n in self.solver.buffers(self.setup)[0]]
         found: Tensors = {name: kept[name] for name in wanted if name in kept}
         if found and sorted(found) != sorted(wanted):
@@ -116,31 +116,31 @@ class AuxiliaryStore:
                 raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")
         return found
 
-    def _held_in(self, lam: Tensor) -> Tensor:
-        """lam within what the cut before this block holds it to."""
+    def _project_in(self, lam: Tensor) -> Tensor:
+        """lam projected onto the constraint of the cut before this block."""
         return lam
 
-    def _held_out(self, lam: Tensor) -> Tensor:
-        """lam within what the cut after this block holds it to."""
+    def _project_out(self, lam: Tensor) -> Tensor:
+        """lam projected onto the constraint of the cut after this block."""
         return lam
 
     def _start(self, x: Tensor, p: Tensor | None, cut: Coefficients) -> Tensor:
         if p is None or self.solver.lam_start == "feasible":
             return x
         wide = torch.promote_types(x.dtype, torch.float32)
-        eta: float = self.solver.lam_step / (2 * cut.moving)
+        eta: float = self.solver.lam_step / (2 * cut.step_beta)
         return x.to(wide) - eta * p.to(wide)
 
     def _input(self, rows: Rows) -> Tensor:
-        """What this block computes from."""
-        return self._own(rows)
+        """The block's input."""
+        return self._lam(rows)
 
-    def _own(self, rows: Rows) -> Tensor:
+    def _lam(self, rows: Rows) -> Tensor:
         """lam_k, which this rank owns."""
         lam = self._store.get("lam", rows)
         return lam if self._whole else upsample(lam, self.solver.filter)
 
-    def _raw_own(self, rows: Rows) -> Tensor:
+    def _stored_lam(self, rows: Rows) -> Tensor:
         """lam_k in the store's number format."""
         lam = self._store.raw("lam", rows)
         return lam if self._whole else upsample(lam, self.solver.filter)
@@ -148,6 +148,6 @@ class AuxiliaryStore:
     def _pool(self, x: Tensor) -> Tensor:
         return pool(x, self.solver.filter)
 
-    def _shared(self, lam: Tensor) -> Tensor:
-        """S lam as it travels: of lam as it is kept, so that a checkpoint of lam holds it too."""
+    def _shared_lam(self, lam: Tensor) -> Tensor:
+        """S lam as it is sent, from lam as it is stored: a checkpoint of lam determines it."""
         return self._store.message(self._pool(self._store.rounded(lam)))

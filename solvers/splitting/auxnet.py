@@ -8,18 +8,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import Count, NotNegative, Positive, Share
 from solvers.base import Program, Shape, Solver, program_of
 from solvers.blocks.buffers import frozen_statistics
-from solvers.checks import check_choices, check_momentum, check_numbers
-from solvers.kernels import couple
 from solvers.layers.auxiliary import HASHED, auxiliary_network
+from solvers.splitting.subproblem import couple_backward
 from solvers.state import State, entries
 from solvers.windows import Batch, PhaseStats, Window
 
 
 @dataclass(frozen=True)
 class AuxNet(Solver):
-    r"""The splitting with lam_k = a_k(x; v_k), a small network a cut, x the augmented image.
+    r"""The splitting with lam_k = a_k(x; v_k), a small network for each cut; x is the input image.
 
     Local loss of block k < K-1, per sample, from its own lam_k (block K-1: phi):
 
@@ -30,14 +30,15 @@ class AuxNet(Solver):
         lam*  =  x_{k-1} - eta p_in,        eta = lam_step / (2 beta)
         v_k   <- Adam step on (1/N) sum over samples of 1/2 ||a_k(x; v_k) - lam*||^2
 
-    multiplier    none      kappa = 0: the penalty; a mini-batch sends lam_k down and x_k up
-                  adjoint   kappa_k = -p_in(k), at lam_k: what a full exchange of the augmented
-                            Lagrangian leaves; p_in goes down, too, and backward passes wait for it
+    multiplier    none      kappa = 0: the penalty; lam_k is sent down and x_k up
+                  adjoint   kappa_k = -p_in(k), at lam_k, which is what a full exchange of the
+                            augmented Lagrangian leaves; p_in is sent down, too, and the backward
+                            pass of the block below waits for it
 
-    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k sees the image, not the
-    label, so of p_in it learns E[p_in | x], what it finds out about the class by itself: without a
-    multiplier that is all the blocks before the cut hear of the loss, and the reason why a full
-    step (lam_step 1) does not carry lam away although a small beta makes it 1000 p_in.
+    lam* minimizes beta ||lam - x_{k-1}||^2 + lam_step <p_in, lam>. a_k sees the image, but not the
+    label, so it learns E[p_in | x]: the part of p_in that the image determines. Without a
+    multiplier the blocks before the cut learn of the loss only through this part. That is also why
+    a full step (lam_step 1) does not carry lam away, although a small beta makes it 1000 p_in.
 
     No forward pass waits for another: all ranks start from the image at once. Nothing is stored
     per sample, so every sweep may see newly augmented images.
@@ -54,33 +55,22 @@ class AuxNet(Solver):
     alternates: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"images"})
 
-    beta: float = 5e-4
+    beta: Positive = 5e-4
     """Penalty coefficient, of the squared norm over one sample's C, H, W."""
-    lam_step: float = 1.0
-    """Step of the wanted lam*, in units of 1 / (2 beta)."""
+    lam_step: NotNegative = 1.0
+    """Step from x_{k-1} to the wanted lam*, in units of 1 / (2 beta)."""
     multiplier: Literal["none", "adjoint"] = "none"
-    """What a block trains towards: lam alone, or lam with kappa = -p_in, which it waits for."""
-    local_lr: float | None = None
-    """Learning rate of the parallel phase, relative to the schedule's; unset: 0.1, or 1 alone."""
-    momentum: float | None = 0.9
+    """What a block trains towards: lam, or lam with kappa = -p_in, for which it waits."""
+    local_lr: Positive | None = None
+    """Learning rate of the parallel phase over the schedule's; unset: 0.1, without correction 1."""
+    momentum: Share | None = 0.9
     """Momentum of the blocks' own SGD in the parallel phase; unset: the exact pass's optimizer."""
-    width: int = 16
+    width: Count = 16
     """Channels, or features, of the networks a_k."""
-    depth: int = 1
-    """Layers of a_k, of images convolutions of 3 x 3, at least one for every halving."""
-    aux_lr: float = 1e-3
+    depth: Count = 1
+    """Layers of a_k; for images 3 x 3 convolutions, at least one for every halving of the size."""
+    aux_lr: Positive = 1e-3
     """Learning rate of v_k (Adam)."""
-
-    def __post_init__(self) -> None:
-        rate = () if self.local_lr is None else ("local_lr",)
-        check_numbers(
-            self,
-            positive=("beta", "aux_lr", *rate),
-            not_negative=("lam_step",),
-            at_least_one=("width", "depth"),
-        )
-        check_momentum(self.momentum)
-        check_choices(self)
 
 
 @program_of(AuxNet)
@@ -128,12 +118,10 @@ class AuxNetProgram(Program):
             stats.classified(found)
         else:
             links.to_next(x.detach())
-            lam_above, samples = links.from_next(), batch.size / block.loss_scale
+            lam_above = links.from_next()
             kappa = -links.from_next() if self._adjoints else None
-            coupling = couple(x.detach(), lam_above, kappa, self.solver.beta, samples=samples)
-            if x.requires_grad:
-                with block.span("backward"):
-                    x.backward(coupling.p_out)
+            beta, size = self.solver.beta, batch.size
+            coupling = couple_backward((), block, x, lam_above, kappa, beta, 1, size)
             stats.losses.append(coupling.loss / len(batch))
             stats.squares.append(coupling.squares)
         p_in = block.sample_adjoint(lam, batch.size)
@@ -148,7 +136,7 @@ class AuxNetProgram(Program):
         stats.steps += 1
 
     def _regress(self, x: Tensor, lam: Tensor, p_in: Tensor, size: int) -> Tensor:
-        """One step of v_k towards lam*; squares of residual and change."""
+        """One step of v_k towards lam*; gives the squares of the residual and of the change."""
         residual = lam.detach() - x.to(lam.dtype)
         eta = self.solver.lam_step / (2 * self.solver.beta)
         pull = residual + eta * p_in  # lam - lam*
@@ -162,12 +150,12 @@ class AuxNetProgram(Program):
         if network is None:
             cut = self.setup.shape_before(self.block.index)
             assert cut is not None
-            network = self._make(tuple(images.shape[1:]), cut, images.dtype)
+            network = self._make_network(tuple(images.shape[1:]), cut, images.dtype)
         numbers = not images.is_floating_point()
         generated: Tensor = network(images % HASHED if numbers else images)
         return generated
 
-    def _make(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
+    def _make_network(self, image: Shape, cut: Shape, dtype: torch.dtype) -> nn.Sequential:
         solver, block = self.solver, self.block
         numbers = not dtype.is_floating_point
         made = auxiliary_network(image, cut, solver.width, solver.depth, block.index, numbers)
@@ -191,7 +179,7 @@ class AuxNetProgram(Program):
         return State(cut=tensors)
 
     def load_state(self, state: State) -> None:
-        """Take back v_k and its optimizer's state; ValueError if they are of another a_k."""
+        """Take back v_k and its optimizer's state; ValueError if they belong to another a_k."""
         before = state.cut
         if not before:
             return
@@ -199,7 +187,7 @@ class AuxNetProgram(Program):
         weights = entries(before, "weights.")
         layers = [w for w in weights.values() if w.dim() > 1]
         dtype = torch.int64 if before["numbers"] else layers[0].dtype
-        network = self._make(image, cut, dtype)
+        network = self._make_network(image, cut, dtype)
         made = network.state_dict()
         if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in weights.items()}:
             table = bool(before["numbers"])  # whose rows are not layers

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
+from solvers.acting import Acts, Count, Needs, NotNegative, Positive
 from solvers.base import Setup, program_of, values_of
-from solvers.checks import check_numbers
-from solvers.kernels import Held, Stepped, couple, descend, settle, upsample
-from solvers.layers.factorization import Factorization
-from solvers.layers.projection import Free, leading, passing_by, projection
-from solvers.splitting.augmented_lagrangian import AugmentedLagrangian, AugmentedLagrangianProgram
-from solvers.splitting.factors import FactorCut
+from solvers.layers.projection import projection
+from solvers.splitting.augmented_lagrangian import AugmentedLagrangian
 from solvers.splitting.online import OnlineSweeps
 from solvers.splitting.store import FORMATS, channels_last
 from solvers.state import State
 from solvers.windows import Batch, PhaseStats, Record, Rows, Window
+
+EXCHANGES = Acts(
+    "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
+    lambda run: run.setup.exchanges,
+)
+CARRIED = Acts(
+    "duals outlive a window (rounds.window is all, rounds.correct_every not 1)",
+    lambda run: run.setup.carried,
+)
+FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
+PLAIN_CUT = Acts(
+    "a cut has no factorization, whose Z has a closed form",
+    lambda run: _has_plain_cut(run),
+)
+STEPS_OF_Z = Acts(
+    "a cut has no factorization, or solver.order is 'jacobi' in a window whose Z are not kept",
+    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
+)
 
 
 @dataclass(frozen=True)
 class BlockADMM(AugmentedLagrangian):
     r"""min_{w, Z} phi(f_{K-1}(Z_{K-1}), y)   s.t.   Z_k = f_{k-1}(Z_{k-1}),   Z_k in C_k.
 
-    With scaled duals U_k, for one sample (Z_k is `lam`, and `kappa` = rho U_k is what is stored):
+    With scaled duals U_k, for one sample (Z_k is `lam`; stored is `kappa` = rho U_k):
 
         L = phi(x_{K-1}, y) + sum_k rho_k/2 ||Z_k - x_{k-1} + U_k||^2 - rho_k/2 ||U_k||^2
         w_k:  theta_steps optimizer steps on rho_{k+1}/2 ||Z_{k+1} - x_k + U_{k+1}||^2  (last: phi)
@@ -34,24 +48,24 @@ class BlockADMM(AugmentedLagrangian):
         U_k <- U_k + kappa_step (Z_k - x_{k-1})
 
     **Online**, in windows whose Z are not kept, Z starts from one forward pass and U = 0 (after a
-    correction U = -p/rho). A sweep is, for each mini-batch, Z and then w:
+    correction U = -p/rho). In a sweep Z and then w step, for each mini-batch:
 
         gauss-seidel  Z_{K-1} first, then Z_{K-2} with the new Z_{K-1}, ...: the loss reaches every
                       block in one visit; block k works K-1-k mini-batches behind the last
-        jacobi        z_steps hops: every Z_k steps from the same old values, then Z and x are
-                      exchanged; the loss climbs one block a hop
+        jacobi        z_steps times, every Z_k steps from the same old values, then Z and x are
+                      exchanged; the loss goes down by one block each time
         then          w_k, all blocks at once, from the new Z_k towards the new Z_{k+1}
 
-    and, before another sweep, x_{k-1} anew and the step of U_k. **Batch**, the window "all" unless
-    every round is corrected, keeps Z and U of every sample, and a visit is
+    and, before another sweep, x_{k-1} is computed anew and U_k steps. **Batch**, with the window
+    "all" unless every round is corrected, keeps Z and U of every sample, and a visit is
 
         jacobi        every w_k and Z_k steps from the same old values, all blocks at once; with
                       one step each, lam_step = 1, it is the augmented Lagrangian with beta = rho/2
         gauss-seidel  w_0, Z_1, U_1, w_1, Z_2, ... with the newest values (classical ADMM); block k
-                      works k mini-batches behind the first, so the blocks are at work all the same
+                      works k mini-batches behind the first, so all blocks work at the same time
 
-    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that outgrows
-    `dual_limit` times its start and its Z is reset to zero, with a notice.
+    Residual balancing changes rho_k; kappa stays, so U is rescaled with it. A dual that grows
+    beyond `dual_limit` times its start and its Z is reset to zero, with a notice.
     """
 
     name: ClassVar[str] = "block-admm"
@@ -59,62 +73,46 @@ class BlockADMM(AugmentedLagrangian):
     factorizes: ClassVar[bool] = True
 
     sweeps: ClassVar[int] = 2
+    acts: ClassVar = {
+        "solver.filter": Needs(
+            "no cut has a factorization, which has every pixel",
+            lambda run: not run.setup.factorized,
+        )
+    }
 
     beta: float = field(init=False, repr=False, default=0.0)
     lam_beta: float | None = field(init=False, repr=False, default=None)
     lam_move: Literal["step", "limit"] = field(init=False, repr=False, default="step")
-    rho: float = 1e-3
+    rho: Positive = 1e-3
     """Penalty coefficient; 2 beta of the augmented Lagrangian."""
     order: Literal["jacobi", "gauss-seidel"] = "gauss-seidel"
     """All blocks from the same old values, or one after the other with the newest."""
-    lam_step: float = 2e-3
+    lam_step: Annotated[NotNegative, PLAIN_CUT] = 2e-3
     """Gradient step of Z, in units of 1 / rho."""
-    kappa_step: float = 1.0
+    kappa_step: Annotated[NotNegative, EXCHANGES] = 1.0
     """Step of the scaled dual U."""
-    theta_steps: int = 1
-    """Optimizer steps of the weights a visit of a mini-batch."""
-    z_steps: int = 1
-    """Gradient steps of Z a visit."""
+    theta_steps: Count = 1
+    """Optimizer steps of the weights in each visit of a mini-batch."""
+    z_steps: Annotated[Count, STEPS_OF_Z] = 1
+    """Gradient steps of Z in each visit."""
     optimizer: Literal["shared", "sgd", "adam"] = "shared"
-    """Of the weights' steps: the exact pass's, or one of the solver's own."""
-    constraint: str = "none"
-    """What Z is held to: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
-    factor_rho: float = 1e-3
+    """The optimizer of the weights' steps: the exact pass's, or one of the solver's own."""
+    constraint: Annotated[str, PLAIN_CUT] = "none"
+    """Constraint on Z: none, non-negative, box:LOW:HIGH, quantized:BITS:LOW:HIGH or sign."""
+    factor_rho: Annotated[Positive, FACTORIZED] = 1e-3
     """Penalty coefficient of Z = M S at a cut with a factorization."""
-    dual_limit: float = 10.0
+    dual_limit: Annotated[NotNegative, CARRIED] = 10.0
     """Growth of a dual at which it starts again from zero, with a notice; 0: never."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, positive=("rho", "factor_rho"))
         object.__setattr__(self, "beta", self.rho / 2)
         super().__post_init__()
-        check_numbers(self, at_least_one=("theta_steps", "z_steps"))
-        check_numbers(self, not_negative=("dual_limit",))
         if self.optimizer != "sgd" and self.momentum is not None:
             raise ValueError(
                 f"momentum is {self.momentum} but the optimizer is {self.optimizer!r}: momentum "
                 "is of the solver's own SGD, so set optimizer=sgd"
             )
         projection(self.constraint)
-
-    def check(self, setup: Setup) -> None:
-        super().check(setup)
-        if not setup.exchanges:
-            why = "there is no other sweep to use the dual of the first"
-            self.refuse_inert(why, "kappa_step")
-        if not setup.carried:
-            self.refuse_inert("the duals of a window end with it", "dual_limit")
-        if not setup.factorized:
-            self.refuse_inert("there is no factorization", "factor_rho")
-        if setup.factorized and self.filter > 1:
-            raise ValueError(
-                f"solver.filter is {self.filter}, but a factorization has every pixel: leave it out"
-            )
-        if setup.factorized and len(setup.factorized) == setup.blocks - 1:
-            why = "every cut has a factorization, whose Z has a closed form"
-            self.refuse_inert(why, "lam_step", "constraint")
-            if self.order == "gauss-seidel" or setup.carried:
-                self.refuse_inert(why, "z_steps")
 
     def moves(self, setup: Setup) -> bool:
         return setup.window > 0
@@ -124,7 +122,7 @@ class BlockADMM(AugmentedLagrangian):
         return before + ([] if setup.carried else ["x"]), after
 
     def memory(self, setup: Setup, index: int) -> int:
-        """And the codes and duals of a factorization, but for the codes' ranks, as large as Z.
+        """As `Penalty`'s, with the codes and the dual of a factorization, each about as large as Z.
 
         In the order "gauss-seidel" a window of Z may be on its way to a block that is behind.
         """
@@ -140,7 +138,7 @@ class BlockADMM(AugmentedLagrangian):
 
 
 @program_of(BlockADMM)
-class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
+class BlockADMMProgram(OnlineSweeps):
     """`AugmentedLagrangianProgram` in either order, with constraints and factorizations."""
 
     solver: BlockADMM
@@ -155,29 +153,19 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             own = [{"weight_decay": 0.0, **group} for group in groups]
             own = [{key: group[key] for key in ("params", "weight_decay")} for group in own]
             block.optimizers["local"] = torch.optim.AdamW(own, lr=0.0)
-        self._layer = None if block.first else leading(block.module)
-        everywhere = projection(solver.constraint)
-        self._constraint_in = Free() if block.first else self._layer or everywhere
-        self._constraint_out = Free() if block.last else block.cut_after or everywhere
-        self._factors: FactorCut | None = None
-        if isinstance(self._layer, Factorization):
-            self._constraint_in = Free()
-            self._factors = FactorCut(self._layer, self._store)
-        if isinstance(block.cut_after, Factorization):
-            self._constraint_out = Free()
         self._start_norm: float | None = None
 
-    def _begin(self, record: Record) -> None:
-        super()._begin(record)
+    def _start_variables(self, record: Record) -> None:
+        super()._start_variables(record)
         if record.lam is not None:
             self._start_norm = None
             if not self.setup.carried:
                 self._store.put("x", record.rows, self._pool(record.lam))
             if self._factors is not None:
-                self._factors.record(record.rows, self._own(record.rows))
+                self._factors.record(record.rows, self._lam(record.rows))
 
     def train(self, window: Window) -> PhaseStats:
-        """Sweep the window, then watch the duals, if they moved."""
+        """Sweep the window, then limit the duals if they outlive it."""
         if self._start_norm is None:
             self._start_norm = self._dual_norm()
         stats = super().train(window)
@@ -191,14 +179,6 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             return super().sweep(window, number, exchange)
         return self.online_sweep(window, number, exchange)
 
-    def gradient(
-        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
-        if self._factors is not None:
-            self._factors.update_factors(rows, self._own(rows))
-        with passing_by(self._layer):
-            return super().gradient(batch, rows, with_input, stats, visit)
-
     def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         visit = self._jacobi if self.solver.order == "jacobi" else self._gauss_seidel
         visit(batch, rows, exchange, stats)
@@ -206,96 +186,26 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
     def _jacobi(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         x, p_in = self.gradient(batch, rows, exchange, stats)
         if exchange and not self.block.last:
-            self._hand_up(rows, x)
+            self._send_output(rows, x)
         z = None
         if exchange and not self.block.first:
             z = self._z_update(batch, rows, self.links.from_previous(), p_in)
         self._weight_steps(batch, rows)
         if z is not None:
-            self._hand_down(rows, z, stats)
+            self._send_lam(rows, z, stats)
 
     def _gauss_seidel(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         block = self.block
         if exchange and not block.first:
             x = self.links.from_previous()
-            self._hand_down(rows, self._z_update(batch, rows, x), stats)
+            self._send_lam(rows, self._z_update(batch, rows, x), stats)
         self.gradient(batch, rows, False, stats)
         self._weight_steps(batch, rows)
         if exchange and not block.last:
-            self._hand_up(rows, self._output(batch, rows))
-
-    def _weight_steps(self, batch: Batch, rows: Rows) -> None:
-        """The gradient at hand is the first step's."""
-        for number in range(self.solver.theta_steps):
-            if number:
-                self.gradient(batch, rows, False, PhaseStats(), number)
-            self._step(batch)
-
-    def _z_update(
-        self,
-        batch: Batch,
-        rows: Rows,
-        x: Tensor,
-        p_in: Tensor | None = None,
-        steps: int | None = None,
-    ) -> Stepped:
-        """Z_k and kappa_k after a visit; `p_in` is the adjoint at the old Z_k, if it is known."""
-        old, kappa, cut = self._raw_own(rows), self._multiplier("kappa_in", rows), self._before
-        steps = self.solver.z_steps if steps is None else steps
-        if self._factors is not None:
-            new = self._factored_step(batch, rows, x.to(self._own(rows).dtype), p_in)
-        elif steps == 1:
-            if p_in is None:
-                p_in = self._adjoint(batch, rows, self._own(rows))[1]
-            return self._stepped(rows, old, x, p_in)
-        else:
-            new = self._own(rows)
-            for number in range(steps):
-                if number or p_in is None:
-                    p_in = self._adjoint(batch, rows, new)[1]
-                new = descend(new, x, kappa, p_in, cut.moving, self._eta, self.solver.filter)
-            new = self._held_in(new)
-        rate = self._ascent * 2 * cut.moving
-        return settle(new, old, x, kappa, cut.moving, rate, self.solver.filter)
-
-    def _factored_step(self, batch: Batch, rows: Rows, x: Tensor, p_in: Tensor | None) -> Tensor:
-        assert self._factors is not None
-        if p_in is None:
-            p_in = self._adjoint(batch, rows, self._input(rows))[1]
-        kappa, rho = self._store.get("kappa_in", rows), 2 * self._before.moving
-        return self._factors.step(rows, x - kappa / rho, p_in, rho, self.solver.factor_rho)
-
-    def _input(self, rows: Rows) -> Tensor:
-        return self._own(rows) if self._factors is None else self._factors.input(rows)
-
-    def _output(self, batch: Batch, rows: Rows) -> Tensor:
-        """x_k."""
-        with torch.no_grad(), passing_by(self._layer):
-            lam = batch.images() if self.block.first else self._input(rows)
-            x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
-            return x
-
-    def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor | None, Tensor]:
-        """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
-        block = self.block
-        z = z.detach().requires_grad_()
-        with passing_by(self._layer):
-            x = block.forward(z, (2, batch.step, self._sweep))
-        scale = block.loss_scale
-        if block.last:
-            with block.span("backward"):
-                (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
-            return None, block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
-        target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-        beta, factor = self._after.coupling, self.solver.filter
-        samples = len(batch) / scale  # scaled before it is rounded to x's format
-        coupling = couple(x.detach(), target, kappa, beta, factor, samples)
-        with block.span("backward"):
-            (p,) = torch.autograd.grad(x, z, coupling.p_out)
-        return x.detach(), block.stored_adjoint(p.to(z.dtype) * samples)
+            self._send_output(rows, self._output(batch, rows))
 
     def _limit_duals(self, stats: PhaseStats) -> None:
-        """Reset duals that have grown too large: decided alike on both sides of a cut."""
+        """Reset duals that have grown too large; both sides of a cut decide alike."""
         block, limit, mine = self.block, self.solver.dual_limit, None
         if not block.first:
             mine = self._dual_norm(), max(self._start_norm or 0.0, self._store.norm("lam"))
@@ -313,7 +223,7 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
 
     def _dual_norm(self) -> float:
         """||U_k|| over the window."""
-        rho = 2 * self._before.moving
+        rho = 2 * self._before.step_beta
         return 0.0 if self.block.first else self._store.norm("kappa_in") / rho
 
     def state(self) -> State:
@@ -336,23 +246,11 @@ class BlockADMMProgram(OnlineSweeps, AugmentedLagrangianProgram):
             everything = slice(0, self._store.samples)
             for name in ("codes", "factor_dual"):
                 self._store.put(name, everything, channels_last(before)[name])
-            # RuntimeError where they are of other shapes
+            # RuntimeError if their shapes do not fit
             self._store.get("factor_dual", everything) + self._factors.input(everything)
 
-    @property
-    def _ascent(self) -> float:
-        return self.solver.kappa_step
 
-    @property
-    def _held(self) -> Held | None:
-        return self._constraint_in
-
-    def _held_in(self, lam: Tensor) -> Tensor:
-        return self._constraint_in.project(self._fed(lam))
-
-    def _held_out(self, lam: Tensor) -> Tensor:
-        return self._constraint_out.project(self._fed(lam))
-
-    def _fed(self, lam: Tensor) -> Tensor:
-        """What a block sees of lam: in the filter mode "input" the upsampling of S lam."""
-        return lam if self._whole else upsample(self._pool(lam), self.solver.filter)
+def _has_plain_cut(run: Any) -> bool:
+    """Whether a cut has no factorization."""
+    setup = run.setup
+    return not setup.factorized or len(setup.factorized) < setup.blocks - 1

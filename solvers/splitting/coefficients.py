@@ -1,4 +1,4 @@
-"""The coefficients beta of one cut, as they are in force."""
+"""The current coefficients beta of one cut."""
 
 from dataclasses import dataclass
 from math import inf, log2
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from solvers.kernels.coupling import dot, wide
 
-MOST = 2.0**10
-"""How far balancing takes beta from what was asked for, either way."""
+MAX_FACTOR = 2.0**10
+"""Largest factor by which balancing changes beta from its setting, either way."""
 
 
 @dataclass
 class Coefficients:
-    """What beta is at one cut, the same on both its sides.
+    """beta at one cut, the same on both its sides.
 
-    beta couples weights, lam_beta is that of the steps of lam and kappa. Both count a share of the
+    beta couples weights; lam_beta is that of the steps of lam and kappa. Both are divided by the
     activations' `energy`, and residual balancing multiplies them by `factor`.
     """
 
@@ -25,19 +25,19 @@ class Coefficients:
     factor: float = 1.0
 
     @property
-    def coupling(self) -> float:
+    def weight_beta(self) -> float:
         """beta of the weights' sub-problems."""
         return self.beta * self.factor / self.energy
 
     @property
-    def moving(self) -> float:
+    def step_beta(self) -> float:
         """beta of the steps of lam and kappa."""
         return self.lam_beta * self.factor / self.energy
 
     def measure(self, x: Tensor) -> None:
-        """Take the mean energy ||x||^2 of a sample of x (N, ...), to a power of two.
+        """Let `energy` be the mean ||x||^2 of a sample of x (N, ...), rounded to a power of two.
 
-        Of zeros it is 1. Rounded, there are few betas, each of which may be part of a graph.
+        Of zeros it is 1. The rounding leaves few values of beta, each of which a graph may contain.
         """
         x = wide(x)
         energy = float(dot(x, x)) / len(x)
@@ -49,6 +49,6 @@ class Coefficients:
         Boyd et al., Foundations and Trends in Machine Learning 2011, section 3.4.1.
         """
         if primal > ratio * dual:
-            self.factor = min(2 * self.factor, MOST)
+            self.factor = min(2 * self.factor, MAX_FACTOR)
         elif dual > ratio * primal:
-            self.factor = max(self.factor / 2, 1 / MOST)
+            self.factor = max(self.factor / 2, 1 / MAX_FACTOR)

@@ -11,8 +11,9 @@ from solvers.windows import Rows
 class FactorCut:
     r"""The auxiliary variables of a cut with Z ~ M S, on the rank that owns Z.
 
-    Per sample it keeps the codes M and the scaled dual V of the constraint Z = M S; the block
-    behind the cut sees M S. A visit, with rho of the cut's own constraint and rho_m of this one:
+    It stores, for each sample, the codes M and the scaled dual V of the constraint Z = M S; the
+    input of the block behind the cut is M S. A visit, with rho of the constraint Z = x and rho_m of
+    this one:
 
         T = max(0, Z + V);  M <- M * (T S^T) / (M S S^T + eps);  S <- S * (M^T T) / (M^T M S + eps)
         Z <- (rho (x - U) + rho_m (M S - V) - p_in) / (rho + rho_m);   V <- V + Z - M S
@@ -26,15 +27,15 @@ class FactorCut:
         self._averages: tuple[Tensor, Tensor] | None = None
 
     def record(self, rows: Rows, z: Tensor) -> None:
-        """Start M and V of new Z; the first time, S as well."""
+        """Start M and V for new Z; the first time S as well."""
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         if self._averages is None:
-            self._begin(z)
+            self._start_dictionary(z)
         self._store.put("codes", rows, self.layer.codes(z))
         self._store.put("factor_dual", rows, torch.zeros_like(z))
 
     def input(self, rows: Rows) -> Tensor:
-        """M S, what the block behind the cut sees."""
+        """M S, the input of the block behind the cut."""
         return self.layer.compose(self._store.get("codes", rows))
 
     def update_factors(self, rows: Rows, z: Tensor) -> None:
@@ -52,7 +53,7 @@ class FactorCut:
         self.layer.update(*self._averages)
 
     def step(self, rows: Rows, anchor: Tensor, p_in: Tensor, rho: float, rho_m: float) -> Tensor:
-        """The new Z, `anchor` being x - U; V follows."""
+        """The new Z, for `anchor` = x - U; V steps, too."""
         composed = self.input(rows)
         dual = self._store.get("factor_dual", rows)
         z = (rho * anchor + rho_m * (composed - dual) - p_in) / (rho + rho_m)
@@ -68,8 +69,8 @@ class FactorCut:
         device = self.layer.dictionary.device
         self._averages = cross.to(device), gram.to(device)
 
-    def _begin(self, z: Tensor, rounds: int = 50) -> None:
-        """Alternate updates on the first mini-batch, from the random S the layer has."""
+    def _start_dictionary(self, z: Tensor, rounds: int = 50) -> None:
+        """Alternate the updates of M and S on the first mini-batch, from the layer's random S."""
         scale = (z.clamp_min(0).mean() / self.layer.dictionary.mean()).clamp_min(1e-3)
         self.layer.dictionary.mul_(scale)
         codes = self.layer.codes(z)

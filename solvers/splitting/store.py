@@ -9,10 +9,10 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class Store:
-    """Named (n, ...) buffers in one number format, made at the first write and kept.
+    """Named (n, ...) buffers in one number format, allocated at the first write.
 
-    float64 tensors stay float64 under the format float32. A window shorter than the store is in its
-    first rows, from 0 on in recorded order; what is behind them is of no window.
+    float64 tensors stay float64 under the format float32. A window shorter than the store lies in
+    its first rows, in recorded order; the rows behind them belong to no window.
     """
 
     def __init__(self, samples: int, number_format: str) -> None:
@@ -20,10 +20,10 @@ class Store:
         self.format = FORMATS[number_format]
         self._buffers: dict[str, Tensor] = {}
         self._used: dict[str, int] = {}
-        """Rows of each buffer that are of the window."""
+        """Rows of each buffer that belong to the window."""
 
     def put(self, name: str, rows: Rows, value: Tensor) -> None:
-        """Keep `value` (N, ...) as the samples `rows` of buffer `name`."""
+        """Store `value` (N, ...) as the samples `rows` of buffer `name`."""
         buffer = self._buffers.get(name)
         if buffer is None:
             buffer = self._buffers[name] = self._allocate(value)
@@ -37,7 +37,7 @@ class Store:
         return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
 
     def raw(self, name: str, rows: Rows) -> Tensor:
-        """The samples `rows` of buffer `name`, in the number format they are kept in."""
+        """The samples `rows` of buffer `name`, in the number format of the store."""
         return self._buffers[name][rows]
 
     def clear(self, name: str) -> None:
@@ -50,16 +50,16 @@ class Store:
         return float(torch.linalg.vector_norm(values.float()))
 
     def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
-        """The buffers of those names that there are; without names all of them."""
+        """The buffers of these names, as far as they exist; without names all of them."""
         wanted = self._buffers if names is None else names
         return {name: self._buffers[name] for name in wanted if name in self._buffers}
 
     def message(self, value: Tensor) -> Tensor:
-        """`value` in the number format, as it travels to a neighbor."""
+        """`value` in the number format, as it is sent to a neighbor."""
         return value if self.format is torch.float32 else value.to(self.format)
 
     def rounded(self, value: Tensor) -> Tensor:
-        """`value` as `get` gives it back after a `put`."""
+        """`value` as `get` returns it after a `put`."""
         return value if self.format is torch.float32 else value.to(self.format).float()
 
     def _allocate(self, value: Tensor) -> Tensor:
@@ -72,6 +72,6 @@ class Store:
 
 
 def channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Images in the layout that training has them in; a file has none."""
+    """Images in the memory layout of training, which a file does not keep."""
     last = torch.channels_last
     return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}

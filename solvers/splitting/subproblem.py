@@ -1,18 +1,19 @@
-"""One mini-batch's sub-problem: forward, coupling, backward; static, and without communication."""
+"""One mini-batch's sub-problem: forward, coupling, backward, all without communication."""
 
 from torch import Tensor
 
 from solvers.blocks.block import Block
 from solvers.blocks.draws import Key
-from solvers.kernels import couple
+from solvers.kernels import Coupling, couple
 
 
-def classify(
+def classification_step(
     key: Key, block: Block, with_input: bool, size: int, lam: Tensor, labels: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The last block's, and gradients.
+    """The last block's: leaves gradients in the parameters.
 
-    (its loss for x, p_in if asked for, mean loss, score, what a metric that accumulates is shown).
+    Gives (loss in place of x, p_in if `with_input`, mean loss, score, what an accumulating metric
+    needs). Tensors only, so that it can be a CUDA graph.
     """
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
@@ -23,7 +24,7 @@ def classify(
     return loss, adjoint, loss, found.correct, *(found.seen or ())
 
 
-def approach(
+def coupling_step(
     key: Key,
     block: Block,
     with_input: bool,
@@ -34,13 +35,28 @@ def approach(
     target: Tensor,
     kappa: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The others': (x, p_in, mean coupling, its squares), and gradients in the parameters."""
+    """Any other block's: (x, p_in, mean coupling, its squares), and gradients in the parameters."""
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
+    coupling = couple_backward(key, block, x, target, kappa, beta, factor, size)
+    return x.detach(), block.sample_adjoint(lam, size), coupling.loss / len(lam), coupling.squares
+
+
+def couple_backward(
+    key: Key,
+    block: Block,
+    x: Tensor,
+    target: Tensor,
+    kappa: Tensor | None,
+    beta: float,
+    factor: int,
+    size: int,
+) -> Coupling:
+    """Couple x to its target, and go backward from the coupling's mean over `size` samples."""
     # scaled before it is rounded to x's format
     samples = size / block.loss_scale
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)
     if x.requires_grad:
         with block.span("backward", key):
             x.backward(coupling.p_out)
-    return x.detach(), block.sample_adjoint(lam, size), coupling.loss / len(lam), coupling.squares
+    return coupling

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from solvers.checks import check_choices
+from solvers.acting import Needs
 from solvers.state import State, entries
 from solvers.sync.base import Strategy, Sync, statistics
 from solvers.sync.messages import MessageFormat
@@ -18,6 +18,13 @@ from solvers.sync.reduction import Reduction, left_over, packed, unpack
 
 BUCKET_BYTES = 1 << 18
 """Of gradients that travel together, at least."""
+
+NOT_FLOAT16 = Needs(
+    "train.precision is not 'float16', whose overflows would stay in what rounding leaves for the "
+    "next step",
+    lambda run: run.train.precision != "float16",
+    "choose bfloat16",
+)
 
 
 @dataclass(frozen=True)
@@ -38,11 +45,8 @@ class AllReduce(Strategy):
     name: ClassVar[str] = "all-reduce"
     exact: ClassVar[bool] = True
 
-    messages: MessageFormat = "float32"
+    messages: Annotated[MessageFormat, NOT_FLOAT16] = "float32"
     """Number format of gradients between replicas: float32, or bfloat16, int8 with feedback."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def copies(self, replicas: int) -> float:
         return left_over(self.messages, replicas)

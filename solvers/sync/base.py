@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from solvers.acting import REPLICAS, Acts, Needs, Settings
 from solvers.state import State
+from solvers.sync.registry import STRATEGIES
 
 
 class Peers(Protocol):
@@ -98,7 +100,10 @@ class Sync(ABC):
         """Take back what `state` gave."""
 
 
-class Strategy(ABC):
+ANOTHER = "choose another solver or sync.name=all-reduce"
+
+
+class Strategy(Settings, ABC):
     """A way to keep replicas together: a frozen dataclass of its settings."""
 
     name: ClassVar[str]
@@ -110,10 +115,36 @@ class Strategy(ABC):
     """Whether it keeps a copy of each weight of the network."""
     plain: ClassVar[bool] = False
     """Whether all steps must be of one kind."""
-
-    def inert(self, blocks: int) -> str:
-        """Which of its settings would change nothing on so many blocks, and why; empty: none."""
-        return ""
+    needs: ClassVar[tuple[Needs, ...]] = (
+        Needs(
+            REPLICAS.where,
+            lambda run: run.replicas > 1 or run.sync.name == STRATEGIES.default,
+            REPLICAS.remedy,
+        ),
+        Needs(
+            "the solver trains no other weights beside the network's, of which it keeps a copy",
+            lambda run: not run.sync.anchored or not run.solver.has_auxiliary_weights,
+            ANOTHER,
+        ),
+        Needs(
+            "solver.clip_norm is 0, because it steps on sums of the gradients of several steps",
+            lambda run: not run.sync.plain or not getattr(run.solver, "clip_norm", 0.0),
+            "leave solver.clip_norm out, or choose sync.name=all-reduce",
+        ),
+        Needs(
+            "all steps are of one kind, because it adds up their gradients, so that there are no "
+            "corrections and no serial epochs beside a solver's own steps",
+            lambda run: (
+                not run.sync.plain
+                or run.solver.exact
+                or not (run.solver.alternates or run.setup.corrects)
+            ),
+            f"leave rounds.serial_epochs out, or {ANOTHER}",
+        ),
+    )
+    """What must hold in a run with it."""
+    acts: ClassVar[Mapping[str, Acts]] = {"sync.*": REPLICAS}
+    """Conditions of inherited settings, see `solvers.acting`."""
 
     def copies(self, replicas: int) -> float:
         """Numbers that a rank keeps for each of its weights, from one step to the next."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from solvers.checks import check_choices, check_numbers
+from solvers.acting import Acts, Count, CountOrZero, Positive, Share
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync, OptimizerState
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import left_over, packed, unpack
+
+TAKES_TURNS = Acts("there are several blocks to take turns", lambda run: run.setup.blocks > 1)
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,15 @@ class DiLoCo(Strategy):
     name: ClassVar[str] = "diloco"
     anchored: ClassVar[bool] = True
 
-    steps: int = 16
+    steps: Count = 16
     """h, steps from one outer step to the next."""
-    outer_lr: float = 0.7
+    outer_lr: Positive = 0.7
     """eta, size of the outer step."""
-    outer_momentum: float = 0.9
+    outer_momentum: Share = 0.9
     """mu, Nesterov momentum of the outer step."""
-    lag: int = 0
+    lag: CountOrZero = 0
     """Steps that a sum over replicas may take."""
-    streamed: bool = False
+    streamed: Annotated[bool, TAKES_TURNS] = False
     """Whether blocks end their rounds at different steps."""
     optimizer_state: OptimizerState = "own"
     """What inner optimizers keep: each replica's own for good, or at a round's end the mean."""
@@ -51,24 +53,11 @@ class DiLoCo(Strategy):
     """Number format of D between replicas: float32, or bfloat16, int8 with feedback."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(
-            self,
-            positive=("outer_lr",),
-            not_negative=("outer_momentum", "lag"),
-            at_least_one=("steps",),
-        )
-        if not self.outer_momentum < 1:
-            raise ValueError(f"outer_momentum is {self.outer_momentum}; it must be below 1")
+        super().__post_init__()
         if self.lag >= self.steps:
             raise ValueError(
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one below sync.steps"
             )
-
-    def inert(self, blocks: int) -> str:
-        if self.streamed and blocks == 1:
-            return "sync.streamed is True, but there is 1 block, so no other to take turns with"
-        return ""
 
     def copies(self, replicas: int) -> float:
         """B and V; while a sum is under way what is in it, and the weights it began with."""
@@ -99,14 +88,14 @@ class DiLoCoSync(AnchoredSync):
         self.anchors()
         return super().before_step(kind, rate)
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         strategy = self.strategy
         if (self.count - self._offset) % strategy.steps == 0 and self.count > self._offset:
-            if self._landing is not None:  # of a run that goes on with other settings
-                self._land()
+            if self._finish_sum is not None:  # of a run that goes on with other settings
+                self._finish_round()
             self._start()
-        if self._landing is not None and self.count >= self._started + strategy.lag:
-            self._land()
+        if self._finish_sum is not None and self.count >= self._started + strategy.lag:
+            self._finish_round()
 
     def _start(self) -> None:
         self._started = self.count
@@ -116,15 +105,15 @@ class DiLoCoSync(AnchoredSync):
     def _begin_sum(self) -> None:
         self._left = self._mean.state()
         moved = [b - w for b, w in zip(self.anchors(), self._sent, strict=True)]
-        self._landing = self._mean.start(packed(moved) * self.share)
+        self._finish_sum = self._mean.start(packed(moved) * self.share)
 
-    def _land(self) -> None:
-        assert self._landing is not None
+    def _finish_round(self) -> None:
+        assert self._finish_sum is not None
         strategy = self.strategy
-        anchors, momenta = self.anchors(), self.outer.kept("momentum")
+        anchors, momenta = self.anchors(), self.outer.slots("momentum")
         change = [torch.empty_like(b) for b in anchors]
-        unpack(self._landing(), change)
-        self._landing = None
+        unpack(self._finish_sum(), change)
+        self._finish_sum = None
         torch._foreach_mul_(momenta, strategy.outer_momentum)
         torch._foreach_add_(momenta, change)
         torch._foreach_add_(change, momenta, alpha=strategy.outer_momentum)
@@ -141,18 +130,18 @@ class DiLoCoSync(AnchoredSync):
         self.apart = late
 
     def rounding(self) -> Tensors:
-        return super().rounding() if self._landing is None else self._left
+        return super().rounding() if self._finish_sum is None else self._left
 
     def under_way(self) -> Tensors:
-        if self._landing is None:
+        if self._finish_sum is None:
             return {}
         sent = {f"sent {i:05}": w for i, w in enumerate(self._sent)}
         return {**sent, "started": torch.tensor(self._started)}
 
-    def go_on(self, kept: Tensors) -> None:
-        if "started" in kept:
-            self._started = int(kept["started"])
-            sent = [kept[name] for name in sorted(kept) if name.startswith("sent ")]
+    def load_under_way(self, saved: Tensors) -> None:
+        if "started" in saved:
+            self._started = int(saved["started"])
+            sent = [saved[name] for name in sorted(saved) if name.startswith("sent ")]
             self._sent = [
                 torch.empty_like(p).detach().copy_(w)
                 for p, w in zip(self.weights(), sent, strict=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from solvers.checks import check_choices, check_numbers
+from solvers.acting import Acts, Count, CountOrZero
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync
 from solvers.sync.reduction import packed, unpack
+
+DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
 
 @dataclass(frozen=True)
@@ -42,26 +44,20 @@ class HPSGD(Strategy):
     anchored: ClassVar[bool] = True
     plain: ClassVar[bool] = True
 
-    steps: int = 4
+    steps: Count = 4
     """h, steps whose gradients travel together."""
-    lag: int = 4
+    lag: CountOrZero = 4
     """L, steps that they take."""
-    drift: Literal["discard", "keep"] = "keep"
+    drift: Annotated[Literal["discard", "keep"], DRIFTS] = "keep"
     """What becomes of local steps when a round lands."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(self, not_negative=("lag",), at_least_one=("steps",))
+        super().__post_init__()
         if self.lag > self.steps:
             raise ValueError(
                 f"lag is {self.lag} of rounds of {self.steps} steps: choose one of at most "
                 "sync.steps, or two rounds would be under way"
             )
-
-    def inert(self, blocks: int) -> str:
-        if self.lag == 0 and self.drift == "discard":
-            return "sync.drift is 'discard', but sync.lag is 0: a round lands before any drift"
-        return ""
 
     def copies(self, replicas: int) -> float:
         """B, a slot of `Outer`, S; while a round is under way P, as it is and packed."""
@@ -111,7 +107,7 @@ class HPSGDSync(AnchoredSync):
     def before_step(self, kind: str, rate: float) -> bool:
         strategy = self.strategy
         if not self.count:
-            self.anchor()  # a run may go on with weights that no round has ended in
+            self.move_anchor()  # a run may go on with weights that no round has ended in
         weights = self.weights()
         gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
         self._rate = rate
@@ -123,11 +119,11 @@ class HPSGDSync(AnchoredSync):
             self._sums = [g.clone() for g in gradients]
         done = self.count + 1
         # beyond it, too: a run may go on with another lag
-        if self._landing is not None and done >= self._started + strategy.lag:
-            self._aim()
+        if self._finish_sum is not None and done >= self._started + strategy.lag:
+            self._take_sum()
         elif strategy.lag == 0 and done % strategy.steps == 0:
             self._start(done)
-            self._aim()
+            self._take_sum()
         else:
             drifted = [p.detach() for p in weights]
             torch._foreach_add_(drifted, gradients, alpha=-rate / self.share)
@@ -138,9 +134,9 @@ class HPSGDSync(AnchoredSync):
             return torch.zeros_like(p)
         return p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         if self._moved:
-            self._landed()
+            self._finish_round()
         if self.strategy.lag and self.count % self.strategy.steps == 0:
             self._start(self.count)
 
@@ -151,22 +147,22 @@ class HPSGDSync(AnchoredSync):
         self._begin_sum()
 
     def _begin_sum(self) -> None:
-        self._landing = self._mean.start(packed(self._sent))
+        self._finish_sum = self._mean.start(packed(self._sent))
 
-    def _aim(self) -> None:
+    def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
-        assert self._landing is not None
+        assert self._finish_sum is not None
         total, used = [torch.empty_like(p) for p in self.weights()], self._unused()
-        unpack(self._landing(), [*total, used])
-        self._landing, self._sent, self._moved = None, [], True
-        self.back()
+        unpack(self._finish_sum(), [*total, used])
+        self._finish_sum, self._sent, self._moved = None, [], True
+        self.return_to_anchor()
         for p, gradient, times in zip(self.weights(), total, used.tolist(), strict=True):
             p.grad = gradient if times else None
 
-    def _landed(self) -> None:
-        """B = w, after the optimizer's step; add what is kept."""
+    def _finish_round(self) -> None:
+        """B = w, after the optimizer's step; add the local steps that are kept."""
         self._moved = False
-        self.anchor()
+        self.move_anchor()
         self.apart = bool(self._sums)  # and statistics differ where drift is discarded, too
         if self.apart and self.strategy.drift == "keep":
             drifted = [p.detach() for p in self.weights()]
@@ -176,7 +172,7 @@ class HPSGDSync(AnchoredSync):
 
     def under_way(self) -> Tensors:
         found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}
-        if self._landing is not None:
+        if self._finish_sum is not None:
             found |= {f"sent {i:05}": s for i, s in enumerate(self._sent)}
         return found | {"started": torch.tensor(self._started), "used": self._used}
 
@@ -184,14 +180,17 @@ class HPSGDSync(AnchoredSync):
         weights = self.weights()
         return torch.zeros(len(weights), device=weights[0].device)
 
-    def go_on(self, kept: Tensors) -> None:
-        self._started, self._used = int(kept["started"]), kept["used"]
-        self._sums, self._sent = self._like(kept, "sum "), self._like(kept, "sent ")
+    def load_under_way(self, saved: Tensors) -> None:
+        self._started, self._used = int(saved["started"]), saved["used"]
+        self._sums, self._sent = (
+            self._saved_tensors(saved, "sum "),
+            self._saved_tensors(saved, "sent "),
+        )
         if self._sent:
             self._begin_sum()
 
-    def _like(self, kept: Tensors, prefix: str) -> list[Tensor]:
-        found = [kept[name] for name in sorted(kept) if name.startswith(prefix)]
+    def _saved_tensors(self, saved: Tensors, prefix: str) -> list[Tensor]:
+        found = [saved[name] for name in sorted(saved) if name.startswith(prefix)]
         pairs = zip(self.weights(), found, strict=False)
         made = [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
         return [*made, *found[len(made) :]]

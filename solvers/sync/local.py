@@ -6,31 +6,39 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from solvers.acting import Acts
 from solvers.state import State, Tensors, entries
 from solvers.sync.base import Sync, statistics
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import Reduction, packed, unpack
 
-OptimizerState = Literal["own", "mean"]
+OptimizerState = Annotated[
+    Literal["own", "mean"],
+    Acts(
+        "the optimizer keeps something of a weight from step to step",
+        lambda run: run.optimizer_keeps_state,
+        "leave it out, or give the optimizer a momentum",
+    ),
+]
 """Of the replicas, between rounds: each keeps its own, or all take the mean of a round's end."""
 
 
 class Outer(torch.optim.Optimizer):
-    """What is kept of each weight beside the optimizers of its steps, alike on all replicas.
+    """The anchor and the outer momentum of each weight, equal on all replicas.
 
-    In the form of an optimizer, so that checkpoints keep it with the weight.
+    They have the form of an optimizer's state, so that checkpoints keep them with the weight.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         super().__init__(params, {})
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Begin: B = w."""
+        """Set B = w and the momentum 0."""
         for p in self.weights():
             self.state[p] = {"anchor": p.detach().clone(), "momentum": torch.zeros_like(p)}
 
@@ -38,8 +46,8 @@ class Outer(torch.optim.Optimizer):
         """Its parameters, in order."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    def kept(self, name: str) -> list[Tensor]:
-        """Of every weight."""
+    def slots(self, name: str) -> list[Tensor]:
+        """The slot of that name of every weight."""
         return [self.state[p][name] for p in self.weights()]
 
 
@@ -81,11 +89,11 @@ class LocalSync(Sync):
             return  # a round takes what those move with it
         self.count += 1
         self.apart = True
-        self.stepped()
+        self.after_own_step()
 
     @abstractmethod
-    def stepped(self) -> None:
-        """Another step has been made."""
+    def after_own_step(self) -> None:
+        """Called after each of the replica's own steps."""
 
     def join(self) -> None:
         self.agree()
@@ -146,7 +154,7 @@ class LocalSync(Sync):
             value.copy_(new)
 
     def weights(self) -> list[torch.nn.Parameter]:
-        """What rounds are about."""
+        """The weights that replicas agree on."""
         return self.block.everything()
 
     def replace(self, weights: list[Tensor]) -> None:
@@ -196,31 +204,31 @@ class LocalSync(Sync):
         return State(flight=own | rounding | counts | self.under_way())
 
     def load_state(self, state: State) -> None:
-        kept = state.flight
-        self._mean.load_state(entries(kept, "rounding "))
-        if "count" not in kept:
+        saved = state.flight
+        self._mean.load_state(entries(saved, "rounding "))
+        if "count" not in saved:
             return
-        self.count, self.apart = int(kept["count"]), bool(kept["apart"])
+        self.count, self.apart = int(saved["count"]), bool(saved["apart"])
         if self.apart:
             moved = [p.data for p in self.weights()] + statistics(self.block.module)
-            own = (entries(kept, f"{what} ").values() for what in ("weight", "statistic"))
+            own = (entries(saved, f"{what} ").values() for what in ("weight", "statistic"))
             for values, new in zip(moved, chain(*own), strict=True):
                 values.copy_(new)
         if self.own_optimizers:
-            self._load_slots(entries(kept, "optimizer "))
-        self.go_on(kept)
+            self._load_slots(entries(saved, "optimizer "))
+        self.load_under_way(saved)
 
-    def _load_slots(self, kept: Tensors) -> None:
+    def _load_slots(self, saved: Tensors) -> None:
         """In place of the mean that the weights' own files have."""
         mine, weights = self._slots(), self._optimized()
-        for name, value in kept.items():
+        for name, value in saved.items():
             weight, _, slot = name.partition(".")
             optimizer, p = weights[weight]
             if name in mine:
                 mine[name].copy_(value)
             else:  # the first replica had none
                 optimizer.state[p][slot] = value.clone()
-        stepped = {name.partition(".")[0] for name in kept}
+        stepped = {name.partition(".")[0] for name in saved}
         for weight, (optimizer, p) in weights.items():
             if weight not in stepped:
                 optimizer.state.pop(p, None)
@@ -233,8 +241,8 @@ class LocalSync(Sync):
         """What a checkpoint within a round keeps besides."""
         return {}
 
-    def go_on(self, kept: Tensors) -> None:
-        """Take back what `under_way` gave."""
+    def load_under_way(self, saved: Tensors) -> None:
+        """Load what `under_way` gave."""
 
 
 class AnchoredSync(LocalSync):
@@ -245,13 +253,13 @@ class AnchoredSync(LocalSync):
         exact = self.block.optimizers["exact"]
         self.outer = Outer([p for group in exact.param_groups for p in group["params"]])
         self.block.optimizers["outer"] = self.outer
-        self._landing: Callable[[], Tensor] | None = None
+        self._finish_sum: Callable[[], Tensor] | None = None
         """Waits for the sum under way; None: there is none."""
 
     def join(self) -> None:
-        if self._landing is not None:
-            self._landing()  # a step with it would come after the last evaluation
-            self._landing = None
+        if self._finish_sum is not None:
+            self._finish_sum()  # a step with it would come after the last evaluation
+            self._finish_sum = None
         super().join()
 
     def weights(self) -> list[torch.nn.Parameter]:
@@ -261,12 +269,12 @@ class AnchoredSync(LocalSync):
         """B of every weight; before the first step moves one, the weights."""
         if not self.outer.state:
             self.outer.step()
-        return self.outer.kept("anchor")
+        return self.outer.slots("anchor")
 
-    def back(self) -> None:
+    def return_to_anchor(self) -> None:
         """w = B."""
         self.replace([b.clone() for b in self.anchors()])
 
-    def anchor(self) -> None:
+    def move_anchor(self) -> None:
         """B = w."""
         torch._foreach_copy_(self.anchors(), [p.detach() for p in self.weights()])

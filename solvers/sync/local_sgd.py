@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solvers.checks import check_choices, check_numbers
+from solvers.acting import Count
 from solvers.sync.base import Strategy
 from solvers.sync.local import LocalSync, OptimizerState
 
@@ -24,14 +24,10 @@ class LocalSGD(Strategy):
 
     name: ClassVar[str] = "local-sgd"
 
-    steps: int = 8
+    steps: Count = 8
     """h, steps from one average of the weights to the next."""
     optimizer_state: OptimizerState = "own"
     """What optimizers keep: each replica's own for good, or at a round's end the mean."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(self, at_least_one=("steps",))
 
 
 class LocalSGDSync(LocalSync):
@@ -39,7 +35,7 @@ class LocalSGDSync(LocalSync):
 
     strategy: LocalSGD
 
-    def stepped(self) -> None:
+    def after_own_step(self) -> None:
         if self.count % self.strategy.steps == 0:
             self.agree()
             if self.strategy.optimizer_state == "mean":

@@ -68,9 +68,9 @@ class Reduction:
         down = {f"down {b}": f.left for b, f in self._down.items()}
         return {name: left for name, left in (up | down).items() if left is not None}
 
-    def load_state(self, kept: Tensors) -> None:
+    def load_state(self, saved: Tensors) -> None:
         """Take back what `state` gave."""
-        for name, left in kept.items():
+        for name, left in saved.items():
             way, _, where = name.partition(" ")
             feedback = Feedback(self.kind)
             feedback.left = left

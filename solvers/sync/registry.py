@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from solvers.named import Named
 
-if TYPE_CHECKING:
-    from solvers.sync.base import Strategy
-
-STRATEGIES: Named[Strategy] = Named(
+STRATEGIES: Named[Any] = Named(
     "strategy",
     {
         "all-reduce": "solvers.sync.all_reduce:AllReduce",

@@ -21,7 +21,7 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.blocks.buffers import captured_buffers, frozen_statistics, standing_in
+from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
 
 STEPS = 10
 
@@ -111,7 +111,7 @@ def test_a_buffer_of_two_modules_stays_one():
     assert module[0].mean.tolist() == [0.0] * 3
     with captured_buffers(module) as before:
         expected = module(torch.ones(2, 3))
-    with standing_in(module, before):
+    with replaced_buffers(module, before):
         assert torch.equal(module(torch.ones(2, 3)), expected)
 
 

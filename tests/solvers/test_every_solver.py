@@ -77,7 +77,7 @@ def test_one_block_alone_is_plain_sgd_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(CUTS, st.integers(1, 7), st.sampled_from(["asked", "moved"]))
 def test_a_run_goes_on_with_what_was_kept_and_virtual_clocks_do_not_change_a_bit(
     name, cuts, at, goes_on

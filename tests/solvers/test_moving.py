@@ -97,7 +97,7 @@ def test_beta_counts_the_share_of_energy_at_every_cut_alike_on_both_sides(kind):
     ranks = problem.on_every_block(program)
     for below, above in pairwise(ranks):
         assert below[1] == above[0]
-        assert above[0].coupling == above[0].moving == 0.5 / above[0].energy
+        assert above[0].weight_beta == above[0].step_beta == 0.5 / above[0].energy
     if kind is AugmentedLagrangian:  # its lam starts at the activations
         for _, cut, lam, _ in ((r[0], r[0], r[2], r[3]) for r in ranks[1:]):
             mean = float(lam.square().sum()) / len(lam)
@@ -108,7 +108,7 @@ def test_an_energy_of_nothing_or_of_no_number_is_one():
     cut = Coefficients(1.0, 2.0)
     for x in (torch.zeros(2, 3), torch.full((2, 3), float("inf"))):
         cut.measure(x)
-        assert (cut.energy, cut.moving) == (1.0, 2.0)
+        assert (cut.energy, cut.step_beta) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])

@@ -1,8 +1,10 @@
 """What test_baselines.py runs on every rank."""
 
 import os
+import sys
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -11,15 +13,18 @@ from problems import trained_by_hand
 from torch import nn
 
 from hybrid import models
-from hybrid.bench.loops import DataParallel, PlainLoop
-from hybrid.bench.pipelines import Pipeline
-from hybrid.bench.processes import host_cores, process_group
-from hybrid.bench.recipes import BASE, OwnContender
+from hybrid.bench.loops import PlainLoop, host_cores
+from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.cuts.partition import split
+from hybrid.data import load
 from hybrid.links.mpi import MpiLinks
-from hybrid.settings.config import OptimizerSettings
-from hybrid.settings.resolve import resolve
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import Batch
+
+sys.path.append(str(Path(__file__).parents[2] / "docs/benchmarks"))
+from torch_contenders import DataParallel, Pipeline, process_group
 
 SETTINGS = OptimizerSettings()
 KINDS = ("gpipe", "1f1b", "interleaved-zero-bubble")
@@ -110,10 +115,11 @@ def same(state, expected):
 
 
 def plain(comm):
-    row = PlainLoop(network(), SETTINGS)
+    here = comm.rank == 0
+    row = PlainLoop(network(), SETTINGS, here=here)
     row.train(batches())
     alone = Noted()
-    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()))
+    all_cores = PlainLoop(network(), SETTINGS, len(host_cores()), here=here)
     bound = {min(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, bound)
     before = [len(bound), torch.get_num_threads()]
@@ -145,9 +151,10 @@ def trained(row, source, norms=False):
 
 def replicas(comm):
     """Our own row of as many replicas as there are ranks."""
-    model, settings = network(False), resolve({"train": {"batch_size": 32}})
-    links = MpiLinks(comm.Dup(), replicas=comm.size)
-    return OwnContender(BASE, split(model, 1), links, [], settings)
+    options = Options(train=TrainSettings(batch_size=32))
+    problem = Problem.of(options, split(network(False), 1), *load("digits"))
+    method = BASE.method(problem, options, comm.size)
+    return MethodContender(method, MpiLinks(comm.Dup(), replicas=comm.size))
 
 
 def resized():

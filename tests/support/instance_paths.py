@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
+from conditions import check
 from problems import Fixed, Problem, copied
 from torch import nn
 from torch.func import functional_call
@@ -17,7 +18,7 @@ from hybrid.ranks.grid import Grid
 from solvers import Batch
 from solvers.blocks.buffers import frozen_statistics
 from solvers.instances.nodes import node_slices
-from solvers.layers.depth import Skippable, decided, survival
+from solvers.layers.depth import Skippable, nothing_left_out, survival
 from solvers.state import State
 
 MOMENTUM = 0.9
@@ -58,7 +59,7 @@ def trained(problem, solver, at=None, run=run_threads, pieces=None, watch=None):
 
     def program(block, links):
         setup = setup_of(problem)
-        solver.check(setup)
+        check(solver, setup)
         mine = solver.start(block, links, setup)
         if watch is not None:
             watch(mine)
@@ -125,7 +126,7 @@ class Masked:
         unit = self.parts[u][1]
         if not survival(unit[0]) < 1:
             return functional_call(unit, weights, (x,))
-        with decided():
+        with nothing_left_out():
             return x + self.mask(i, u) * (functional_call(unit, weights, (x,)) - x)
 
     def ticks(self, i, k, forward):

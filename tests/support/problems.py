@@ -15,7 +15,7 @@ from hybrid.links import RankLinks, run_threads
 from solvers import Batch, Block, Solver, Window
 from solvers.base import Program, Setup
 from solvers.exact.exact_pass import ExactPass, PassSettings
-from solvers.layers.projection import leading
+from solvers.layers.projection import leading_projection
 from solvers.layers.reversible import Reversible
 from solvers.state import State, Tensors
 
@@ -62,7 +62,7 @@ class Problem:
         parameters = trainable or [nn.Parameter(torch.zeros(0))]
         sgd = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=momentum > 0)
         last = index == len(self.blocks) - 1
-        after = None if last else leading(self.blocks.module(index + 1))
+        after = None if last else leading_projection(self.blocks.module(index + 1))
         optimizers = {"exact": sgd, "local": sgd}
         return Block(module, index, len(self.blocks), optimizers, cut_after=after)
 

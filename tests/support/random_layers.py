@@ -38,7 +38,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "gaps": {
         "solver": AugmentedLagrangian(storage="bfloat16"),
         "gaps": [Gaps(4, 0), Gaps(0, 12)],
-        "fill_samples": "largest",
     },
 }
 

@@ -52,8 +52,6 @@ def filled(
     gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
     yield Mode(solver, "gaps", gaps, {}, tries or {})
     yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
-    some = {"rounds.gaps": [(4, 0), (0, 12)], "rounds.fill_samples": "largest"}
-    yield Mode(solver, "gaps of a choice", {**gaps, **some})
     window = {"rounds.fill": True, "rounds.window": 2}
     yield Mode(solver, "gaps and a window", {**gaps, **window})
     none = dict.fromkeys(("split.blocks", "rounds.serial_epochs"), "no gaps either")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from conditions import check
 from problems import assert_same, copied, make_problem
 
 from hybrid.links import run_threads
@@ -29,7 +30,7 @@ def trained(problem, solver, at=None, run=run_threads, checked=True):
 
     def program(block, links):
         if checked:
-            solver.check(problem.setup(window=0))
+            check(solver, problem.setup(window=0))
         mine = solver.start(block, links, problem.setup(window=0))
         if at is not None:
             mine.train(problem.window(1, 0, at))

@@ -76,7 +76,7 @@ def test_what_cannot_be_is_refused_with_its_numbers(facts):
     assert "2 ranks do not divide a batch of 33" in refusals["ranks"]
 
 
-def test_the_plain_loop_needs_no_process_group_and_leaves_the_callers_model_alone():
+def test_the_plain_loop_leaves_the_callers_model_alone():
     model = models.build("resnet8", 10, 1, 8)
     row = PlainLoop(model, OptimizerSettings())
     state = row.state_dict()

@@ -7,10 +7,14 @@ import torch
 from baselines_program import batches, network
 
 from hybrid.bench.comparison import Bench
-from hybrid.bench.recipes import OwnContender, Recipe
+from hybrid.bench.recipes import MethodContender, Recipe
 from hybrid.cuts.partition import split
+from hybrid.data import load as load_data
 from hybrid.links import run_threads
-from hybrid.settings.resolve import load, resolve
+from hybrid.method.options import Options
+from hybrid.method.problem import Problem
+from hybrid.settings.config import TrainSettings
+from hybrid.settings.resolve import load
 from solvers import DDG, Backprop
 from solvers.sync.local_sgd import LocalSGD
 
@@ -46,10 +50,12 @@ def test_a_grid_and_a_strategy_that_are_asked_for_are_those_of_the_rows(tmp_path
 
 def trained(recipe, K, R):
     """The state after two mini-batches, and who gives it."""
-    settings, blocks = resolve({"train": {"batch_size": 32}}), split(network(), K)
+    options = Options(train=TrainSettings(batch_size=32))
+    problem = Problem.of(options, split(network(), K), *load_data("digits"))
+    method = recipe.method(problem, options, R)
 
     def program(links):
-        row = OwnContender(recipe, blocks, links, [], settings)
+        row = MethodContender(method, links)
         row.train(batches())
         row.end_epoch()
         return row.state_dict()

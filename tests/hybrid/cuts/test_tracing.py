@@ -133,7 +133,7 @@ def test_several_inputs_go_in_by_name_or_position():
     for inputs in ({"mask": mask, "tokens": tokens}, (tokens, mask)):
         cut = split(model, 3, sample=inputs)
         assert torch.equal(run(cut, inputs), model(tokens, mask))
-        assert cut.fitted(inputs).spoilt("int8") == cut.cuts
+        assert cut.fitted(inputs).cuts_changed_by("int8") == cut.cuts
     said = refusal(split, model, 2, sample={"tokens": tokens})
     assert said == "Masked needs mask, which is not among its inputs"
 
@@ -149,7 +149,7 @@ def test_a_causal_mask_crosses_no_cut_and_stays_out_of_checkpoints():
     tokens = torch.randint(9, (4, 6))
     model = Characters(9, 6).eval()
     cut = split(model, 4, sample=tokens)
-    assert not cut.fitted(tokens).spoilt("int8")
+    assert not cut.fitted(tokens).cuts_changed_by("int8")
     assert names(cut) == sorted(model.state_dict())
     assert torch.equal(run(cut, tokens), model(tokens))
 

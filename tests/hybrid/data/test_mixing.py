@@ -109,7 +109,7 @@ WAYS = {
     "alone": (1, {}),
     "two blocks": (2, {}),
     "given gaps": (2, {"gaps": [(4, 4), (0, 8)]}),
-    "gaps, largest": (2, {"gaps": [(4, 0), (0, 12)], "fill_samples": "largest"}),
+    "uneven gaps": (2, {"gaps": [(4, 0), (0, 12)]}),
     "windows": (2, {"window": 2}),
     "sweeps": (2, {"window": 3, "sweeps": 2}),
 }

@@ -5,16 +5,24 @@ import gzip
 import io
 import pickle
 import struct
+import sys
 import tarfile
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pooch
 import pytest
 import requests
 import torch
+from answers import refusal
+from torch.utils.data import TensorDataset
 
 from hybrid.data import Augmentation, fetch, load, sources
+from hybrid.runs import build
+from hybrid.settings.config import DataSettings
+from solvers import named
 
 CIFAR10_FILES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 MNIST_FILES = [
@@ -207,3 +215,19 @@ def test_official_sizes_are_expected(monkeypatch):
 def test_generated_sets_need_no_directory():
     fetch("digits")
     assert torch.equal(load("digits", limit=5)[0].images, load("digits")[0].images[:5])
+
+
+def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
+    points = EntryPoints([EntryPoint("noise", "theirs:noise", sources.GROUP)])
+    monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
+    pair = TensorDataset(torch.zeros(2, 3), torch.ones(2).long())
+    monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(noise=lambda: (pair, pair)))
+    train, test = build.data_sets(DataSettings(name="noise"))
+    assert (len(train), len(test)) == (2, 2)
+    assert train.sample(1)[1].tolist() == [1]
+    assert "did you mean 'noise'?" in refusal(load, "noize")
+    assert "data.limit is 1, but data.name is 'noise'" in refusal(
+        build.data_sets, DataSettings(name="noise", limit=1)
+    )
+    points = EntryPoints([EntryPoint("mnist", "theirs:noise", sources.GROUP)])
+    assert "adds a data set 'mnist', a name that is taken" in refusal(load, "noize")

@@ -115,5 +115,5 @@ def test_the_accuracy_counts_or_else_the_loss(results, found):
 
 def test_a_setting_that_keeps_nothing_more_is_refused():
     every = CheckpointSettings(keep_last=0, best=True)
-    with pytest.raises(ValueError, match=r"checkpoint.best is True, but checkpoint.keep_last is 0"):
+    with pytest.raises(ValueError, match=r"checkpoint.best is True, .*keep_last is above 0"):
         short([], checkpoint=every).fit(*few())

@@ -9,8 +9,8 @@ from hybrid import models, split
 from hybrid.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from solvers import Backprop
-from solvers.blocks.draws import Draws, drawing
-from solvers.layers.depth import Skippable, decided
+from solvers.blocks.draws import Draws, find_random_parts
+from solvers.layers.depth import Skippable, nothing_left_out
 
 
 def deep(survival=0.5, name="resnet20"):
@@ -32,7 +32,7 @@ def test_without_its_branch_a_unit_is_the_identity_and_with_it_the_branch_is_dou
     unit.survival = 1e-12
     assert unit(x) is x
     unit.survival = 0.5
-    with decided():
+    with nothing_left_out():
         found = unit(x)
     unit.survival = 1.0
     last = unit.conv2 if make is PreActBlock else getattr(unit, "bn3", unit.bn2)
@@ -74,7 +74,7 @@ def test_a_unit_that_draws_one_number_alone_draws_the_one_that_it_would_draw_its
     noisy = Noisy()
     unit.survival = noisy.survival = 0.5
     for each, inside in ((unit, False), (noisy, True)):
-        found, _ = drawing(each, [each], x)
+        found, _ = find_random_parts(each, [each], x)
         assert found == [each]
         assert each.draws_inside == inside
     draws, left_out = Draws(3, {unit: (4,)}), {}
@@ -83,7 +83,7 @@ def test_a_unit_that_draws_one_number_alone_draws_the_one_that_it_would_draw_its
         for step in range(40):
             draws.draw_for((0, step))
             left_out[unit.draws_inside].append(unit(x) is x)
-            with decided():
+            with nothing_left_out():
                 assert unit(x) is not x
     draws.remove()
     assert left_out[True] == left_out[False]
@@ -119,4 +119,4 @@ def test_replicas_which_would_leave_out_different_units_are_refused():
     made = trainer(Backprop(), replicas=2)
     models.stochastic_depth(made.blocks.model, 0.5)
     said = refusal(made.fit, *digits(3))
-    assert said.startswith("split.replicas is 2, and a unit of the model survives a pass with prob")
+    assert said.startswith("split.replicas is 2, which works only where every pass takes all units")

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from hybrid.optimizers import schedule as schedules
 from hybrid.optimizers.schedule import Schedule
 from hybrid.settings.config import ScheduleSettings
+from solvers.acting import Known, check
 
 NAMES = ("cosine", "linear", "step", "constant")
 
@@ -136,4 +137,5 @@ def test_a_function_of_the_step_gives_finite_rates_that_are_not_negative(rate):
     ],
 )
 def test_a_setting_that_a_schedule_does_not_read_is_refused(given, said):
-    assert said in refusal(schedules.check, ScheduleSettings(**given))
+    settings = ScheduleSettings(**given)
+    assert said in refusal(check, {"schedule": settings}, Known(schedule=settings))

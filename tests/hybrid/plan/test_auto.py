@@ -94,7 +94,7 @@ def test_a_strategy_that_is_asked_for_has_replicas_and_stays_as_it_is():
 
 def test_a_strategy_that_nothing_can_have_is_refused():
     asked = {"train.precision": "float16", "sync.name": "local-sgd"}
-    assert "train.precision is float16" in refusal(on_a_slow_network, **asked)
+    assert "train.precision is 'float16'" in refusal(on_a_slow_network, **asked)
 
 
 def test_replicas_that_are_chosen_train_as_they_are(hybrid, tmp_path):

@@ -45,7 +45,7 @@ def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_net
     ]
     assert rates[1] == pytest.approx(2 * rates[0], rel=0.1)
     assert rates[2] == pytest.approx(4 * rates[0], rel=0.2)
-    delayed = Recipe("ddg", DDG(4), sweeps=1)
+    delayed = Recipe("ddg", DDG(4))
     alone, two = (made.predict(made.blocks(5, 8), delayed, replicas=R) for R in (1, 2))
     assert two.images_per_second == pytest.approx(2 * alone.images_per_second, rel=0.2)
     assert len(two.idle_share) == 10
@@ -99,18 +99,14 @@ def test_a_slow_network_is_advised_narrower_messages_between_replicas():
 def test_memory_counts_what_a_strategy_keeps(sync, copies):
     made = planner()
     blocks = made.blocks(1, 16)
-    plain, other = (
-        made._memory.needed(blocks, made.subject.inputs(blocks), recipe, [], 2)
-        for recipe in (BASE, BASE.kept_by(sync))
-    )
+    plain, other = (made.memory(blocks, recipe, 2) for recipe in (BASE, BASE.kept_by(sync)))
     assert other[0] - plain[0] == pytest.approx(copies * weights(made), abs=1)
 
 
 def test_memory_of_a_replica_is_that_of_its_share():
     made = planner()
     blocks = made.blocks(1, 16)
-    inputs = made.subject.inputs(blocks)
-    whole, half = (made._memory.needed(blocks, inputs, BASE, [], R)[0] for R in (1, 2))
+    whole, half = (made.memory(blocks, BASE, R)[0] for R in (1, 2))
     kept = made._memory._copies * weights(made)
     assert half - kept == pytest.approx((whole - kept) / 2)
 
@@ -154,11 +150,14 @@ def test_the_command_says_every_grid(hybrid):
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--ranks", "4", "--blocks", "2"), "--blocks is 2, and --ranks 4 takes every grid"),
-        (("--ranks", "4", "--replicas", "2"), "--replicas is 2, and --ranks 4 takes every grid"),
+        (("--ranks", "4", "--blocks", "2"), "--blocks is 2, but --ranks 4 stands for every grid"),
+        (
+            ("--ranks", "4", "--replicas", "2"),
+            "--replicas is 2, but --ranks 4 stands for every grid",
+        ),
         (("--ranks", "none"), "--ranks is 'none'"),
         (("--ranks", "997"), "997 ranks are no K blocks x R replicas"),
-        (("--blocks", "2", "--replicas", "64"), "--replicas asks for 64 replicas"),
+        (("--blocks", "2", "--replicas", "64"), "split.replicas is 64"),
     ],
 )
 def test_wrong_use_gets_one_line(hybrid, flags, reason):

@@ -222,8 +222,7 @@ def test_what_is_frozen_is_neither_summed_nor_stepped():
     bytes_ = sum(p.nbytes for p in made.model.first.parameters())
     needed = []
     for each in (made, frozen):
-        whole = each.blocks(1, 16)
-        needed.append(each._memory.needed(whole, each.subject.inputs(whole), BASE, [])[0])
+        needed.append(each.memory(each.blocks(1, 16), BASE)[0])
     assert needed[0] - needed[1] >= (made._memory._copies - 1) * bytes_
 
 
@@ -269,7 +268,10 @@ def test_a_method_is_chosen_for_it(hybrid):
     [
         (("--model", "mine:units", "--blocks", "5"), "5 blocks asked of 2 units"),
         (("--model", "mine:skips", "--ranks", "9973"), "9973 ranks are no K blocks x R replicas"),
-        (("--model", "mine:skips", "--set", "model.shortcut=identity"), "the model is your own"),
+        (
+            ("--model", "mine:skips", "--set", "model.shortcut=identity"),
+            "model.name is a network of",
+        ),
         (("own.toml",), "code that would run, and a file says so: give --model mine:skips"),
     ],
 )

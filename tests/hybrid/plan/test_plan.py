@@ -18,6 +18,7 @@ from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
+from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from solvers import (
     DDG,
@@ -30,6 +31,7 @@ from solvers import (
     Petra,
 )
 from solvers.delayed.ddg import LOST_A_STEP
+from solvers.exact.exact_pass import PassSettings
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 
@@ -86,7 +88,7 @@ def test_memory_for_auxiliary_variables_is_a_limit():
     made = planner(**{"rounds.memory_gb": 1e-6, "train.batch_size": 16})
     found = made.predictions([Grid(2)], [2])
     assert not [p for p in found if p.recipe.solver.alternates]
-    assert "and rounds.memory_gb is 1e-06" in made.refused[0]
+    assert "the budget is 1e-06 GB" in made.refused[0]
 
 
 def test_a_sampler_that_learns_from_losses_leaves_out_what_tells_none():
@@ -137,8 +139,9 @@ def test_memory_counts_weights_graphs_and_stores():
     blocks = split(made.model, cuts=["layer2.0"])
     plain = made.predict(blocks, piped())
     recomputed = made.predict(blocks, piped(recompute=True))
+    rounds = RoundSettings(window=4)
     windowed = made.predict(
-        blocks, Recipe("w", AugmentedLagrangian(), Backprop(micro_batches=4), sweeps=1)
+        blocks, Recipe("w", AugmentedLagrangian(), PassSettings(micro_batches=4), rounds)
     )
     assert all(r <= p for r, p in zip(recomputed.memory_bytes, plain.memory_bytes, strict=True))
     assert all(w > p for w, p in zip(windowed.memory_bytes, plain.memory_bytes, strict=True))
@@ -163,7 +166,7 @@ def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
 
 @pytest.mark.slow  # a fifth of a time of milliseconds, which a busy neighbor hides
 def test_a_pipeline_that_reports_empty_often_is_predicted_to_be_slower():
-    recipe = Recipe("fdg", FDG(), sweeps=1)
+    recipe = Recipe("fdg", FDG())
     asked = {"solver.name": "fdg"}
     often, rarely = (planner(**asked, **{"train.report_every": n}) for n in (1, 64))
     blocks = often.blocks(3)

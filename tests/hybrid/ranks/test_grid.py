@@ -51,10 +51,10 @@ WRONG = [
     (Grid(0, 2), 3, "3 ranks cannot form a grid of 2 replicas: choose mpirun -n 2 or a multiple"),
     (Grid(0, 4), 2, "choose mpirun -n 4 or a multiple of it"),
     (Grid(2, 2), 3, "3 ranks cannot form a grid of 2 blocks x 2 replicas: choose mpirun -n 4"),
-    (Grid(2, 4), 4, "choose mpirun -n 8, or --replicas 2, or --blocks 1"),
-    (Grid(3, 0), 2, "a grid of 3 blocks: choose mpirun -n 3 or a multiple of it, or --blocks 2"),
-    (Grid(3, 1), 2, "a grid of 3 blocks: choose mpirun -n 3, or --blocks 2"),
-    (Grid(2, 1), 1, "1 rank cannot form a grid of 2 blocks: choose mpirun -n 2, or --blocks 1"),
+    (Grid(2, 4), 4, "choose mpirun -n 8, or 2 replicas, or 1 block"),
+    (Grid(3, 0), 2, "a grid of 3 blocks: choose mpirun -n 3 or a multiple of it, or 2 blocks"),
+    (Grid(3, 1), 2, "a grid of 3 blocks: choose mpirun -n 3, or 2 blocks"),
+    (Grid(2, 1), 1, "1 rank cannot form a grid of 2 blocks: choose mpirun -n 2, or 1 block"),
 ]
 
 

@@ -28,7 +28,11 @@ from solvers.exact.exact_pass import PassSettings
 BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"solver": Backprop(micro_batches=2)},
-    "gaps filled": {"solver": AugmentedLagrangian(), "correction": PassSettings(micro_batches=4)},
+    "gaps filled": {
+        "solver": AugmentedLagrangian(),
+        "correction": PassSettings(micro_batches=4),
+        "model": "resnet8",
+    },
     "windows": {"solver": AugmentedLagrangian(), "window": 3, "sweeps": 2},
     "every third round": {"solver": BlockADMM(), "window": 2, "correct_every": 3},
     "kept": {"solver": BlockADMM(rho=0.1), "window": "all", "correct_every": 0},
@@ -59,7 +63,7 @@ def train(
     name: str, out: Path | None, few: Data, blocks: int = BLOCKS, **settings: Any
 ) -> dict[str, Tensor]:
     """Two epochs, with reports after mini-batches 4, 8 and 10 of each; rarer for some methods."""
-    way = WAYS[name] | settings
+    way = {"model": "plain", **WAYS[name], **settings}
     train = {"report_every": 4, "evaluate_every": 9} | way.get("train", {})
     return fitted(trainer(**way | {"out": out, "blocks": blocks, "train": train}), few)
 
@@ -251,7 +255,7 @@ def test_mpirun_passes_the_signal_on_and_ends_with_its_own_status(
     out = tmp_path / "run"
     command = [
         *(hybrid_cli.parent / "mpirun", "-n", "2", hybrid_cli, "train"),
-        *("--epochs", "200", "--batch-size", "32", "--set", "train.threads=1", "--out", out),
+        *("--epochs", "200", "--batch-size", "256", "--set", "train.threads=1", "--out", out),
     ]
     job = subprocess.Popen(
         [str(part) for part in command],

@@ -18,7 +18,7 @@ def test_what_a_checkpoint_keeps_of_a_sampler_is_looked_at(sampler):
     made = BatchSampler(sampler, data, 0, 8)
     for number in range(3):
         made.ids(0, [number])
-        made.hear([[torch.ones(8)]])
+        made.take_losses([[torch.ones(8)]])
     kept = made.state().block
     BatchSampler(sampler, data, 0, 8).load_state(State(block=kept))
     for name, tensor in kept.items():

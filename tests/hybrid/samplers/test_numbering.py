@@ -60,7 +60,7 @@ def test_no_augmented_sample_is_trained_on_twice_in_an_epoch(sampler):
         seen = []
         for n in range(chosen.steps):
             (ids,) = chosen.ids(epoch, [n])
-            chosen.hear([[torch.rand(20)]])
+            chosen.take_losses([[torch.rand(20)]])
             seen += chosen.choice.data.batch(ids, 0, epoch)[:, 0].tolist()
             assert (chosen.choice.data.targets(ids, 0, epoch) == ids % 200 % 10).all()
     assert max(Counter(map(int, seen)).values()) > 1
@@ -93,7 +93,7 @@ def test_losses_come_back_for_samples_and_not_for_numbers():
     chosen.choice._epoch = 0
     for epoch in range(2):
         chosen.ids(epoch, [0])
-        chosen.hear([[torch.rand(20)]])
+        chosen.take_losses([[torch.rand(20)]])
     assert told == [0] * 20
 
 

@@ -142,7 +142,7 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
     lag = 3
     Noting.log.clear()
     Noting(lag=1).start(few[0], 0).known.clear()
-    fitted(trainer(solver, sampler=Noting(lag=lag), **more), few)
+    fitted(trainer(solver, sampler=Noting(lag=lag), model="plain", **more), few)
     seen = {}
     for epoch, number, known in Noting.log:
         seen.setdefault((epoch, number), known)
@@ -160,7 +160,12 @@ def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypa
     """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
-    some = {"sampler": BOTH[name], "train": {"report_every": 1}, "checkpoint": every}
+    some = {
+        "sampler": BOTH[name],
+        "train": {"report_every": 1},
+        "checkpoint": every,
+        "model": "plain",
+    }
     run = tmp_path / "run"
     expected = fitted(trainer(Backprop(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
@@ -176,7 +181,7 @@ def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     sampler = SelectiveBackprop(lag=4)
-    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every}
+    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every, "model": "plain"}
     run = tmp_path / "run"
     expected = fitted(trainer(DDG(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
@@ -193,7 +198,7 @@ def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_pat
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
-    some["train"] = {"report_every": 1}
+    some |= {"train": {"report_every": 1}, "model": "plain"}
     run = tmp_path / "run"
     expected = fitted(trainer(AugmentedLagrangian(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
@@ -321,23 +326,27 @@ REFUSED = [
     (
         AugmentedLagrangian(),
         {"sampler": AutoAssist(lag=2), "window": 3},
-        "sampler.lag is 2; it must be at least 3, the mini-batches of a window (--window)",
+        "(--window), which are chosen together, and here it is 2 of 3: set a larger sampler.lag",
     ),
     (
         BlockADMM(),
         {"sampler": AutoAssist(), "window": "all"},
-        "rounds.window is all, and sampler 'auto-assist' learns from losses",
+        "sampler.name is 'auto-assist', which works only where a window is a number",
     ),
     (
         PDASGD(any_order=True),
         {"sampler": SelectiveBackprop(), "blocks": 1},
-        "which solver.any_order does not tell",
+        "as none does with solver.any_order: take another solver",
     ),
-    (AMPNet(), {"sampler": SelectiveBackprop()}, "which 'ampnet' here does not tell"),
+    (
+        AMPNet(),
+        {"sampler": SelectiveBackprop()},
+        "only where the solver reports the losses of all samples",
+    ),
     (
         AuxNet(),
         {"sampler": SelectiveBackprop(), "window": 2, "correct_every": 2},
-        "take another solver or rounds.correct_every=1",
+        "take another solver, rounds.correct_every=1",
     ),
     (
         Backprop(),
@@ -355,12 +364,12 @@ def test_what_cannot_learn_is_refused(solver, some, reason, few):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: AutoAssist(gamma=0), "gamma is 0; it must be positive"),
+        (lambda: AutoAssist(gamma=0), "gamma is 0; it must lie in (0, 1]"),
         (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
         (lambda: AutoAssist(lr=4.0, decay=1.0), "decay is 1; it must be under 2 / lr = 0.5"),
         (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
-        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must be 0 or positive"),
-        (lambda: SelectiveBackprop(beta=11.0), "beta is 11; it must be at most 10"),
+        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must lie in [0, 10]"),
+        (lambda: SelectiveBackprop(beta=11.0), "beta is 11.0; it must lie in [0, 10]"),
         (lambda: SelectiveBackprop(history=0), "history is 0; it must be at least 1"),
     ],
 )
@@ -373,7 +382,7 @@ def test_settings_have_limits(make, reason):
 def test_losses_that_do_not_come_are_one_line(few):
     """Of a method of one's own that tells none."""
     made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
-    assert "was told 0 losses of 64 samples: take a solver that tells" in refused(made, few)
+    assert "has 0 losses of 64 samples: take a solver that reports" in refused(made, few)
 
 
 class Silent(Backprop):

@@ -86,7 +86,6 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("correction.filter", 0, "at least 1"),
         ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
-        ("rounds.fill_samples", "best", "'first' or 'largest'"),
         ("links.kind", "tcp", "auto, threads, mpi, virtual"),
         ("links.gigabits_per_second", 0.0, "greater than 0"),
         ("links.latency_microseconds", -1.0, "greater than or equal to 0"),

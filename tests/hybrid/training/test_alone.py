@@ -17,7 +17,7 @@ from trainings import (
     trainer,
 )
 
-from hybrid.settings.rounds import WINDOW
+from hybrid.settings.round_options import WINDOW
 from solvers import (
     DDG,
     FDG,

@@ -18,7 +18,7 @@ from hybrid.data.sampling import epoch_order
 from hybrid.optimizers import schedule
 from hybrid.settings.config import ScheduleSettings
 from solvers import Backprop
-from solvers.layers.bundle import call
+from solvers.layers.bundle import call_network
 
 BLOCKS = [4, pytest.param(1, marks=pytest.mark.slow)]
 LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]
@@ -56,7 +56,7 @@ def by_hand(name):
             inputs, targets = batch(train, ids)
             for group in optimizer.param_groups:
                 group["lr"] = rate(step)
-            loss(call(model, inputs), targets).backward()
+            loss(call_network(model, inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
@@ -77,7 +77,7 @@ def measured(model, network, data):
     with torch.no_grad():
         for ids in torch.arange(rows.TEST).split(BATCH):
             inputs, targets = batch(data, ids)
-            out = call(model.eval(), inputs)
+            out = call_network(model.eval(), inputs)
             found["loss"] += loss(out, targets).item() * len(ids) / rows.TEST
             if network.metrics or not network.loss:
                 found["metric"] += right(out, targets).double().mean().item() * len(ids) / rows.TEST

@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--solver", "backprop"), "choose --solver block-admm"),
+        (("--solver", "backprop"), "only block-admm can: choose another --solver"),
         (("--set", "split.cuts=['layer2.0']"), "'layer3.factors' is a constraint on a cut"),
         (("--blocks", 1), "'layer3.factors' is a constraint on a cut"),
         (("--factorize", "layer4.0:8"), "'layer4.0:8'; write UNIT:RANK"),

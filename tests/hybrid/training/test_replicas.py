@@ -71,8 +71,12 @@ def learnt(state):
     return {k: v for k, v in state.items() if "running" not in k and "num_batches" not in k}
 
 
-@pytest.mark.parametrize(("replicas", "batch"), [(2, 32), (3, 32), (4, 30)])
-@pytest.mark.parametrize("blocks", [1, 2])
+def model_of(name):
+    """Without convolutions, which take most of the time, where a method or BatchNorm needs none."""
+    return {"petra": "revnet8", "backprop": "resnet8"}.get(name, "plain")
+
+
+@pytest.mark.parametrize(("blocks", "replicas", "batch"), [(1, 2, 32), (2, 3, 32), (1, 4, 30)])
 def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, blocks, few):
     settings = {"train": {"batch_size": batch}, "blocks": blocks}
     found = fitted(trainer(Backprop(), replicas=replicas, **settings), few)
@@ -84,7 +88,7 @@ def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, b
 def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     """Each has the whole mini-batch, as if its samples came R times."""
     solver = EVERY[name]
-    model = "revnet8" if name == "petra" else "resnet8"
+    model = model_of(name)
     expected = fitted(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
     monkeypatch.setattr("hybrid.method.setup.share_size", lambda size, replica, replicas: size)
@@ -120,7 +124,7 @@ def test_hpsgd_without_rounds_is_all_reduce_over_epochs(replicas, few):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_grid_of_threads_has_the_bits_of_virtual_clocks(name, few):
-    solver, settings = EVERY[name], _window(name)
+    solver, settings = EVERY[name], _window(name) | {"model": model_of(name)}
     found = fitted(trainer(solver, replicas=2, **settings), few)
     virtual = trainer(solver, replicas=2, links=LinkSettings(kind="virtual"), **settings)
     assert_same(found, fitted(virtual, few))
@@ -167,7 +171,7 @@ def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
         sync.after_step = noted
 
     monkeypatch.setattr(Run, "_build", watched)
-    fitted(trainer(EVERY[name], replicas=3, **_window(name)), few)
+    fitted(trainer(EVERY[name], replicas=3, model=model_of(name), **_window(name)), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8
         assert seen[block, 0] == seen[block, 1] == seen[block, 2]
@@ -178,6 +182,7 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     """From a checkpoint after any mini-batch; the whole grid's, with what is under way."""
     monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
+    settings["model"] = "resnet8" if sync == "diloco" else "plain"
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
     expected = fitted(trainer(solver, **settings), few)
@@ -185,7 +190,7 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
     fitted(trainer(solver, whole, checkpoint=every, **settings), few)
-    for after in (4, 6, 7):  # in the second epoch
+    for after in (6, 7):  # in the second epoch
         run = shutil.copytree(whole, tmp_path / str(after))
         for folder in checkpoint.complete(run / "checkpoints"):
             if int(folder.name) > after:
@@ -208,7 +213,7 @@ def test_a_checkpoint_has_weights_once_a_block(few, tmp_path):
     assert digests(alone).keys() == digests(grid).keys()
 
 
-@pytest.mark.parametrize("grid", [(2, 1), (2, 3), (1, 2), (3, 1)])
+@pytest.mark.parametrize("grid", [(2, 3), (1, 2), (3, 1)])
 @pytest.mark.parametrize("sync", ["all-reduce", "local-sgd"])
 def test_a_run_goes_on_on_any_grid(grid, sync, few, tmp_path):
     """Other replicas round otherwise: weights agree to a tolerance, and training goes on."""
@@ -240,7 +245,7 @@ def test_a_lost_replica_is_left_out_by_a_resume_on_fewer_ranks(world, tmp_path):
 
 GRIDS = [
     ((3, "--replicas", 2), "3 ranks cannot form a grid of 2 replicas"),
-    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or --replicas 2, or --blocks 1"),
+    ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or 2 replicas, or 1 block"),
 ]
 
 
@@ -261,36 +266,51 @@ def test_ranks_over_blocks_are_replicas(world, tmp_path):
 
 
 REFUSED = [
-    ({"replicas": 1, "sync": LocalSGD()}, "sync.name is 'local-sgd', but there is 1 replica"),
-    ({"replicas": 1, "sync": AllReduce(messages="int8")}, "sync.messages is 'int8', but there"),
-    ({"replicas": 1, "side_by_side": "peers"}, "split.side_by_side is 'peers', but there is 1"),
-    ({"train": {"sync_batchnorm": True}}, "train.sync_batchnorm is True, but there is 1 replica"),
+    (
+        {"replicas": 1, "sync": LocalSGD()},
+        "sync.name is 'local-sgd', which works only",
+    ),
+    (
+        {"replicas": 1, "sync": AllReduce(messages="int8")},
+        "sync.messages is 'int8', which has",
+    ),
+    (
+        {"replicas": 1, "side_by_side": "peers"},
+        "only where there are replicas: leave",
+    ),
+    (
+        {"train": {"sync_batchnorm": True}},
+        "only where there are replicas: leave",
+    ),
     (
         {"replicas": 2, "model": "plain", "train": {"sync_batchnorm": True}},
-        "train.sync_batchnorm is True, but the network has no BatchNorm",
+        "train.sync_batchnorm is True, which has an effect only where the network has BatchNorm",
     ),
     (
         {"replicas": 3, "train": {"sync_batchnorm": True}},
-        "train.batch_size 32 gives 3 replicas unequal shares, so passes that cannot agree: take 30",
+        "equal shares of a mini-batch, and here 3 replicas share 32 samples",
     ),
     (
         {"replicas": 2, "sync": HPSGD(lag=0, drift="discard")},
-        "sync.drift is 'discard', but sync.lag is 0",
+        "sync.drift is 'discard', which has an effect only where replicas drift",
     ),
     (
         {"replicas": 2, "blocks": 1, "sync": DiLoCo(streamed=True)},
-        "sync.streamed is True, but there is 1 block",
+        "sync.streamed is True, which has an effect only where there are several blocks",
     ),
     ({"replicas": 33}, "split.replicas is 33, and a mini-batch has 32 samples"),
     ({"replicas": 0}, "split.replicas is 0"),
-    ({"replicas": 2, "sync": DiLoCo(), "train": {"ema": 0.9}}, "train.ema is 0.9, and replicas"),
+    (
+        {"replicas": 2, "sync": DiLoCo(), "train": {"ema": 0.9}},
+        "train.ema is 0.9, which works",
+    ),
     (
         {"replicas": 2, "sync": LocalSGD(), "train": {"precision": "float16"}},
-        "train.precision is float16, and replicas have other weights within a round of local-sgd",
+        "train.precision is 'float16', which works only where replicas have the same weights",
     ),
     (
         {"replicas": 2, "sync": AllReduce("int8"), "train": {"precision": "float16"}},
-        "sync.messages is 'int8', and train.precision 'float16'",
+        "sync.messages is 'int8', which works only where train.precision is not 'float16'",
     ),
 ]
 
@@ -303,10 +323,14 @@ def test_what_replicas_cannot_do_is_refused(settings, reason, few):
 @pytest.mark.parametrize(
     ("solver", "sync", "reason"),
     [
-        (AugmentedLagrangian(), HPSGD(), "adds up gradients of one kind of step"),
-        (LocalUpdates(), DiLoCo(), "'local-updates' trains others beside them"),
-        (AuxNet(), DiLoCo(), "'auxnet' trains others beside them"),
-        (Backprop(clip_norm=0.5), HPSGD(), "solver.clip_norm is 0.5, and 'hpsgd' steps on sums"),
+        (
+            AugmentedLagrangian(),
+            HPSGD(),
+            "'hpsgd', which works only where all steps are of one kind",
+        ),
+        (LocalUpdates(), DiLoCo(), "only where the solver trains no other weights"),
+        (AuxNet(), DiLoCo(), "only where the solver trains no other weights"),
+        (Backprop(clip_norm=0.5), HPSGD(), "'hpsgd', which works only where solver.clip_norm"),
     ],
 )
 def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):

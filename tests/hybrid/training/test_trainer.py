@@ -11,7 +11,7 @@ from hybrid import split
 from hybrid.settings.config import LinkSettings, OptimizerSettings, ScheduleSettings
 from solvers import FDG, AugmentedLagrangian, Backprop
 from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import Gaps, fit
+from solvers.exact.pipeline import Gaps, fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 
@@ -113,7 +113,7 @@ def test_a_run_folders_settings_give_the_gaps_of_its_run():
     train, _ = digits(5)
     gaps = balanced.settle(train).gaps
     assert any(sum(gap) for gap in gaps)
-    assert list(gaps) == fit(balanced.blocks.block_costs(), BATCH, 4)
+    assert list(gaps) == fit_gaps(balanced.blocks.block_costs(), BATCH, 4)
     assert cut.settle(train).gaps == gaps
 
 
@@ -122,19 +122,6 @@ def test_local_work_is_reported_as_a_parallel_phase(few, tmp_path):
     parallel = [line for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
     # no record is left over from the epoch before
     assert [line["samples"] for line in parallel] == [4 * BATCH] * 2
-
-
-@pytest.mark.parametrize(
-    ("gaps", "why"),
-    [
-        ([Gaps(BATCH, 0), Gaps(0, 2 * BATCH)], f"takes whole mini-batches of {BATCH} samples"),
-        ([Gaps(), Gaps()], "or none"),
-    ],
-)
-def test_a_choice_of_samples_that_leaves_none_out_is_refused(gaps, why, few):
-    said = refused(filled(2, gaps=gaps, fill_samples="largest"), few)
-    assert said.startswith("rounds.fill_samples is 'largest', but every gap (rounds.gaps) ")
-    assert why in said
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -165,7 +152,11 @@ def test_the_summary_says_who_computed():
 @pytest.mark.parametrize(
     ("train", "rounds", "said"),
     [
-        ({"graphs": True}, {"window": 4}, "train.graphs is True, but there is no GPU"),
+        (
+            {"graphs": True},
+            {"window": 4},
+            "train.graphs is True, which has an effect only where there is a GPU",
+        ),
         ({"kernels": "cupy"}, {"window": 4}, "no GPU"),
         ({"precision": "float16"}, {"fill": True}, "choose bfloat16, or give a --window"),
     ],

@@ -60,7 +60,7 @@ BEFORE = {
     "unequal rows": ({"train": (X, Y[:60])}, "64 and 60 rows", "give as many of each"),
     "a loss of another length": (
         {"loss": lambda out, y: out.sum(1)[:-1]},
-        *("shape (1,) for 2 samples", "a row a sample"),
+        *("shape (1,) for 2 samples", "one row for each sample"),
     ),
     "a loss that is a sum": (
         {"loss": nn.CrossEntropyLoss(reduction="sum")},
@@ -112,7 +112,7 @@ BEFORE = {
             "window": "all",
             "solver": AugmentedLagrangian(),
         },
-        *("rounds.window is all", "give a number of mini-batches"),
+        *("rounds.window is 'all'", "give a number of mini-batches"),
     ),
     "items of unequal shape": (
         {"train": Items(lambda i: (X[i][: 3 + i], Y[i]))},
@@ -173,14 +173,14 @@ BEFORE = {
     "an optimizer's factory that fails": ({"optimizer": failing}, "factory fails", "misused.py"),
     "an optimizer, not its factory": (
         {"optimizer": torch.optim.SGD(layers().parameters())},
-        *("optimizer is a SGD", "give OptimizerSettings, or a function"),
+        *("optimizer is a SGD", "it must be settings, or a function"),
     ),
     "a learning rate that is no number": (
         {"schedule": lambda step: float("nan") if step == 3 else 0.1},
         *("gives nan at step 3", "a finite learning rate"),
     ),
     "a schedule that fails": ({"schedule": failing}, "the schedule fails at step 0", "misused.py"),
-    "a learning rate as a schedule": ({"schedule": 0.1}, "schedule is a float", "a function of"),
+    "a learning rate as a schedule": ({"schedule": 0.1}, "schedule is a float", "or a function"),
     "a callback of another class": ({"callbacks": [3]}, "callbacks has 3", "derive from it"),
     "a callback, not a list": ({"callbacks": Callback()}, "callbacks is a Callback", "a list"),
     "int8 where integers cross": (
@@ -205,7 +205,7 @@ BEFORE = {
             "metrics": {},
             "loss": lambda out, y: entropy(out[0], y),
         },
-        *("gives several tensors", "choose another solver"),
+        *("the network gives one tensor", "choose another solver"),
     ),
 }
 
@@ -280,7 +280,7 @@ WHILE = {
     ),
     "a loss of another length": (
         {"loss": after(9, entropy, lambda out, y: out[:-1, 0])},
-        *("shape (15,) for 16 samples", "a row a sample"),
+        *("shape (15,) for 16 samples", "one row for each sample"),
     ),
     "a loss without a graph": (
         {"loss": after(9, entropy, lambda out, y: entropy(out, y).detach())},

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from solvers.blocks.draws import Draws, drawing
+from solvers.blocks.draws import Draws, find_random_parts
 from solvers.layers.reversible import Reversible
 
 
@@ -80,7 +80,7 @@ def test_a_reversible_unit_draws_the_same_where_its_branch_is_run_alone(x, drawn
 
 def test_parts_that_draw_are_found_and_hooks_do_not_stay(x):
     parts = [nn.Identity(), UNITS["nested"], nn.ReLU(), UNITS["rand"]]
-    found, out = drawing(nn.Sequential(*parts), parts, x)
+    found, out = find_random_parts(nn.Sequential(*parts), parts, x)
     assert found == [parts[1], parts[3]]
     assert out.shape == x.shape
     draws = Draws(0, dict.fromkeys(parts, (0,)))
@@ -97,4 +97,4 @@ def test_what_no_generator_fixes_is_refused_in_one_line(x):
     torch.library.impl("tests::noise", "CPU", torch.rand_like)
     layer = Layer(torch.ops.tests.noise)
     with pytest.raises(ValueError, match=r"^tests\.noise[^\n]* no generator fixes[^\n]*$"):
-        drawing(layer, [layer], x)
+        find_random_parts(layer, [layer], x)

@@ -107,5 +107,7 @@ def test_a_sum_is_refused_with_the_remedy(kind):
     said = refusal(check_mean, "the loss", *SUMS[kind])
     assert said.startswith("the loss is ")
     assert "for 2 samples and " in said
-    remedy = "give their mean (torch's reduction='mean'), or a row a sample (reduction='none')"
-    assert said.endswith(f"for the same twice, so it is a sum: {remedy}")
+    assert said.endswith(
+        "for the same twice, so it is a sum: give their mean (torch's reduction='mean'), or one "
+        "value for each sample (reduction='none')"
+    )

@@ -5,7 +5,13 @@ import torch
 from answers import refusal
 from measures import Kappa, macro_f1
 
-from solvers.blocks.metrics import Everything, right_answers, settled, summed, total
+from solvers.blocks.metrics import (
+    AllSamples,
+    right_answers,
+    sum_and_weight,
+    training_sum,
+    tried_metrics,
+)
 from solvers.blocks.objective import Objective
 
 OUT = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
@@ -19,8 +25,8 @@ def test_a_function_that_gives_one_number_gets_all_samples_at_once():
         given.append((len(out), len(targets)))
         return out.max() - out.min()
 
-    metric = settled({"spread": spread}, OUT[:2], Y[:2])["spread"]
-    assert isinstance(metric, Everything)
+    metric = tried_metrics({"spread": spread}, OUT[:2], Y[:2])["spread"]
+    assert isinstance(metric, AllSamples)
     for rows in (slice(0, 4), slice(4, 6)):
         metric.update(OUT[rows], Y[rows])
     assert metric.compute() == OUT.max() - OUT.min()
@@ -29,12 +35,12 @@ def test_a_function_that_gives_one_number_gets_all_samples_at_once():
 
 @pytest.mark.parametrize("metric", [right_answers, lambda out, y: out[:, 0]], ids=["right", "row"])
 def test_a_function_that_gives_a_score_of_each_sample_is_asked_batch_by_batch(metric):
-    assert settled({"own": metric}, OUT[:2], Y[:2]) == {"own": metric}
+    assert tried_metrics({"own": metric}, OUT[:2], Y[:2]) == {"own": metric}
 
 
 def test_what_accumulates_has_forgotten_the_samples_it_is_tried_on():
     kappa = Kappa()
-    assert settled({"kappa": kappa}, OUT[:2], Y[:2]) == {"kappa": kappa}
+    assert tried_metrics({"kappa": kappa}, OUT[:2], Y[:2]) == {"kappa": kappa}
     assert kappa.counts.sum() == 0
 
 
@@ -43,7 +49,7 @@ def test_what_a_few_samples_are_too_few_for_is_no_fault():
         def compute(self):
             raise ValueError("too few")
 
-    assert settled({"late": Impatient()}, OUT[:2], Y[:2])
+    assert tried_metrics({"late": Impatient()}, OUT[:2], Y[:2])
 
 
 def test_outputs_of_several_tensors_reach_what_accumulates_as_they_were():
@@ -51,7 +57,7 @@ def test_outputs_of_several_tensors_reach_what_accumulates_as_they_were():
         return macro_f1(out["logits"], targets["class"])
 
     out, targets = {"logits": OUT, "hidden": OUT * 2}, {"class": Y}
-    metric = settled({"F1": first}, out, targets)["F1"]
+    metric = tried_metrics({"F1": first}, out, targets)["F1"]
     metric.update(out, targets)
     assert metric.compute() == macro_f1(OUT, Y)
 
@@ -93,7 +99,7 @@ class Stuck(Kappa):
     ids=["a class", "a table", "several", "an update", "a reset", "a text", "an error"],
 )
 def test_a_metric_that_is_none_is_refused(metric, part):
-    assert part in refusal(settled, {"own": metric}, OUT[:2], Y[:2])
+    assert part in refusal(tried_metrics, {"own": metric}, OUT[:2], Y[:2])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_a_metric_that_is_none_is_refused(metric, part):
     [(torch.zeros(4), "a tensor of shape (4,) for 6 samples"), (0.5, "one number for 6 samples")],
 )
 def test_scores_of_other_samples_are_refused(scores, part):
-    assert part in refusal(summed, scores, 6)
+    assert part in refusal(sum_and_weight, scores, 6)
 
 
 @pytest.mark.parametrize(("left_out", "weight"), [([], 6), ([0, 4], 4)], ids=["none", "two"])
@@ -109,13 +115,13 @@ def test_right_answers_weigh_as_much_as_there_are_known_classes(left_out, weight
     targets = Y.clone()
     targets[left_out] = -100
     right = float((OUT.argmax(1) == targets).sum())
-    found, counted = summed(right_answers(OUT, targets), 6)
+    found, counted = sum_and_weight(right_answers(OUT, targets), 6)
     assert (float(found), int(counted)) == (right, weight)
-    assert float(total(right_answers(OUT, targets), 6)) == pytest.approx(6 * right / weight)
+    assert float(training_sum(right_answers(OUT, targets), 6)) == pytest.approx(6 * right / weight)
 
 
 def test_in_training_one_number_counts_for_every_sample():
-    assert total(torch.tensor(2.0), 5) == 10
-    assert total(torch.tensor([True, False, True]), 3) == 2
-    given = Objective(metrics=settled({"accuracy": lambda out, y: 0.5}, OUT, Y))(OUT, Y)
+    assert training_sum(torch.tensor(2.0), 5) == 10
+    assert training_sum(torch.tensor([True, False, True]), 3) == 2
+    given = Objective(metrics=tried_metrics({"accuracy": lambda out, y: 0.5}, OUT, Y))(OUT, Y)
     assert (given.correct, given.seen) == (3.0, None)

@@ -13,7 +13,6 @@ from solvers import AugmentedLagrangian
 from solvers.base import Setup
 from solvers.exact.filling import BubbleFill, stored_batches
 from solvers.exact.pipeline import Gaps, Op
-from solvers.windows import Record
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
@@ -30,26 +29,26 @@ def small(cuts, seed=1, batches=5, batch_norm=True):
     return replace(problem, batches=[replace(b, learning_rate=r) for b, r in numbered])
 
 
-def fill_of(problem, solver, gaps, kind, block, links=None, choose="first"):
+def fill_of(problem, solver, gaps, kind, block, links=None):
     """Local work with a store of the records it needs."""
     setup = Setup(problem.shapes, BATCH, stored_batches(gaps, BATCH), fills=True)
-    return BubbleFill(solver.start(block, links, setup), gaps, BATCH, kind, choose)
+    return BubbleFill(solver.start(block, links, setup), gaps, BATCH, kind)
 
 
-def filled(problem, gaps, m, kind="added", solver=SOLVER, choose="first"):
+def filled(problem, gaps, m, kind="added", solver=SOLVER):
     """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
 
     def program(block, links):
         fill = None
         if gaps is not None:
-            fill = fill_of(problem, solver, gaps[block.index], kind, block, links, choose)
+            fill = fill_of(problem, solver, gaps[block.index], kind, block, links)
         exact_pass(block, links, micro_batches=m).train(problem.window(), None, fill)
 
     problem.on_every_block(program)
     return problem.tensors()
 
 
-def simulated(problem, gaps, m, kind, solver, choose):
+def simulated(problem, gaps, m, kind, solver):
     """The parameters after the same passes, by hand; for networks without BatchNorm."""
     K = len(problem.blocks)
     blocks = [problem.build(k) for k in range(K)]
@@ -85,12 +84,6 @@ def simulated(problem, gaps, m, kind, solver, choose):
         inputs = [batch.images(), *outs[:-1]]
         p = [t.grad * len(batch) for t in outs]
         kept = {"lam": inputs, "x": outs, "p": p, "y": [batch.labels()] * K}
-        if choose == "largest":
-            # of the last block at its input
-            norms = [p[min(k, K - 2)].square().sum((1, 2, 3)).tolist() for k in range(K)]
-            orders = [sorted(range(len(n)), key=lambda i: -n[i]) for n in norms]
-            for name, held in kept.items():
-                kept[name] = [t[order] for t, order in zip(held, orders, strict=True)]
         records.insert(0, {name: [t.detach() for t in held] for name, held in kept.items()})
     return {name: p.detach() for name, p in problem.blocks.model.named_parameters()}
 
@@ -143,19 +136,18 @@ EXACT = {"rtol": 1e-9, "atol": 1e-12}
     shares=st.lists(st.integers(0, BATCH) | st.integers(0, 3 * BATCH), min_size=5, max_size=5),
 )
 @pytest.mark.parametrize(
-    ("choose", "kind", "more", "close"),
+    ("kind", "more", "close"),
     [
-        *(("first", kind, *how) for kind in ("added", "own") for how in (({}, EXACT), CLIPPED)),
-        *(("first", "own", {"momentum": momentum}, EXACT) for momentum in (0.0, 0.5)),
-        *(("largest", kind, {}, EXACT) for kind in ("added", "own")),
+        *((kind, *how) for kind in ("added", "own") for how in (({}, EXACT), CLIPPED)),
+        *(("own", {"momentum": momentum}, EXACT) for momentum in (0.0, 0.5)),
     ],
 )
-def test_filled_passes_equal_those_of_one_process(choose, kind, more, close, seed, m, cuts, shares):
+def test_filled_passes_equal_those_of_one_process(kind, more, close, seed, m, cuts, shares):
     solver = replace(SOLVER, **more)
     gaps = [Gaps(shares[0], shares[1]), Gaps(shares[2], shares[3]), Gaps(0, shares[4])]
     gaps = gaps[-1 - len(cuts) :]
-    found = filled(small(cuts, seed, batch_norm=False), gaps, m, kind, solver, choose)
-    expected = simulated(small(cuts, seed, batch_norm=False), gaps, m, kind, solver, choose)
+    found = filled(small(cuts, seed, batch_norm=False), gaps, m, kind, solver)
+    expected = simulated(small(cuts, seed, batch_norm=False), gaps, m, kind, solver)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], **close)
 
@@ -183,37 +175,8 @@ def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(kind,
     assert {Op.MIDDLE, Op.TURN} == set(worked)
 
 
-SIZES = [1.0, 3.0, 0.0, 3.0, 2.0, 3.0]
-"""Adjoints of the samples of a mini-batch."""
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("number_format", [torch.float64, torch.float32, torch.bfloat16])
-def test_samples_go_by_falling_adjoints_each_mini_batch_by_itself(packed, number_format):
-    problem = small([2], batches=3)
-    fill = fill_of(problem, SOLVER, Gaps(4, 5), "added", problem.build(0), choose="largest")
-    taken = []
-    fill.program.gradient = lambda batch, rows, *_: taken.append((batch.ids, rows))
-    for sizes, batch in zip((SIZES, SIZES[::-1]), problem.batches, strict=False):
-        p = torch.tensor(sizes, dtype=number_format)[:, None, None, None].expand(-1, 3, 4, 4)
-        p = p.flatten(1) if packed else p
-        for part in (slice(0, 4), slice(4, BATCH)):  # two micro-batches
-            rows = slice(fill.next_row + part.start, fill.next_row + part.stop)
-            fill.record(Record(rows, out=torch.zeros_like(p[part]), p_out=p[part]))
-        fill.step(batch, lambda: None)
-    fill.work(Op.MIDDLE)
-    fill.work(Op.TURN)
-    # ties in the mini-batch's order, and what one gap takes, too
-    places = [(1, [0, 1, 2, 4]), (1, [3, 5]), (0, [1, 3, 5])]
-    for (ids, rows), (number, expected) in zip(taken, places, strict=True):
-        assert ids.tolist() == problem.batches[number].ids[expected].tolist()
-        assert rows.tolist() == [number * BATCH + place for place in expected]
-
-
-def test_an_unknown_step_or_choice_is_refused_with_the_known_ones():
+def test_an_unknown_step_is_refused_with_the_known_ones():
     problem = small([2])
-    with pytest.raises(ValueError, match=r"^fill_samples is 'best'; choose one of first, largest$"):
-        fill_of(problem, SOLVER, Gaps(1, 1), "own", problem.build(0), choose="best")
     with pytest.raises(ValueError, match=r"^fill_step is 'late'; choose one of added, own$"):
         fill_of(problem, SOLVER, Gaps(1, 1), "late", problem.build(0))
 
@@ -224,10 +187,8 @@ def lay_out(problem):
     return problem
 
 
-@pytest.mark.parametrize(
-    ("kind", "choose", "at"), [("added", "largest", 1), ("own", "first", 3), ("own", "largest", 3)]
-)
-def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, choose, at):
+@pytest.mark.parametrize(("kind", "at"), [("added", 1), ("own", 3)])
+def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, at):
     whole, parts = small([1, 3]), small([1, 3])
     for problem in (whole, parts):
         lay_out(problem)
@@ -235,18 +196,18 @@ def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, choose,
 
     def program(block, links):
         gaps = THREE[block.index]
-        fill = fill_of(parts, solver, gaps, kind, block, links, choose)
+        fill = fill_of(parts, solver, gaps, kind, block, links)
         exact = exact_pass(block, links, micro_batches=2)
         exact.train(parts.window(1, 0, at), None, fill)
         state, local = handed_over(links, fill), block.optimizers["local"].state_dict()
-        fill = fill_of(parts, solver, gaps, kind, block, links, choose)
+        fill = fill_of(parts, solver, gaps, kind, block, links)
         block.optimizers["local"].load_state_dict(local)
         fill.latest = parts.batches[:at][::-1]
         fill.load_state(state)
         exact.train(parts.window(1, at), None, fill)
 
     parts.on_every_block(program)
-    assert_same(parts.tensors(), filled(whole, THREE, 2, kind, solver, choose))
+    assert_same(parts.tensors(), filled(whole, THREE, 2, kind, solver))
 
 
 def test_records_that_a_rest_has_ended_are_not_taken_for_those_of_the_latest_mini_batches():

@@ -2,7 +2,6 @@
 
 from collections import deque
 from itertools import pairwise
-from math import ceil
 
 import pytest
 from hypothesis import example, given
@@ -13,11 +12,10 @@ from solvers.exact.pipeline import (
     Cost,
     Gaps,
     Op,
-    Timetable,
-    fit,
-    order,
-    records_needed,
-    timetable,
+    PassTimes,
+    fit_gaps,
+    pass_order,
+    pass_times,
 )
 
 BLOCKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 12)
@@ -44,7 +42,7 @@ class Simulated:
     def __init__(self, costs, samples, m, transfers, gaps, passes=4):
         K, n = len(costs), samples / m
         wires = [t * n for t in transfers] or [0.0] * (K - 1)
-        work = [deque(order(k, K, m, gaps[k]) * passes) for k in range(K)]
+        work = [deque(pass_order(k, K, m, gaps[k]) * passes) for k in range(K)]
         clock = [0.0] * K
         up: list[deque[float]] = [deque() for _ in range(K)]
         down: list[deque[float]] = [deque() for _ in range(K)]
@@ -96,7 +94,7 @@ class Simulated:
 def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K, m):  # noqa: N802
     for k in range(K):
         held, most = 0, 0
-        for op in order(k, K, m):
+        for op in pass_order(k, K, m):
             held += 1 if op is Op.FORWARD else -1
             most = max(most, held)
         assert most == min(m, K - k)
@@ -107,15 +105,15 @@ def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K, m):  # noqa: N80
     [(0, "FFFBFBBB", "FFFFMBBBBT"), (1, "FFBFBFBB", "FFFFMBBBBT"), (2, "FBFBFBFB", "FBFBFBFBT")],
 )
 def test_the_orders_are_those_drawn(k, without_gaps, with_gaps):
-    assert "".join(op.value for op in order(k, 3, 4)) == without_gaps
-    assert "".join(op.value for op in order(k, 3, 4, Gaps())) == with_gaps
+    assert "".join(op.value for op in pass_order(k, 3, 4)) == without_gaps
+    assert "".join(op.value for op in pass_order(k, 3, 4, Gaps())) == with_gaps
 
 
 @given(pipelines())
 def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline):
     costs, m, transfers = pipeline
     simulated = Simulated(costs, 12, m, transfers, [Gaps()] * len(costs))
-    period = timetable(costs, 12, m, transfers).period
+    period = pass_times(costs, 12, m, transfers).period
     assert simulated.periods == pytest.approx([period] * 3)
 
 
@@ -123,9 +121,9 @@ def test_the_timetable_has_the_period_of_a_simulated_pass(pipeline):
 def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain):
     costs, m, transfers = pipeline
     samples = 96
-    gaps = fit(costs, samples, m, transfers, grain)
+    gaps = fit_gaps(costs, samples, m, transfers, grain)
     rounding = sum(2 * 0.05 * grain * sum(cost) for cost in costs)
-    period = timetable(costs, samples, m, transfers).period
+    period = pass_times(costs, samples, m, transfers).period
     simulated = Simulated(costs, samples, m, transfers, gaps)
     assert max(simulated.periods) <= period + rounding + 1e-6 * period
 
@@ -134,8 +132,8 @@ def test_work_that_fits_the_gaps_does_not_lengthen_the_period(pipeline, grain):
 def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline):
     costs, m, transfers = pipeline
     samples, grain, rounding = 960, 2, 0.05
-    times = timetable(costs, samples, m, transfers)
-    for k, gaps in enumerate(fit(costs, samples, m, transfers, grain)):
+    times = pass_times(costs, samples, m, transfers)
+    for k, gaps in enumerate(fit_gaps(costs, samples, m, transfers, grain)):
         room = [gap / (LOCAL_COST * sum(costs[k])) for gap in (times.middle[k], times.turn[k])]
         full = sum(gaps) == 2 * samples
         for fits, share in zip(room, gaps, strict=True):
@@ -147,8 +145,8 @@ def test_the_gaps_are_filled_but_for_less_than_a_grain(pipeline):
 @example(([Cost(0.1, 0.1), Cost(5.0, 10.0)], 1, []), 16, 5)
 def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(pipeline, grain, samples):
     costs, m, transfers = pipeline
-    gaps = fit(costs, samples, m, transfers, grain)
-    assert gaps == fit(list(costs), samples, m, list(transfers), grain)
+    gaps = fit_gaps(costs, samples, m, transfers, grain)
+    assert gaps == fit_gaps(list(costs), samples, m, list(transfers), grain)
     assert len(gaps) == len(costs)
     for gap in gaps:
         assert all(share >= 0 and share % grain == 0 for share in gap)
@@ -158,11 +156,6 @@ def test_the_fit_is_a_multiple_of_the_grain_and_the_same_every_time(pipeline, gr
 def test_a_gap_is_measured_in_the_samples_of_its_own_block():
     costs = [Cost(1.0, 2.0), Cost(2.0, 4.0)]
     # the second block works 32 x 6 of the pass; the first, 32 x 1 before it and 32 x 2 after it
-    assert timetable(costs, 32, 1) == Timetable(288.0, [192.0, 0.0], [0.0, 96.0])
+    assert pass_times(costs, 32, 1) == PassTimes(288.0, [192.0, 0.0], [0.0, 96.0])
     # a local step on a sample takes a quarter more than its two passes
-    assert fit(costs, 32, 1) == [Gaps(48, 0), Gaps(0, 8)]
-
-
-@given(st.lists(st.builds(Gaps, st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=5))
-def test_records_are_needed_for_the_most_local_work_of_a_block(gaps):
-    assert records_needed(gaps, 16) == ceil(max(map(sum, gaps)) / 16)
+    assert fit_gaps(costs, 32, 1) == [Gaps(48, 0), Gaps(0, 8)]

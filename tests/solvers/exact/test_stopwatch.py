@@ -12,10 +12,10 @@ def test_times_of_pieces_add_up_until_they_are_asked_for():
     now = iter([1.0, 1.5, 7.0, 9.0])
     watch = Stopwatch()
     for _ in range(2):
-        with watch.running(lambda: next(now)):
+        with watch.timing(lambda: next(now)):
             pass
-    assert watch.taken() == 2.5
-    assert watch.taken() == 0
+    assert watch.seconds() == 2.5
+    assert watch.seconds() == 0
 
 
 def test_on_a_gpu_nothing_waits_for_it_before_the_time_is_asked_for(monkeypatch):
@@ -37,8 +37,8 @@ def test_on_a_gpu_nothing_waits_for_it_before_the_time_is_asked_for(monkeypatch)
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(is_initialized=lambda: True, Event=Event))
     watch = Stopwatch()
     for _ in range(2):
-        with watch.running(lambda: pytest.fail("the host's clock says nothing of a GPU")):
+        with watch.timing(lambda: pytest.fail("the host's clock says nothing of a GPU")):
             pass
     assert not waited
-    assert watch.taken() == 0.5
+    assert watch.seconds() == 0.5
     assert len(waited) == 2

@@ -117,15 +117,15 @@ def test_coupling(on, case, multipliers, samples):
 
 
 @given(images(), st.booleans(), st.booleans(), st.sampled_from(HELD))
-def test_step_of_lam_and_kappa(on, case, multipliers, flat, held):
+def test_step_of_lam_and_kappa(on, case, multipliers, flat, constraint):
     x_format, lam_format = case["formats"]
     tensors = Tensors(case, on.device_type)
     lam, x = tensors(lam_format, big=True), tensors(x_format)
     kappa = tensors(lam_format) if multipliers else None
     arguments = lam, x, kappa, tensors(torch.float32, big=True), 0.3, 0.2, 0.45
-    further = {"factor": case["factor"], "flat": flat, "held": held}
+    further = {"factor": case["factor"], "flat": flat, "constraint": constraint}
     found, wanted = fused(on, step, *arguments, **further), step(*arguments, **further)
-    jump = {Quantized: 2 / 7, Sign: 2.0}.get(type(held), 0.0)
+    jump = {Quantized: 2 / 7, Sign: 2.0}.get(type(constraint), 0.0)
     if jump:
         # a value on the edge between two may go to either
         away = (found.lam.float() - wanted.lam.float()).abs()

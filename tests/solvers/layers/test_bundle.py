@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from solvers.layers.bundle import EXACT, Bundle, call
+from solvers.layers.bundle import EXACT, Bundle, call_network
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -166,4 +166,4 @@ class Told(nn.Module):
     [((1, 2), ((1, 2), {})), ([1], ((1,), {})), ({"a": 1}, ((), {"a": 1})), (5, ((5,), {}))],
 )
 def test_a_network_is_called_by_position_or_by_name(value, expected):
-    assert call(Told(), value) == expected
+    assert call_network(Told(), value) == expected

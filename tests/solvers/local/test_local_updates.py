@@ -14,7 +14,7 @@ from hybrid.optimizers.making import make
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import LocalUpdates
 from solvers.blocks.heads import Head
-from solvers.local.local_updates import AHEAD, LocalUpdatesProgram
+from solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
 from solvers.state import State, Tensors
 
 GREEDY = {"solver.style=chunked": "two chunks of two blocks are trained greedily"}
@@ -50,7 +50,7 @@ def gradients(solver, problem):
             found.update({n: p.grad.clone() for n, p in block.module.named_parameters()})
 
         block.step = keep
-        mine._begin(problem.batches[0])
+        mine._make_head(problem.batches[0])
         head = deepcopy(mine._head.module) if mine._head else None
         mine.train(problem.window())
         return found, head
@@ -109,7 +109,7 @@ def test_gradients_cross_the_cuts_of_their_style_and_no_others(solver, headed, d
 
 @pytest.mark.parametrize("style", ["greedy", "chunked"])
 def test_a_fast_block_waits_for_a_slow_one(style):
-    problem = four_blocks(8 * AHEAD)
+    problem = four_blocks(8 * PROGRESS_INTERVAL)
     done = [0] * 4
     ahead = []
 
@@ -129,8 +129,8 @@ def test_a_fast_block_waits_for_a_slow_one(style):
         mine.drain()
 
     problem.on_every_block(program)
-    assert AHEAD < max(ahead) <= 2 * AHEAD + 1
-    assert done == [8 * AHEAD] * 4
+    assert PROGRESS_INTERVAL < max(ahead) <= 2 * PROGRESS_INTERVAL + 1
+    assert done == [8 * PROGRESS_INTERVAL] * 4
 
 
 def test_heads_of_another_style_are_refused():

@@ -160,12 +160,12 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas():
         mine = recorded(problem, solver, block, links, carried=True)
         found = {}
         if block.last:
-            factors, z = factors_of(mine._factors, mine._store, rows), mine._own(rows).clone()
+            factors, z = factors_of(mine._factors, mine._store, rows), mine._lam(rows).clone()
             found = {"factors": factors, "z": z, "kappa": mine._store.get("kappa_in", rows).clone()}
         mine.train(problem.window())
         if block.last:
             found |= {
-                "new_z": mine._own(rows).clone(),
+                "new_z": mine._lam(rows).clone(),
                 "new_kappa": mine._store.get("kappa_in", rows).clone(),
                 "V": rows_of(mine._store.get("factor_dual", rows)),
             }

@@ -31,7 +31,7 @@ def swept(problem, solver, corrected, **wire):
             mine.sweep(problem.window(), number, exchange=True)
         kept = copied(mine._store._buffers)
         if not block.first:
-            kept["Z"] = mine._shared(mine._own(slice(0, problem.samples)))
+            kept["Z"] = mine._shared_lam(mine._lam(slice(0, problem.samples)))
         return start, kept
 
     return problem.on_every_block(program)

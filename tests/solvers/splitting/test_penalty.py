@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from conditions import check
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
@@ -198,19 +199,36 @@ def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
 @pytest.mark.parametrize(
     ("settings_", "setup", "said"),
     [
-        ({"lam_step": 0.3}, Setup(window=4), "solver.lam_step is 0.3, but lam stays"),
-        ({"lam_move": "step"}, Setup(window=4), "solver.lam_move is 'step', but multipliers stay"),
-        ({"kappa_step": 0.3}, Setup(window=4), "solver.kappa_step is 0.3, but multipliers stay"),
-        ({"momentum": 0.3}, Setup(fills=True), "solver.momentum is 0.3, but gaps are filled"),
+        (
+            {"lam_step": 0.3},
+            Setup(window=4),
+            "solver.lam_step is 0.3, .* only where lam takes steps",
+        ),
+        (
+            {"lam_move": "step"},
+            Setup(window=4),
+            "solver.lam_move is .* only where multipliers",
+        ),
+        (
+            {"kappa_step": 0.3},
+            Setup(window=4),
+            "solver.kappa_step is .* only where multipliers",
+        ),
+        (
+            {"momentum": 0.3},
+            Setup(fills=True),
+            "solver.momentum is 0.3, .* local steps are",
+        ),
     ],
 )
 def test_a_setting_that_cannot_act_is_refused(settings_, setup, said):
-    with pytest.raises(ValueError, match=f"^{said}.*, so it would change nothing: leave it out$"):
-        AugmentedLagrangian(**settings_).check(setup)
-    AugmentedLagrangian(**{"lam_move": "step", **settings_}).check(Setup(window=4, sweeps=2))
+    with pytest.raises(ValueError, match=f"^{said}.*: leave it out$"):
+        check(AugmentedLagrangian(**settings_), setup, gaps=[(8, 0), (0, 8)])
+    moving = AugmentedLagrangian(**{"lam_move": "step", **settings_})
+    check(moving, Setup(window=4, sweeps=2))
 
 
 def test_the_limit_refuses_what_steps_would_need():
     for name, value in {"lam_step": 0.3, "lam_beta": 0.1, "balance_ratio": 5.0}.items():
-        with pytest.raises(ValueError, match=rf"^solver\.{name} is .*lam_move.*leave it out$"):
-            AugmentedLagrangian(**{name: value}).check(Setup(window=4, sweeps=2))
+        with pytest.raises(ValueError, match=rf"^solver\.{name} is .*lam takes steps.*: leave it"):
+            check(AugmentedLagrangian(**{name: value}), Setup(window=4, sweeps=2))

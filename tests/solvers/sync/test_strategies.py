@@ -113,7 +113,7 @@ def test_momentum_stays_a_replicas_own_unless_its_mean_is_asked_for(strategy):
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (AllReduce, {"messages": "int4"}, "messages is 'int4'; choose one of float32"),
     (LocalSGD, {"steps": 0}, "steps is 0; it must be at least 1"),
-    (DiLoCo, {"outer_momentum": 1.0}, "outer_momentum is 1.0; it must be below 1"),
+    (DiLoCo, {"outer_momentum": 1.0}, r"outer_momentum is 1.0; it must lie in \[0, 1\)"),
     (DiLoCo, {"steps": 4, "lag": 4}, "lag is 4 of rounds of 4 steps: choose one below sync.steps"),
     (HPSGD, {"steps": 2, "lag": 3}, "lag is 3 of rounds of 2 steps: choose one of at most"),
     (HPSGD, {"drift": "lose"}, "drift is 'lose'; choose one of discard, keep"),

@@ -1,1 +1,1 @@
-"""Reinforcement learning in blocks: a representation, a learner that no gradient leaves, actors."""
+"""Reinforcement learning in blocks: a representation, a learner, and actors."""

@@ -30,10 +30,7 @@ def _flag(name: str) -> Any:
 )
 def rl(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="Settings as TOML; a run folder's config.toml repeats that run."),
-    ] = None,
+    config: options.TomlFile = None,
     env: Annotated[str | None, _flag("env")] = None,
     steps: Annotated[int | None, _flag("steps")] = None,
     width: Annotated[int | None, _flag("width")] = None,
@@ -45,7 +42,7 @@ def rl(
     seed: Annotated[int | None, _flag("seed")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.  [default: runs/TIME-ENV]")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")
     ] = False,
     set_: options.AnyOther = None,
 ) -> None:

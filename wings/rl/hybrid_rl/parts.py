@@ -20,7 +20,7 @@ Optimizers = dict[str, torch.optim.Optimizer]
 
 
 class Networks:
-    """What all parts begin from, the same on every rank."""
+    """The networks before their first step, the same on every rank."""
 
     def __init__(self, rl: RlSettings, states: int, actions: int) -> None:
         self.rl, self.states, self.actions = rl, states, actions

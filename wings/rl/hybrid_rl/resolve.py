@@ -13,6 +13,8 @@ from hybrid.ranks.starting import check_links
 from hybrid.settings.config import first_fault
 from hybrid.settings.text import read_toml
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
+from solvers import acting
+from solvers.acting import Known
 from solvers.checks import unknown
 
 
@@ -85,8 +87,7 @@ def check_start(config: RlConfig, ranks: int) -> None:
     if max(ranks, rl.blocks) > 2 + rl.actors:
         raise ValueError(too_many(max(ranks, rl.blocks), rl.actors))
     check_links(links, ranks)
-    if not ranks:
-        links.refuse("links", "there is one process", "timeout")
+    acting.check({"links": links}, Known(ranks=ranks))
 
 
 def _check(config: RlConfig) -> None:
@@ -116,10 +117,7 @@ def _check(config: RlConfig) -> None:
             f"rl.units is {rl.units}, which is not a multiple of rl.layers ({rl.layers}): take "
             f"{max(1, rl.units // rl.layers) * rl.layers}"
         )
-    if not rl.representation:
-        names = ("units", "layers", "representation_lr", "pretrain_steps")
-        rl.refuse("rl", "there is no representation", *names)
-    links.refuse("links", "hybrid rl computes on the CPU", "gpu_aware")
+    acting.check({"rl": rl, "links": links}, Known(rl=rl))
 
 
 def too_many(ranks: int, actors: int) -> str:

@@ -3,68 +3,81 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from hybrid.settings.config import LinkSettings, Section
 from hybrid.settings.limits import LARGE, MANY
+from solvers.acting import Acts
+
+REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
+
+
+class RlLinkSettings(LinkSettings):
+    """[links] how the ranks reach each other; they compute on the CPU."""
+
+    acts: ClassVar[dict[str, Acts]] = {
+        "links.gpu_aware": Acts("a command computes on GPUs", lambda run: False),
+        "links.timeout": Acts("there are several processes", lambda run: run.ranks),
+    }
 
 
 class RlSettings(Section):
-    """[rl] the environment, the networks, and who does what when."""
+    """[rl] the environment, the networks, and the order of steps and updates."""
 
     env: str = Field(default="Pendulum-v1", pattern=r"^[\w-]+(/[\w-]+)?$", max_length=200)
     """An environment of gymnasium with bounded real actions: Pendulum-v1, Hopper-v5, ..."""
     steps: int = Field(default=10_000, ge=1, le=MANY)
-    """Environment steps, of all actors together."""
+    """Environment steps of all actors together."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of weights, episodes and draws."""
+    """Seed of weights, episodes and random numbers."""
     blocks: int = Field(default=0, ge=0, le=MANY)
-    """Ranks: representation, learner, actors, the last has the rest; 0: MPI's, or 1."""
+    """Ranks for representation, learner and actors; the last has all the rest. 0: MPI's, or 1."""
     actors: int = Field(default=1, ge=1, le=1000)
-    """Actors, each with an environment of its own; all step once between two updates."""
+    """Actors, each with an environment of its own; all take one step between two updates."""
     lag: int = Field(default=3, ge=1, le=10_000)
-    """An actor's step t has the weights after update t - lag; from 3 on all work at once."""
+    """An actor's step t uses the weights after update t - lag; with 3 or more all work at once."""
     updates: int = Field(default=1, ge=1, le=1000)
     """Updates of representation and learner after each step of all actors."""
     width: int = Field(default=256, ge=1, le=100_000)
     """Units of both layers of critics and policy."""
     batch_size: int = Field(default=256, ge=2, le=MANY)
-    """Transitions an update, drawn with replacement."""
+    """Transitions in each update, drawn with replacement."""
     lr: float = Field(default=3e-4, gt=0, le=LARGE)
     """Learning rate of critics, policy and temperature (Adam)."""
     discount: float = Field(default=0.99, ge=0, lt=1)
-    """Worth of a reward a step later."""
+    """Factor for a reward that comes one step later."""
     polyak: float = Field(default=0.005, gt=0, le=1)
-    """Share of the new weights that the target critics take at an update."""
+    """Share of the new weights in the target critics after an update."""
     temperature: float | None = Field(default=None, gt=0, le=LARGE)
-    """Worth of the policy's entropy; unset: learned, so that the entropy is minus one an action."""
+    """Weight of the policy's entropy; unset: learned, for an entropy of -1 for each action."""
     representation: bool = True
     """Learn from features of states and actions; off: from these themselves."""
-    units: int = Field(default=240, ge=1, le=100_000)
-    """Units of the representation in all its layers, of phi and of psi each."""
-    layers: int = Field(default=8, ge=1, le=1000)
-    """Layers of phi and of psi; they share the units alike."""
-    representation_lr: float = Field(default=3e-4, gt=0, le=LARGE)
+    units: Annotated[int, REPRESENTED] = Field(default=240, ge=1, le=100_000)
+    """Units of phi, and of psi, in all their layers together."""
+    layers: Annotated[int, REPRESENTED] = Field(default=8, ge=1, le=1000)
+    """Layers of phi and of psi, with equal shares of the units."""
+    representation_lr: Annotated[float, REPRESENTED] = Field(default=3e-4, gt=0, le=LARGE)
     """Learning rate of the representation (Adam)."""
     random_steps: int | None = Field(default=None, ge=0, le=MANY)
     """Environment steps with random actions first; unset: a tenth of all, at most 10,000."""
-    pretrain_steps: int | None = Field(default=None, ge=0, le=MANY)
-    """Updates of the representation alone after them; unset: as many as random steps."""
+    pretrain_steps: Annotated[int | None, REPRESENTED] = Field(default=None, ge=0, le=MANY)
+    """Updates of only the representation after those; unset: as many as random steps."""
     replay_size: int = Field(default=1_000_000, ge=1, le=MANY)
-    """The newest transitions that are kept to draw from."""
+    """Number of the newest transitions from which mini-batches are drawn."""
     evaluate_every: int | None = Field(default=None, ge=1, le=MANY)
     """Environment steps between evaluations; unset: a twentieth of all."""
     episodes: int = Field(default=10, ge=1, le=10_000)
-    """Episodes of an evaluation, without noise."""
+    """Episodes of an evaluation; its actions have no noise."""
     report_every: int = Field(default=100, ge=1, le=MANY)
-    """Environment steps between reports, at which alone a run can be stopped."""
+    """Environment steps between reports; a run can be stopped only at a report."""
     checkpoint_every: int | None = Field(default=None, ge=1, le=MANY)
     """Environment steps between checkpoints; unset: a tenth of all."""
     keep_last: int = Field(default=2, ge=0, le=MANY)
     """Checkpoints to keep; 0: all."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
+    """Threads of each rank; 0: an equal share of the cores for the ranks of a host."""
 
     @property
     def rounds(self) -> int:
@@ -79,7 +92,7 @@ class RlSettings(Section):
 
     @property
     def pretraining(self) -> int:
-        """Updates of the representation alone."""
+        """Updates of only the representation."""
         if not self.representation:
             return 0
         given = self.pretrain_steps
@@ -112,12 +125,12 @@ class RlConfig(Section):
     """All settings of a run of `hybrid rl`."""
 
     rl: RlSettings = RlSettings()
-    links: LinkSettings = LinkSettings()
+    links: RlLinkSettings = RlLinkSettings()
 
 
 def help_texts() -> dict[str, str]:
     """Every "section.key", and what it means."""
-    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": LinkSettings}
+    sections: dict[str, type[Section]] = {"rl": RlSettings, "links": RlLinkSettings}
     return {
         f"{section}.{key}": info.description or ""
         for section, cls in sections.items()

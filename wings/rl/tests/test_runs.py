@@ -240,7 +240,10 @@ def test_every_setting_acts(name, base, tmp_path):
         ({"replay_size": 1, "actors": 2}, "rl.replay_size is 1, and 2 actors bring as many"),
         ({"random_steps": 0}, "rl.pretrain_steps is 3, but there are no random steps"),
         ({"units": 7}, "rl.units is 7, which is not a multiple of rl.layers (2): take 6"),
-        ({"representation": False}, "rl.units is 6, but there is no representation"),
+        (
+            {"representation": False},
+            "rl.units is 6, which has an effect only where rl.representation is on",
+        ),
         ({"env": "os:Pendulum-v1"}, "rl.env is 'os:Pendulum-v1'"),
         ({"width": 0}, "rl.width is 0; it must be greater than or equal to 1"),
         ({"wdith": 1}, "unknown setting 'rl.wdith'; did you mean 'rl.width'?"),
@@ -259,9 +262,9 @@ def test_bad_input_gets_one_line(settings, says, hybrid, tmp_path):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("links.gpu_aware=on", "hybrid rl computes on the CPU"),
-        ("links.latency_microseconds=3", "links.kind is 'auto', so it would change nothing"),
-        ("links.timeout=3", "there is one process"),
+        ("links.gpu_aware=on", "a command computes on GPUs"),
+        ("links.latency_microseconds=3", "links.kind is one that reads it"),
+        ("links.timeout=3", "there are several processes"),
     ],
 )
 def test_settings_of_links_that_cannot_act_are_refused(word, says, hybrid):

@@ -72,4 +72,4 @@ def test_the_setting_stops_a_run_and_a_second_fit_begins_anew():
 @pytest.mark.parametrize("train", [{"early_stop": 8}, {"early_stop": 3, "evaluate_every": 5}])
 def test_a_setting_that_comes_too_late_to_stop_anything_is_refused(train):
     said = refused(short([], epochs=9, train=train), few())
-    assert said.startswith(f"train.early_stop is {train['early_stop']}, but train.epochs is 9")
+    assert said.startswith(f"train.early_stop is {train['early_stop']}, which has an effect only")

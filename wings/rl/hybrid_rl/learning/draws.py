@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 WEIGHTS, REPLAY, PRETRAINING, LEARNER, ACTIONS, EPISODES, EVALUATION = range(7)
-"""Who draws."""
+"""What a generator is for."""
 
 
 def number(*seeds: int) -> int:
-    """A 64-bit number that follows from the seeds alone."""
+    """A 64-bit number that depends only on the seeds."""
     (found,) = np.random.SeedSequence(seeds).generate_state(1, np.uint64).tolist()
     return int(found)
 
 
 def generator(*seeds: int) -> torch.Generator:
-    """A generator that begins anew at what the seeds say."""
+    """A new generator, seeded by `number`."""
     return torch.Generator().manual_seed(number(*seeds))
 
 

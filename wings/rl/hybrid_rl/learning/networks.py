@@ -77,13 +77,13 @@ class Policy(nn.Module):
 
 
 def flat(*modules: nn.Module) -> Tensor:
-    """A copy of all that forward passes in evaluation mode use, one after the other."""
+    """One vector with a copy of all numbers that forward passes in evaluation mode use."""
     return torch.cat([t.detach().reshape(-1) for t in _numbers(modules)])
 
 
 @torch.no_grad()
 def fill(vector: Tensor, *modules: nn.Module) -> None:
-    """Put back what `flat` has made."""
+    """Copy a vector made by `flat` into modules of the same shapes."""
     tensors = _numbers(modules)
     for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

@@ -1,4 +1,4 @@
-"""The replay buffer: the newest transitions, to draw mini-batches from."""
+"""The replay buffer: the newest transitions, from which mini-batches are drawn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packed(
 
 
 class Replay:
-    """A ring of rows, made once: the newest takes the place of the oldest."""
+    """A ring of rows, allocated once: the newest row replaces the oldest."""
 
     def __init__(self, size: int, states: int, actions: int) -> None:
         self.rows = torch.empty(size, 2 * states + actions + 2)
@@ -57,12 +57,12 @@ class Replay:
         return {"rows": self.rows[: len(self)], "added": torch.tensor(self.added)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from that; ValueError if it is of another size."""
+        """Restore it; ValueError if it has another size."""
         rows, added = state["rows"], int(state["added"])
         if added < 0 or rows.shape != (min(added, len(self.rows)), self.rows.shape[1]):
             raise ValueError(
-                f"a replay buffer of {tuple(rows.shape)} numbers after {added} transitions is none "
-                f"of this run's, which holds {tuple(self.rows.shape)}"
+                f"a replay buffer of {tuple(rows.shape)} numbers after {added} transitions "
+                f"does not fit this run's, which holds {tuple(self.rows.shape)}"
             )
         self.rows[: len(rows)] = rows
         self.added = added

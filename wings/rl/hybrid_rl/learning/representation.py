@@ -18,8 +18,8 @@ class Representation(nn.Module):
 
         dim z_s = dim s + U          dim z_sa = dim z_s + dim a + U
 
-    P is linear. BatchNorm has a batch's statistics in this loss alone, its running ones wherever
-    features are made for the learner, to whose loss they are constants.
+    P is linear. BatchNorm uses a batch's statistics only in this loss. It uses running statistics
+    in the features for the learner, whose loss takes them as constants.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Representation(nn.Module):
         self.eval()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Of a mini-batch, by its own statistics."""
+        """The loss of a mini-batch, by its own statistics."""
         self.train()
         z_sa = self.psi(torch.cat([self.phi(batch.state), batch.action], 1))
         found: Tensor = (self.predictor(z_sa) - batch.next_state).square().sum(1).mean()
@@ -51,10 +51,10 @@ class Representation(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A copy of psi with which the learner judges other actions than the batch's.
+    """A copy of psi with which the learner rates actions that are not in the batch.
 
-    Gradients reach the actions through it, but none of its weights. Without a representation
-    [z_s, a] is what it gives.
+    Gradients pass through it to the actions, but not to its weights. Without a representation it
+    returns [z_s, a].
     """
 
     def __init__(self, psi: Dense | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hybrid_rl.learning.networks import Head, Policy
 
 Features = Callable[[Tensor, Tensor], Tensor]
-"""psi: z_s and actions to z_sa."""
+"""psi, which maps z_s and actions to z_sa."""
 
 
 class Losses(NamedTuple):
@@ -33,8 +33,8 @@ class Learner(nn.Module):
         alpha    - log alpha mean (log pi(a | z_s) + H),   H = - dim a: the entropy that is wanted
         Q'_j  <- Q'_j + tau (Q_j - Q'_j)
 
-    Adam steps each of the three after the one before. The gradient by a goes through psi, and
-    stops there: psi's weights take none.
+    Adam steps each of the three in this order. The gradient with respect to a passes through psi,
+    whose weights get none.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Learner(nn.Module):
         self.wanted_entropy = -policy.actions
 
     def optimizers(self, lr: float) -> dict[str, torch.optim.Optimizer]:
-        """One for each of the losses."""
+        """An optimizer for each loss."""
         parts = {
             "critic": list(self.critics.parameters()),
             "policy": list(self.policy.parameters()),
@@ -64,16 +64,16 @@ class Learner(nn.Module):
 
     @property
     def alpha(self) -> Tensor:
-        """The worth of the entropy, a constant to the other losses."""
+        """The weight of the entropy, a constant in the other losses."""
         return self.log_alpha.detach().exp()
 
     def value(self, critics: nn.ModuleList, z_sa: Tensor) -> Tensor:
-        """The lesser of the two, (N, 1)."""
+        """The smaller value of the two critics, (N, 1)."""
         return torch.minimum(critics[0](z_sa), critics[1](z_sa))
 
     @torch.no_grad()
     def target(self, outcome: Tensor, next_z_s: Tensor, noise: Tensor, psi: Features) -> Tensor:
-        """y, (N, 1), of rewards and ends (N, 2)."""
+        """y, (N, 1), for rewards and ends (N, 2)."""
         reward, terminated = outcome.split(1, 1)
         action, log_pi = self.policy(next_z_s, noise)
         soft = self.value(self.targets, psi(next_z_s, action)) - self.alpha * log_pi
@@ -81,19 +81,19 @@ class Learner(nn.Module):
         return found
 
     def critic_loss(self, z_sa: Tensor, y: Tensor) -> Tensor:
-        """Of both critics."""
+        """The loss of both critics."""
         first, second = ((critic(z_sa) - y).square().mean() for critic in self.critics)
         found: Tensor = first + second
         return found
 
     def policy_loss(self, z_s: Tensor, noise: Tensor, psi: Features) -> tuple[Tensor, Tensor]:
-        """And log pi, (N, 1), of the actions that it took."""
+        """The loss of the policy, and log pi, (N, 1), of the actions that it took."""
         action, log_pi = self.policy(z_s, noise)
         value = self.value(self.critics, psi(z_s, action))
         return (self.alpha * log_pi - value).mean(), log_pi.detach()
 
     def alpha_loss(self, log_pi: Tensor) -> Tensor:
-        """Falls where the entropy is below the one that is wanted and alpha rises."""
+        """The loss of log alpha, which rises while the entropy is below the wanted one."""
         return -self.log_alpha * (log_pi + self.wanted_entropy).mean()
 
     @torch.no_grad()

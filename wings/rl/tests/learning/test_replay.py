@@ -55,5 +55,5 @@ def test_it_goes_on_from_what_it_keeps(added):
         replay.add(rows(added, 2))
     drawn = [replay.draw(50, torch.Generator().manual_seed(1)) for replay in (one, other)]
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
-    with pytest.raises(ValueError, match="none of this run's"):
+    with pytest.raises(ValueError, match="does not fit this run's"):
         Replay(4, states=2, actions=2).load_state(one.state())

@@ -1,4 +1,4 @@
-"""Code of a user's own, asked for a value: what it fails on is said."""
+"""Calls of a user's own code, whose errors say on which values it failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FAULTS = (
     *(RuntimeError, TypeError, ValueError, AttributeError),
     *(LookupError, ArithmeticError, AssertionError, OSError),
 )
-"""What a user's code raises by mistake; torch has exceptions that are none, to leave a forward."""
+"""What a user's code raises by mistake; torch uses some other exceptions to leave a forward."""
 
 
-def asked(what: str, function: Callable[[Any, Any], Any], out: Any, targets: Any) -> Any:
-    """What a loss or a metric gives; ValueError if it fails, which says on what."""
+def call_user_code(what: str, function: Callable[[Any, Any], Any], out: Any, targets: Any) -> Any:
+    """The value of a loss or a metric; ValueError with the shapes of its arguments if it fails."""
     try:
         return function(out, targets)
     except FAULTS as error:
@@ -27,14 +27,14 @@ def asked(what: str, function: Callable[[Any, Any], Any], out: Any, targets: Any
 
 
 def described(value: Any) -> str:
-    """Shapes and types of tensors."""
+    """The shapes and types of tensors, for an error message."""
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
     return str(tree_map(described, value))
 
 
 def failure(error: Exception) -> str:
-    """Kind and first line of an error."""
+    """The class and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason'])[0]}"
 
 

@@ -1,0 +1,116 @@
+"""[optimizer] and [schedule]: the step of the weights and its learning rate."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from hybrid.settings import torch_classes
+from hybrid.settings.limits import LARGE
+from hybrid.settings.sections.base import Section
+from solvers.acting import Acts, Needs
+
+WITH_MOMENTUM = Acts(
+    "optimizer.name is sgd or adamw, since other classes take it as an argument",
+    lambda run: run.optimizer.name in torch_classes.OPTIMIZERS,
+    "put it in optimizer.arguments",
+)
+WITHOUT_BETAS = Acts(
+    "optimizer.arguments has no betas", lambda run: "betas" not in run.optimizer.arguments
+)
+STEPS_OUTSIDE = Acts(
+    "some steps are not the solver's own, with solver.momentum (rounds.correct_every is not 0)",
+    lambda run: steps_outside(run),
+)
+MOMENTUM_OUTSIDE = Needs(
+    "its momentum has an effect, as some steps are not the solver's own, with solver.momentum",
+    lambda run: "momentum" not in run.optimizer.arguments or steps_outside(run),
+)
+SGD_MOMENTUM = Acts(
+    "optimizer.name is sgd and optimizer.momentum above 0",
+    lambda run: run.optimizer.name == "sgd" and run.optimizer.momentum,
+)
+DECAYS = Acts(
+    "the optimizer has a weight decay", lambda run: torch_classes.decays(run.optimizer.name)
+)
+DECAY_IS_SET = Acts("optimizer.weight_decay is above 0", lambda run: run.optimizer.weight_decay)
+
+
+def steps_outside(run: Any) -> bool:
+    """Whether the optimizer's momentum is used, and not only the solver's own."""
+    corrected = run.setup.corrects or run.setup.fills
+    return corrected or not (run.solver.alternates and run.solver.own_momentum)
+
+
+class OptimizerSettings(Section):
+    """[optimizer] the step of the weights."""
+
+    name: str = "sgd"
+    """sgd (with momentum), adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
+    lr: float = Field(default=0.1, gt=0, le=LARGE)
+    """Peak learning rate."""
+    momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
+        default=0.9, ge=0, lt=1
+    )
+    """Momentum of sgd; beta_1 of adamw; of other classes it is one of the arguments."""
+    nesterov: Annotated[bool, SGD_MOMENTUM] = True
+    """Nesterov's form of the momentum."""
+    weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
+    """Weight decay (decoupled with AdamW)."""
+    decay_all: Annotated[bool, DECAYS, DECAY_IS_SET] = False
+    """Decay BatchNorm parameters and biases too."""
+    arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
+    """More arguments of the class: optimizer.arguments.eps = 1e-6."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return torch_classes.optimizer_name(name)
+
+    @field_validator("arguments")
+    @classmethod
+    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            torch_classes.check_optimizer(info.data["name"], arguments)
+        return arguments
+
+
+OWN_SCHEDULE = Acts(
+    f"schedule.name is one of {', '.join(torch_classes.SCHEDULES)}",
+    lambda run: run.schedule.name in torch_classes.SCHEDULES,
+)
+OF_TORCH = Acts(
+    "schedule.name is a class of torch's",
+    lambda run: run.schedule.name not in torch_classes.SCHEDULES,
+)
+BY_STEPS = Acts("schedule.name is step", lambda run: run.schedule.name == "step")
+
+
+class ScheduleSettings(Section):
+    """[schedule] the learning rate over the steps."""
+
+    name: str = "linear"
+    """cosine, linear, step, constant; one-cycle; or any class of torch.optim.lr_scheduler."""
+    warmup_epochs: Annotated[float, OWN_SCHEDULE] = Field(default=1.0, ge=0, le=LARGE)
+    """Epochs of linear warm-up; of cosine, linear, step and constant alone."""
+    milestones: Annotated[list[float], BY_STEPS] = Field(default=[0.5, 0.75])
+    """Shares of the training at which `step` multiplies by gamma."""
+    gamma: Annotated[float, BY_STEPS] = Field(default=0.1, gt=0, le=1)
+    """Factor of `step`."""
+    interval: Annotated[Literal["epoch", "step"] | None, OF_TORCH] = None
+    """When a class of torch's steps; unset: each epoch, of OneCycleLR and CyclicLR each step."""
+    arguments: dict[str, Any] = Field(default={}, validate_default=True)
+    """Arguments of a class of torch's: schedule.arguments.gamma = 0.9."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return torch_classes.scheduler_name(name)
+
+    @field_validator("arguments")
+    @classmethod
+    def _taken(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" in info.data:
+            torch_classes.check_scheduler(info.data["name"], arguments)
+        return arguments

@@ -1,0 +1,98 @@
+"""[train] length, batch, numerics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hybrid.settings.limits import MANY
+from hybrid.settings.sections.base import TRAIN, TRAIN_OR_PLAN, Section
+from solvers.acting import REPLICAS, Acts, Needs
+
+ALIKE = Needs(
+    "replicas have the same weights after every step (sync.name is all-reduce)",
+    lambda run: run.replicas == 1 or run.sync.exact,
+    "leave it out, or choose sync.name=all-reduce",
+)
+ALIKE_IN_FLOAT16 = Needs(
+    "it is not 'float16', or replicas have the same weights after every step (all-reduce)",
+    lambda run: run.train.precision != "float16" or run.replicas == 1 or run.sync.exact,
+    "choose bfloat16, or sync.name=all-reduce",
+)
+ADDS_ALIKE = Needs(
+    "it is not 'float16', whose scale may change between the passes of a step, or no gap is filled",
+    lambda run: run.train.precision != "float16" or not run.setup.fills,
+    "choose bfloat16, or give a --window",
+)
+NO_DRAWS = Needs(
+    "no layer of the model draws random numbers, which then would not be repeatable",
+    lambda run: not run.draws,
+)
+PASSES_ALONE = Needs(
+    "train.sync_batchnorm is off, with which a pass talks to other ranks",
+    lambda run: run.replicas == 1 or not run.train.sync_batchnorm,
+    "leave one of the two out",
+)
+TESTS_BEFORE_END = Acts(
+    "a test that it counts comes before the last epoch (train.epochs, train.evaluate_every)",
+    lambda run: (
+        (every := run.train.evaluate_every) * (1 - -run.train.early_stop // every)
+        < run.train.epochs
+    ),
+)
+CAPTURES = Acts("the solver has static steps to capture", lambda run: run.solver.captures)
+ON_GPU = Acts("there is a GPU", lambda run: run.gpu)
+UNSCALED = Needs(
+    "train.precision is not 'float16', whose loss scale waits for the GPU at every step",
+    lambda run: run.train.precision != "float16",
+    "choose bfloat16, or train.graphs=false",
+)
+NORMS = Acts("the network has BatchNorm", lambda run: run.normed)
+EQUAL_SHARES = Needs(
+    "all replicas have equal shares of a mini-batch",
+    lambda run: run.train.batch_size % run.replicas == 0,
+    "take a train.batch_size that is a multiple of the replicas",
+    here=lambda run: f"{run.replicas} replicas share {run.train.batch_size} samples",
+)
+
+
+class TrainSettings(Section):
+    """[train] length, batch, numerics."""
+
+    epochs: Annotated[int, TRAIN_OR_PLAN] = Field(default=12, ge=1, le=10**6)
+    """Passes over the training data."""
+    batch_size: int = Field(default=128, ge=1, le=MANY)
+    """Images a mini-batch; solver.micro_batches accumulates gradients over parts of it."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of weights, order and augmentation."""
+    loss: Annotated[str, TRAIN_OR_PLAN] = "cross-entropy"
+    """cross-entropy, mse, l1, huber, bce (logits of many labels); your own: module:function."""
+    label_smoothing: Annotated[float, TRAIN_OR_PLAN] = Field(default=0.0, ge=0, lt=1)
+    """Of cross-entropy in training: the share of a target that all classes get alike."""
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"], TRAIN, ADDS_ALIKE, ALIKE_IN_FLOAT16
+    ] = "float32"
+    """Number format of the forward and backward passes; 16 bits run under autocast."""
+    ema: Annotated[float, TRAIN_OR_PLAN, ALIKE] = Field(default=0.0, ge=0, lt=1)
+    """Share an average of the weights keeps at a step; it is tested and exported. 0: none."""
+    report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
+    """Mini-batches between reports (stops, window auto's probes); K times as many if one drains."""
+    evaluate_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=1, ge=1, le=MANY)
+    """Epochs between measurements of the test accuracy; the last epoch always is one."""
+    early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)
+    """Stop once so many epochs have passed since the one with the best test metric; 0: never."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads a rank; 0: the cores it may use, shared among the ranks of its host."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a block lives; auto: the local rank's GPU if there is one."""
+    kernels: Literal["auto", "torch", "cupy"] = "auto"
+    """Who computes between the passes; auto: fused kernels on a GPU with CuPy, else torch."""
+    graphs: Annotated[bool, TRAIN, CAPTURES, ON_GPU, UNSCALED, NO_DRAWS, ALIKE, PASSES_ALONE] = (
+        False
+    )
+    """Local steps as CUDA graphs; where a step cannot be captured, the summary says why."""
+    compile: Annotated[bool, TRAIN, NO_DRAWS, PASSES_ALONE] = False
+    """Compile the blocks with torch.compile."""
+    sync_batchnorm: Annotated[bool, TRAIN_OR_PLAN, REPLICAS, EQUAL_SHARES, NORMS] = False
+    """BatchNorm over the samples of all replicas; off: each normalizes by its own share."""

@@ -1,0 +1,121 @@
+"""What is declared beside a setting decides whether it is refused, and what is said of it."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, ClassVar, Literal
+from unittest.mock import patch
+
+import pytest
+
+from hybrid.method import checks
+from hybrid.settings.config import DataSettings, ModelSettings
+from hybrid.settings.explaining import conditions
+from solvers import acting, registry
+from solvers.acting import Acts, Count, Known, Needs, Positive, Settings
+from tests.test_settings_act import MODES, _asked, train
+
+
+@dataclass(frozen=True)
+class Base(Settings):
+    """As another package may have it."""
+
+    name: ClassVar[str] = "own"
+    needs: ClassVar = (Needs("the moon is full", lambda run: run.moon == 1, "wait"),)
+
+    size: Count = 1
+    mode: Annotated[Literal["a", "b"], Acts("size is above 1", lambda run: run.own.size > 1)] = "a"
+    rate: Positive | None = None
+
+
+@dataclass(frozen=True)
+class Derived(Base):
+    acts: ClassVar = {
+        "own.rate": Acts("there is a clock", lambda run: run.clock, here=lambda run: "none"),
+        "other.*": Acts("never", lambda run: False),
+    }
+
+
+def refusals(settings, section="own", **facts):
+    return list(acting.refusals({section: settings}, Known(own=settings, **facts)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Base(), []),
+        (
+            Base(mode="b"),
+            ["own.mode is 'b', which has an effect only where size is above 1: leave it out"],
+        ),
+        (Base(size=2, mode="b", rate=1.0), []),
+        (
+            Derived(rate=1.0),
+            [
+                "own.rate is 1.0, which has an effect only where there is a clock, and here none: "
+                "leave it out"
+            ],
+        ),
+    ],
+    ids=repr,
+)
+def test_a_setting_without_an_effect_is_refused(settings, said):
+    assert refusals(settings, moon=1, clock=None) == said
+
+
+def test_a_class_that_cannot_work_is_refused_whatever_its_settings_are():
+    assert refusals(Derived(), moon=0) == [
+        "own.name is 'own', which works only where the moon is full: wait"
+    ]
+
+
+def test_conditions_of_a_section_hold_there_alone():
+    assert len(refusals(Derived(rate=1.0, size=2), "other", moon=1, clock=1)) == 2
+
+
+def test_what_is_not_known_yet_is_left_for_later():
+    assert refusals(Derived(rate=1.0)) == []
+    with pytest.raises(AttributeError, match="moon"):
+        _ = Known(clock=1).moon
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": 0}, "size is 0; it must be at least 1"),
+        ({"mode": "c"}, "mode is 'c'; choose one of a, b"),
+        ({"rate": -1.0}, "rate is -1.0; it must be positive"),
+        ({"rate": 1e16}, "rate is 1e+16; it must be at most 1e+15"),
+        ({"rate": 1e-31}, "rate is 1e-31; it must be at least 1e-30"),
+        ({"rate": float("nan")}, "rate is nan; it must be positive"),
+    ],
+)
+def test_values_are_those_that_their_types_allow(wrong, said):
+    with pytest.raises(ValueError, match=r"it must|choose") as caught:
+        Base(**wrong)
+    assert str(caught.value) == said
+
+
+def test_what_is_declared_is_what_is_explained():
+    said = "It has an effect only where solver.filter is above 1."
+    assert conditions("solver", "filter_mode", "penalty") == said
+    assert conditions("sync", "streamed", "diloco").startswith("It has an effect only where there")
+    assert conditions("train", "seed") == conditions("solver", "name") == ""
+    graphs = conditions("train", "graphs")
+    assert graphs.count("It has an effect only where") == graphs.count("It works only where") == 1
+
+
+@pytest.mark.parametrize("solver", registry.OWN)
+def test_every_condition_can_be_asked_of_a_run(solver):
+    """A misspelt fact would be an error at the user, and only where the setting is given."""
+    asked = []
+    with patch.object(checks, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
+        train(_asked(next(mode for mode in MODES if mode.solver == solver)))
+    ((sections, run),) = asked
+    more = {"data": DataSettings(), "model": ModelSettings(), "optimizer_keeps_state": True}
+    known = SimpleNamespace(**{**vars(run), **more, "ranks": 1})
+    for section, settings in sections.items():
+        cls = type(settings)
+        for name in acting.declared(cls):
+            for condition in acting.conditions(cls, section, name):
+                bool(condition.holds(known))
+        assert all(need.holds(known) for need in acting.needs(cls))

@@ -1,0 +1,14 @@
+"""Whether a solver's settings can work and have an effect, without a training around it."""
+
+from types import SimpleNamespace
+
+from solvers.acting import Known
+from solvers.acting import check as check_conditions
+
+
+def check(solver, setup, precision="float32", **facts):
+    """ValueError as of a run with this setup; `facts`: what else is known of it."""
+    solver.check(setup)
+    train = SimpleNamespace(precision=precision)
+    known = Known(solver=solver, setup=setup, train=train, **facts)
+    check_conditions({"solver": solver}, known)
