@@ -187,8 +187,7 @@ def lay_out(problem):
     return problem
 
 
-@KINDS
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize(("kind", "at"), [("added", 1), ("own", 3)])
 def test_a_run_goes_on_with_the_records_of_the_latest_mini_batches(kind, at):
     whole, parts = small([1, 3]), small([1, 3])
     for problem in (whole, parts):

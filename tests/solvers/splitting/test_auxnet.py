@@ -88,9 +88,10 @@ class Simulation:
         self.squares[k] += torch.stack((r.square().sum(), s.square().sum()))
 
 
-@pytest.mark.parametrize("K", CUTS)
 @pytest.mark.parametrize("multiplier", ["none", "adjoint"])
-@pytest.mark.parametrize(("sweeps", "lam_step"), [(1, 1.0), (2, 0.3)])
+@pytest.mark.parametrize(
+    ("K", "sweeps", "lam_step"), [(1, 1, 1.0), (2, 2, 0.3), (3, 1, 1.0), (3, 2, 0.3)]
+)
 def test_its_iterates_are_those_of_its_equations(K, multiplier, sweeps, lam_step):
     problem = make_problem(seed=1, units=3, cuts=CUTS[K], batch=4, batches=2)
     own = {"momentum": None, "beta": 0.05, "local_lr": 0.5}

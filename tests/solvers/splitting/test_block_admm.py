@@ -149,37 +149,7 @@ def test_with_one_full_step_of_everything_it_is_the_augmented_lagrangian_bit_for
             assert a.norms == b.norms
 
 
-@ORDERS
-@pytest.mark.parametrize(("theta_steps", "z_steps"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-@given(
-    problem=problems(batches=2),
-    rho=st.floats(0.05, 1),
-    kappa_step=st.floats(0.1, 1.0),
-    start=st.sampled_from(["zero", "adjoint"]),
-)
-@settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
-def test_its_iterates_are_those_of_the_scaled_form(
-    order, theta_steps, z_steps, problem, rho, kappa_step, start
-):
-    solver = BlockADMM(
-        rho=rho,
-        order=order,
-        theta_steps=theta_steps,
-        z_steps=z_steps,
-        kappa_step=kappa_step,
-        multiplier_start=start,
-        **CLASSIC,
-    )
-    reference = scaled(problem, solver)
-    reference.start(adjoint=start == "adjoint")
-    for ranks in trained(problem, solver):
-        norms = reference.sweep(order)
-        assert_follows(ranks, reference)
-        for rank, expected in zip(ranks[1:], norms, strict=True):
-            assert rank.norms == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        assert ranks[0].norms is None
-
-
+@pytest.mark.parametrize("online", [False, True], ids=["windows", "online"])
 @ORDERS
 @pytest.mark.parametrize(("theta_steps", "z_steps"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 @given(
@@ -190,20 +160,29 @@ def test_its_iterates_are_those_of_the_scaled_form(
     sweeps=st.integers(1, 3),
 )
 @settings(max_examples=2, deadline=None, phases=(Phase.reuse, Phase.generate))
-def test_its_online_visits_are_z_from_the_last_cut_or_by_hops_then_the_weights(
-    order, theta_steps, z_steps, problem, rho, kappa_step, start, sweeps
+def test_its_iterates_are_those_of_the_scaled_form(
+    order, theta_steps, z_steps, online, problem, rho, kappa_step, start, sweeps
 ):
-    steps: dict[str, Any] = {"theta_steps": theta_steps, "z_steps": z_steps, **CLASSIC}
-    solver = BlockADMM(
-        rho=rho,
-        order=order,
-        kappa_step=kappa_step,
-        multiplier_start=start,
-        return_ratio=1e9,
-        **steps,
-    )
+    """Online, Z steps from the last cut or by hops, and then the weights."""
+    steps = {"theta_steps": theta_steps, "z_steps": z_steps, "kappa_step": kappa_step, **CLASSIC}
+    solver = BlockADMM(rho=rho, order=order, multiplier_start=start, return_ratio=1e9, **steps)
     reference = scaled(problem, solver)
     reference.start(adjoint=start == "adjoint")
+    if online:
+        found = swept_online(problem, solver, sweeps)
+        reference.online(order, sweeps)
+        assert_follows(found, reference)
+        return
+    for ranks in trained(problem, solver, windows=sweeps):
+        norms = reference.sweep(order)
+        assert_follows(ranks, reference)
+        for rank, expected in zip(ranks[1:], norms, strict=True):
+            assert rank.norms == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert ranks[0].norms is None
+
+
+def swept_online(problem, solver, sweeps):
+    """[rank] after so many sweeps of one window."""
 
     def program(block, links):
         mine = recorded(problem, solver, block, links, sweeps)
@@ -211,9 +190,7 @@ def test_its_online_visits_are_z_from_the_last_cut_or_by_hops_then_the_weights(
         weights = [p.detach().clone() for p in block.module.parameters()]
         return Snapshot(buffers(block, mine, problem.samples), weights, None, [], [])
 
-    found = problem.on_every_block(program)
-    reference.online(order, sweeps)
-    assert_follows(found, reference)
+    return problem.on_every_block(program)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +294,10 @@ MEMBER: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @ORDERS
-@pytest.mark.parametrize("constraint", MEMBER)
-@pytest.mark.parametrize(("factor", "mode"), [(1, "coupling"), (2, "coupling"), (2, "input")])
+@pytest.mark.parametrize(
+    ("constraint", "factor", "mode"),
+    [*((held, 1, "coupling") for held in MEMBER), ("sign", 2, "coupling"), ("sphere", 2, "input")],
+)
 def test_z_lies_in_its_set_after_every_sweep(order, constraint, factor, mode, monkeypatch):
     monkeypatch.setitem(PROJECTIONS, "sphere", Sphere)
     problem = make_problem(seed=1, units=2, cuts=[1, 2], batch=4, batches=2)

@@ -102,8 +102,7 @@ def test_both_sides_of_a_cut_agree_after_an_exchange(problem, factor, mode, stor
 
 
 @pytest.mark.parametrize("sweeps", [1, 2])
-@pytest.mark.parametrize("mode", ["coupling", "input"])
-@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("mode", "storage"), [("coupling", "float32"), ("input", "bfloat16")])
 @pytest.mark.parametrize("kind", [Penalty, AugmentedLagrangian])
 def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps):
     problem = make_problem(seed=1, units=3, cuts=[1, 2], batch=4, batches=2).single_precision()
