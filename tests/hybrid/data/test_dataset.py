@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hybrid.data import Augmentation, Dataset
 
@@ -46,14 +44,6 @@ def test_a_batch_is_normalized_by_channel():
     assert batch.dtype == torch.float32
     assert batch.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(batch, expected, rtol=1e-6, atol=1e-6)
-
-
-@given(st.lists(st.integers(0, 19), min_size=1, max_size=12), st.integers(0, 9), st.booleans())
-def test_a_batch_is_made_of_the_batches_of_its_samples(chosen, epoch, augment):
-    data = make(augmentation=Augmentation(pad=2, flip=True, cutout=3))
-    together = data.batch(torch.tensor(chosen), 7, epoch, augment)
-    alone = [data.batch(torch.tensor([i]), 7, epoch, augment) for i in chosen]
-    assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 21])

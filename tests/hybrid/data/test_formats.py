@@ -105,7 +105,6 @@ REFUSED = {
         (pickle.dumps([1]), "its data is no array"),
         (pickle.dumps({"labels": LABELS}), "its data is no array"),
         (pickle.dumps({"data": PIXELS}), "its labels are not a list of 64-bit integers"),
-        *((pickled()[:keep], "is not a CIFAR batch") for keep in (0, 1, 40, 6000, -1)),
         (b"csys\nexit\n.", "is not a CIFAR batch"),
     ],
 }

@@ -1,4 +1,4 @@
-"""Archives and IDX files made to harm: nothing outside the folder, bounded, one line."""
+"""Downloads are checked; archives and IDX files made to harm are one line, within bounds."""
 
 import contextlib
 import gzip
@@ -13,6 +13,7 @@ from pathlib import Path
 import pooch
 import pytest
 import requests
+from answers import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,35 +71,83 @@ HOSTILE = {
 }
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
-    files = {name: folder / f"{number}.tar.gz" for number, name in enumerate(HOSTILE)}
-    for name, file in files.items():
+def test_a_hostile_archive_is_one_line_within_bounds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tar")  # a short name: what was seen of a file is cut off
+    files = {folder / f"{number}.tar.gz": name for number, name in enumerate(HOSTILE)}
+    for file, name in files.items():
         after = ZEROS * 3 if name.startswith("100 MB") else b""
         file.write_bytes(gzip.compress(HOSTILE[name], 1) + after)
-    command = [sys.executable, str(GUARDED), "tar", *map(str, files.values())]
+    rows = guarded("tar", files)
+    for file, name in files.items():
+        row = rows[str(file)]
+        assert row["error"].startswith(f"ValueError: {file} "), name
+        assert row["error"].isprintable(), name
+        scratch = f"open {file.with_suffix('')}.out/tmp"
+        assert [event for event in row["seen"] if not event.startswith(scratch)] == [], name
+        assert row["seconds"] < 20, name
+    assert {p for p in folder.rglob("*") if p.is_file()} == {*files}
+
+
+def guarded(kind, files):
+    """What one guarded process says of every file."""
+    command = [sys.executable, str(GUARDED), kind, *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    rows = {row["file"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 0, done.stderr
-    left = sorted(p.name for p in folder.rglob("*") if p.is_file() and p.suffix != ".gz")
-    return {name: rows[str(file)] for name, file in files.items()} | {"left": left}
+    return {row["file"]: row for row in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_is_one_line_within_bounds(answers, name):
-    answer = answers[name]
-    assert answer["error"].startswith(f"ValueError: {answer['file']} ")
-    assert answer["error"].isprintable()
-    scratch = f"open {answer['file'].removesuffix('.gz')}.out/tmp"
-    assert [event for event in answer["seen"] if not event.startswith(scratch)] == []
-    assert answer["seconds"] < 20
-    assert answers["left"] == []
+def packed_in(folder, *entries, **how):
+    """An archive of these members."""
+    path = folder / "x.tar.gz"
+    path.write_bytes(gzip.compress(tar(*entries, **how), 1))
+    return path
+
+
+def files(folder):
+    return sorted(str(x.relative_to(folder)) for x in folder.rglob("*") if not x.is_dir())
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "top/../../evil"])
+def test_a_path_of_the_archive_never_reaches_the_disk(tmp_path, name):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    packed = packed_in(inner, entry(name, b"E"), entry("../../a.bin", b"A"))
+    extract(packed, ["a.bin"], inner / "out")
+    assert files(tmp_path) == ["inner/out/a.bin", "inner/x.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "missing"),
+    [
+        ([entry("a.bin", kind=tarfile.SYMTYPE, link="/etc/passwd"), entry("b.bin", b"B")], "a.bin"),
+        ([entry("other.bin", b"A")], "a.bin, b.bin"),
+    ],
+)
+def test_members_that_are_missing_or_no_regular_files_are_named(tmp_path, entries, missing):
+    packed = packed_in(tmp_path, *entries)
+    said = refusal(extract, packed, ["b.bin", "a.bin"], tmp_path / "out")
+    assert f"x.tar.gz holds no {missing}" in said
+    assert "out/a.bin" not in files(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 2000])
+def test_a_truncated_archive_is_refused_and_leaves_no_half_written_file(tmp_path, keep):
+    packed = packed_in(tmp_path, entry("a.bin", bytes(x * x % 251 for x in range(1 << 16))))
+    content = packed.read_bytes()
+    assert len(content) > 200
+    packed.write_bytes(content[: min(keep, len(content) - 50)])
+    assert "x.tar.gz" in refusal(extract, packed, ["a.bin"], tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+def test_a_file_that_is_there_is_not_downloaded_again(tmp_path):
+    (tmp_path / "x.gz").write_bytes(b"A")
+    checksum = "7fc56270e7a70fa81a5935b72eacbe29"
+    assert download.retrieve("http://host/x.gz", checksum, tmp_path) == tmp_path / "x.gz"
 
 
 def test_of_two_members_with_one_name_the_first_is_taken(tmp_path):
-    packed = tmp_path / "x.tar.gz"
-    packed.write_bytes(gzip.compress(tar(entry("t/a.bin", b"1"), entry("t/a.bin", b"2"))))
+    packed = packed_in(tmp_path, entry("t/a.bin", b"1"), entry("t/a.bin", b"2"))
     extract(packed, ["a.bin"], tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == b"1"
 
@@ -109,9 +158,7 @@ def test_a_link_where_a_member_goes_is_replaced_and_not_followed(tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "a.bin").symlink_to(precious)
-    packed = tmp_path / "x.tar.gz"
-    packed.write_bytes(gzip.compress(tar(entry("a.bin", b"1"))))
-    extract(packed, ["a.bin"], folder)
+    extract(packed_in(tmp_path, entry("a.bin", b"1")), ["a.bin"], folder)
     assert (precious.read_bytes(), (folder / "a.bin").read_bytes()) == (b"mine", b"1")
 
 
@@ -133,8 +180,7 @@ def test_a_file_where_the_data_folder_should_be_is_named(tmp_path, monkeypatch, 
     if place:
         root.mkdir()
     (root / place).write_text("mine")
-    packed = tmp_path / "x.tar.gz"
-    packed.write_bytes(gzip.compress(tar(entry("data_batch_1.bin", b"1"))))
+    packed = packed_in(tmp_path, entry("data_batch_1.bin", b"1"))
 
     def retrieve(*_args, path, **_settings):
         Path(path).mkdir(exist_ok=True)

@@ -89,7 +89,7 @@ def test_a_run_goes_on_without_events_and_says_so_once(when, tmp_path, monkeypat
 
     name = "_open" if when == "at the start" else "_add"
     monkeypatch.setattr(board.Board, name, fail)
-    made = trainer(Penalty(), run)
+    made = trainer(Penalty(), run, model="plain")
     made.quiet = False
     made.fit(*digits(4))
     said = capsys.readouterr().out

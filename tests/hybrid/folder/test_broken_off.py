@@ -82,18 +82,29 @@ def test_replacing_a_checkpoint_leaves_a_whole_one_at_every_moment(renamed, tmp_
     assert operation > 3
 
 
-def test_a_run_whose_only_checkpoint_has_another_name_goes_on(tmp_path, hybrid, capsys) -> None:
-    run, loaded = tmp_path / "run", digits(4)
-    trainer(Backprop(), run).fit(*loaded)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Path:
+    """A run of two epochs of four steps."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    trainer(Backprop(), out, model="plain").fit(*digits(4))
+    return out
+
+
+@pytest.fixture
+def run(ended: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ended, tmp_path / "run"))
+
+
+def test_a_run_whose_only_checkpoint_has_another_name_goes_on(run, capsys) -> None:
     expected = weights(run)
     interrupted(run, after=1)
     for left in checkpoint.complete(run / "checkpoints")[:-1]:
         shutil.rmtree(left)
     last = newest(run)
     last.rename(last.with_name(f".{last.name}.beef.replaced"))
-    made = trainer(Backprop(), run, resume=True)
+    made = trainer(Backprop(), run, model="plain", resume=True)
     made.quiet = False
-    made.fit(*loaded)
+    made.fit(*digits(4))
     said = f"{last} was whole under another name, .{last.name}.beef.replaced"
     assert said in capsys.readouterr().out
     assert_same(weights(run), expected)
@@ -140,12 +151,10 @@ def test_a_run_that_lost_its_folder_writes_no_checkpoint(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00000016", ".00000016.partial", ".00000016.beef.partial"])
-def test_a_pipe_where_a_checkpoint_was_or_comes_is_not_waited_for(name: str, tmp_path) -> None:
-    run, loaded = tmp_path / "run", digits(4)
-    made = trainer(Backprop(), run)
-    made.fit(*loaded)
+def test_a_pipe_where_a_checkpoint_was_or_comes_is_not_waited_for(name: str, run) -> None:
     interrupted(run, after=1)
     os.mkfifo(run / "checkpoints" / name)
-    trainer(Backprop(), run, resume=True, train={"epochs": 4}).fit(*loaded)
+    again = trainer(Backprop(), run, model="plain", resume=True, train={"epochs": 4})
+    again.fit(*digits(4))
     assert int(newest(run).name) == 16
     assert not [path for path in (run / "checkpoints").iterdir() if path.is_fifo()]

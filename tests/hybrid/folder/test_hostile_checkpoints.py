@@ -10,51 +10,50 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
+from answers import refusal
 from safetensors.torch import load_file, save
+from trainings import digits, interrupted, newest, refused, trainer
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
-from solvers import Backprop
+from solvers import BlockADMM
 
 GUARDED = Path(__file__).parents[2] / "support" / "guarded_load.py"
 
 
+def made(out: Path, **more: Any) -> Trainer:
+    """Of block-admm over all mini-batches, which keeps Z and U, and corrects in the first epoch."""
+    rounds = {"window": "all", "correct_every": 2, "sweeps": 2}
+    return trainer(BlockADMM(), out, **rounds, **more)
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A run of one step on two blocks."""
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two blocks after one epoch of two."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    go_on(out, 1, resume=False)
+    made(out).fit(*digits(2))
+    interrupted(out, after=1)
     return out
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))
+def run(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
 
 
-def go_on(out: Path, epochs: int, resume: bool = True, optimizer: str = "sgd") -> None:
-    train, test = data.load("digits")
-    network = models.build("resnet8", 10, 1, 8)
-    Trainer(
-        split(network, cuts=["layer2.0"]),
-        Backprop(),
-        train=TrainSettings(batch_size=64, epochs=epochs, threads=1),
-        optimizer=OptimizerSettings(name=optimizer),
-        checkpoint=CheckpointSettings(keep_last=1),
-        out=out,
-        resume=resume,
-        quiet=True,
-    ).fit(train.take(64), test.take(10))
-
-
-def newest(run: Path) -> Path:
-    return checkpoint.complete(run / "checkpoints")[-1]
+def quickly_refused(run: Path) -> str:
+    begin = perf_counter()
+    said = refused(made(run, resume=True), digits(2))
+    assert perf_counter() - begin < 20
+    assert said.isprintable()
+    return said
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -66,23 +65,20 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps({**body, "sha256": checkpoint.digest(body)}))
 
 
-def change_unit(folder: Path, name: str, content: bytes) -> None:
-    """Put other bytes in a unit's file, with a valid checksum."""
-    (folder / f"{name}.safetensors").write_bytes(content)
+def replace(folder: Path, kind: str, name: str, content: bytes) -> None:
+    """Put other bytes in the file of a unit or of a cut, with a valid checksum."""
+    file = folder / checkpoint.read_manifest(folder)[kind][name]["file"]
+    file.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    entry = {"file": f"{name}.safetensors", "sha256": digest, "bytes": len(content)}
-    change(folder, lambda body: body["units"].update({name: entry}))
+    entry = {"file": file.name, "sha256": digest, "bytes": len(content)}
+    change(folder, lambda body: body[kind].update({name: entry}))
 
 
-def fault(call: Callable[..., object], *arguments: object) -> str:
-    with pytest.raises(ValueError, match=r"^.+$") as caught:
-        call(*arguments)
-    assert str(caught.value).isprintable()
-    return str(caught.value)
-
-
-def load(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoint.load_model(folder, checkpoint.read_manifest(folder))
+def fault(folder: Path) -> str:
+    """What is said of a checkpoint whose weights are loaded."""
+    said = refusal(lambda: checkpoint.load_model(folder, checkpoint.read_manifest(folder)))
+    assert said.isprintable()
+    return said
 
 
 @pytest.mark.parametrize(
@@ -93,7 +89,7 @@ def test_a_unit_s_file_lies_in_the_checkpoint(run, tmp_path, name) -> None:
     folder = newest(run)
     (tmp_path / "x.safetensors").write_bytes(save({"x": torch.zeros(1)}))
     change(folder, lambda body: body["units"]["stem"].update(file=name))
-    assert "units.stem.file is " in fault(load, folder)
+    assert "units.stem.file is " in fault(folder)
 
 
 @pytest.mark.parametrize("which", ["stem.safetensors", "manifest.json"])
@@ -101,7 +97,7 @@ def test_a_link_in_a_checkpoint_is_not_followed(run, tmp_path, which) -> None:
     folder = newest(run)
     (folder / which).rename(tmp_path / which)
     (folder / which).symlink_to(tmp_path / which)
-    assert f"{folder / which} is a link" in fault(load, folder)
+    assert f"{folder / which} is a link" in fault(folder)
 
 
 @pytest.mark.timeout(20)
@@ -109,14 +105,14 @@ def test_a_pipe_in_a_checkpoint_is_not_waited_for(run) -> None:
     path = newest(run) / "stem.safetensors"
     path.unlink()
     os.mkfifo(path)
-    assert f"{path} is not a regular file" in fault(load, newest(run))
+    assert f"{path} is not a regular file" in fault(newest(run))
 
 
 def test_a_folder_that_is_a_link_is_no_checkpoint(run, tmp_path) -> None:
     folder = newest(run)
     folder.rename(tmp_path / folder.name)
     folder.symlink_to(tmp_path / folder.name)
-    assert checkpoint.complete(run / "checkpoints") == []
+    assert folder not in checkpoint.complete(run / "checkpoints")
 
 
 HEADER = b'{"x":{"dtype":"F32","shape":[%s],"data_offsets":[0,%s]}}'
@@ -147,7 +143,7 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
     folders = {}
     for number, (name, content) in enumerate(UNITS.items()):
         folders[name] = Path(shutil.copytree(newest(run), tmp_path / str(number)))
-        change_unit(folders[name], "stem", content)
+        replace(folders[name], "units", "stem", content)
     manifests = {
         "nested": b"[" * 50_000_000,
         "nested objects": b'{"a":' * 1_000_000,
@@ -169,6 +165,13 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         assert row["error"].startswith(f"ValueError: {row['file']}/"), row
         assert row["error"].isprintable()
         assert (row["seen"], row["seconds"] < 20) == ([], True)
+
+
+KEYS = ("step", "units", "states", "shared", "totals", "gaps", "format")
+
+
+def lacking(key: str, body: dict[str, Any]) -> None:
+    del body[key]
 
 
 @pytest.mark.parametrize(
@@ -195,34 +198,21 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         ({"cuts": "layer2.0"}, "cuts is 'layer2.0'"),
         ({"tested": {"a": "\x1b[2J"}}, "tested.a is '\\x1b[2J'"),
         ({"model": 5}, "model is 5"),
+        *((partial(lacking, key), "") for key in KEYS),
     ],
     ids=str,
 )
 def test_a_manifest_of_impossible_values_is_named_and_nothing_is_written(run, edit, said) -> None:
-    change(newest(run), lambda body: body.update(edit))
+    change(newest(run), edit if callable(edit) else lambda body: body.update(edit))
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    message = fault(go_on, run, 2)
+    message = quickly_refused(run)
     assert said in message
     assert str(newest(run) / "manifest.json") in message
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("key", ["step", "units", "states", "shared", "totals", "gaps", "format"])
-def test_a_manifest_that_lacks_something_is_named(run, key) -> None:
-    change(newest(run), lambda body: body.pop(key))
-    assert "manifest.json" in fault(go_on, run, 2)
-
-
-def altered(run: Path, key: str, value: torch.Tensor | None) -> None:
-    folder = newest(run)
-    content = load_file(folder / "stem.safetensors")
-    content.pop(key, None)
-    if value is not None:
-        content[key] = value
-    change_unit(folder, "stem", save(content))
-
-
 MOMENTUM = "conv1.weight:exact.momentum_buffer"
+CUT = "cut before layer2.0"
 
 
 @pytest.mark.parametrize(
@@ -241,21 +231,75 @@ MOMENTUM = "conv1.weight:exact.momentum_buffer"
     ],
 )
 def test_tensors_that_do_not_fit_are_named(run, key, value, said) -> None:
-    altered(run, key, value)
-    assert said in fault(go_on, run, 2)
+    alter(run, "units", "stem", lambda tensors: tensors.update({key: value}))
+    assert said in quickly_refused(run)
 
 
 def test_weights_that_are_not_finite_are_one_line(run) -> None:
-    altered(run, "conv1.weight", torch.full((16, 1, 3, 3), torch.nan))
-    assert "not finite" in fault(go_on, run, 2)
+    spoilt = {"conv1.weight": torch.full((16, 1, 3, 3), torch.nan)}
+    shutil.rmtree(run / "checkpoints" / "00000000")  # which a roll-back would take
+    alter(run, "units", "stem", lambda tensors: tensors.update(spoilt))
+    assert "not finite" in quickly_refused(run)
 
 
-def test_a_run_goes_on_with_its_own_optimizer_only(run) -> None:
-    message = fault(lambda: go_on(run, 2, optimizer="adamw"))
-    assert "momentum_buffer" in message
-    assert "AdamW keeps exp_avg, exp_avg_sq, step: resume with the optimizer" in message
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda tensors: tensors.pop("program/kappa_in"),
+        lambda tensors: tensors.pop("program/lam"),
+        lambda tensors: tensors.update({"program/lam": tensors["program/lam"].long()}),
+        lambda tensors: tensors.update({"program/lam": tensors["program/lam"][:, :3].clone()}),
+        lambda tensors: tensors.update({"program/kappa_in": torch.zeros(())}),
+        lambda tensors: tensors.update({"program/start": torch.zeros(3)}),
+    ],
+    ids=["no kappa", "no lam", "integers", "other channels", "a scalar", "three starts"],
+)
+def test_kept_variables_that_do_not_fit_are_one_line(edit, run) -> None:
+    alter(run, "states", CUT, edit)
+    assert "holds what this run cannot go on with" in quickly_refused(run)
+
+
+def alter(run: Path, kind: str, name: str, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the tensors of a file of the newest checkpoint; None takes one away."""
+    folder = newest(run)
+    entry = checkpoint.read_manifest(folder)[kind][name]
+    tensors: dict[str, Any] = load_file(folder / entry["file"])
+    edit(tensors)
+    left = {key: value for key, value in tensors.items() if value is not None}
+    replace(folder, kind, name, save(left))
+
+
+@pytest.mark.parametrize("size", [100 * 2**30, 2**40])
+@pytest.mark.parametrize(("kind", "name"), [("units", "stem"), ("states", CUT)])
+def test_a_file_that_claims_to_be_huge_is_not_read(kind, name, size, run) -> None:
+    """Sparse, so it takes no room; its manifest agrees with it."""
+    folder = newest(run)
+    os.truncate(folder / checkpoint.read_manifest(folder)[kind][name]["file"], size)
+    change(folder, lambda body: body[kind][name].update(bytes=size))
+    said = quickly_refused(run)
+    assert f"{size} bytes" in said
+    assert "more than" in said
+
+
+@pytest.mark.parametrize("step", ["1e999", "[1]", '"x"'])
+def test_a_metric_of_an_impossible_step_is_named(step: str, run) -> None:
+    file = run / "metrics.jsonl"
+    text = f'{{"step": {step}, "epoch": 0, "phase": "parallel"}}\n'
+    file.write_text(text + file.read_text())
+    assert "line 1 of metrics.jsonl is no metric" in quickly_refused(run)
+
+
+def test_a_report_takes_no_line_of_ever_so_many_values(run_folder, hybrid) -> None:
+    line = {"step": 1, "epoch": 0, "phase": "parallel", "residual": [0.5] * 200_000}
+    file = run_folder / "metrics.jsonl"
+    file.write_text(json.dumps(line) + "\n" + file.read_text())
+    begin = perf_counter()
+    status, _, err = hybrid("report", run_folder)
+    assert perf_counter() - begin < 20
+    assert (status, "line 1: residual" in err, err.count("\n")) == (1, True, 1)
+    assert len(err) < 2000
 
 
 def test_what_was_not_tampered_with_goes_on(run) -> None:
-    go_on(run, 2)
+    made(run, resume=True).fit(*digits(2))
     assert json.loads((newest(run) / "manifest.json").read_text())["epoch"] == 2

@@ -51,30 +51,21 @@ def read(folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder, checkpoint.read_manifest(folder)
 
 
-def test_old_checkpoints_are_removed(below, tmp_path) -> None:
-    written(tmp_path / "image" / "checkpoints", 7)
-    root = below(tmp_path / "image") / "checkpoints"
-    written(root, 8, keep_last=1)
-    assert [folder.name for folder in root.iterdir()] == ["00000008"]
-
-
-def test_a_checkpoint_takes_the_place_of_an_older_one_of_its_step(below, tmp_path) -> None:
-    written(tmp_path / "image" / "checkpoints", 7)
+def test_checkpoints_are_replaced_renamed_and_removed(below, tmp_path) -> None:
+    """One of its step gives way, that of a course that was left gets a name, an old one goes."""
+    for step in (7, 9):
+        written(tmp_path / "image" / "checkpoints", step)
     root = below(tmp_path / "image") / "checkpoints"
     before = load_file(root / "00000007" / "stem.safetensors")
+    left = load_file(root / "00000009" / "head.safetensors")
     written(root, 7, seed=1)
-    assert [folder.name for folder in root.iterdir()] == ["00000007"]
+    assert sorted(folder.name for folder in root.iterdir()) == ["00000007", "00000009.left-1"]
     found = checkpoint.load_unit(*read(root / "00000007"), "stem")
     assert any(not found[name].equal(before[name]) for name in before)
-
-
-def test_a_checkpoint_of_a_course_that_was_left_gets_another_name(below, tmp_path) -> None:
-    written(tmp_path / "image" / "checkpoints", 9)
-    root = below(tmp_path / "image") / "checkpoints"
-    before = load_file(root / "00000009" / "head.safetensors")
-    written(root, 7)
-    assert sorted(folder.name for folder in root.iterdir()) == ["00000007", "00000009.left-1"]
-    assert_same(checkpoint.load_unit(*read(root / "00000009.left-1"), "head"), before)
+    assert_same(checkpoint.load_unit(*read(root / "00000009.left-1"), "head"), left)
+    written(root, 8, keep_last=1)
+    assert [folder.name for folder in checkpoint.complete(root)] == ["00000008"]
+    assert not (root / "00000007").exists()
 
 
 @pytest.mark.parametrize("left", ["nothing", "what was being removed"])

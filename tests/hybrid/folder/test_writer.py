@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from pathlib import Path
 from time import perf_counter, sleep
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import MANIFEST, save, saved, trained, units_of
+from trainings import assert_same
 
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Share, Writer
@@ -66,8 +66,10 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
     expected = {name: value.clone() for name, value in cut.model.state_dict().items()}
 
     def program(links: RankLinks) -> bool:
-        writer = Writer(tmp_path, links, 0)
-        writer.begin(7, units_of(links.rank, cut, optimizers), {}, MANIFEST)
+        writer, totals, residual = Writer(tmp_path, links, 0), {"images": 1.0}, [0.5]
+        manifest = {"totals": [totals], "residual": residual}
+        writer.begin(7, units_of(links.rank, cut, optimizers), {}, manifest)
+        totals["images"], residual[0] = 2.0, 0.75
         with torch.no_grad():
             for tensor in cut.module(links.rank).state_dict().values():
                 tensor.add_(1)
@@ -80,27 +82,9 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
 
     assert run_threads(2, program) == [True, True]
     (folder,) = checkpoint.complete(tmp_path)
-    found = checkpoint.load_model(folder, checkpoint.read_manifest(folder))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_manifest_is_of_the_moment_it_was_begun(tmp_path, slow) -> None:
-    cut, optimizers = trained(1, 0)
-    totals, residual = {"images": 1.0}, [0.5]
-
-    def program(links: RankLinks) -> None:
-        writer = Writer(tmp_path, links, 0)
-        writer.begin(
-            7, units_of(0, cut, optimizers), {}, {"totals": [totals], "residual": residual}
-        )
-        totals["images"], residual[0] = 2.0, 0.75
-        slow.set()
-        writer.finish()
-
-    run_threads(1, program)
-    manifest = checkpoint.read_manifest(tmp_path / "00000007")
+    manifest = checkpoint.read_manifest(folder)
     assert (manifest["totals"], manifest["residual"]) == ([{"images": 1.0}], [0.5])
+    assert_same(checkpoint.load_model(folder, manifest), expected)
 
 
 def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
@@ -185,14 +169,6 @@ def test_a_later_checkpoint_waits_for_the_one_before(tmp_path) -> None:
 
     run_threads(2, program)
     assert [int(folder.name) for folder in checkpoint.complete(tmp_path)] == [1, 2, 3]
-
-
-def test_what_a_broken_off_write_left_is_cleared(tmp_path) -> None:
-    _, _, folder = saved(tmp_path)
-    partial = tmp_path / ".00000009.partial"
-    shutil.copytree(folder, partial)
-    checkpoint.clear_partial(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["00000007"]
 
 
 def test_what_is_kept_beside_the_units_stands_in_the_manifest(tmp_path) -> None:

@@ -49,11 +49,3 @@ def test_a_run_without_a_tested_checkpoint_has_no_best(hybrid, run_folder, first
     told(run_folder, tested_step=None)
     (run_folder / "checkpoints" / "00000010" / "manifest.json").unlink()
     assert_one_line(hybrid("evaluate", run_folder, "--best"), "weights that were tested")
-
-
-def test_a_run_of_the_command_keeps_the_best_and_evaluates_it(hybrid, tmp_path):
-    run = tmp_path / "run"
-    words = ("--epochs", 2, "--batch-size", 256, "--set", "data.limit=512", "--out", run)
-    few = ("--set", "checkpoint.keep_last=1", "--set", "checkpoint.best=true")
-    output(hybrid("train", *words, *few, "--set", "train.threads=1"))
-    assert "test accuracy" in output(hybrid("evaluate", run, "--best"))

@@ -107,23 +107,15 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_serial_training_equals_a_hand_written_loop(name, blocks, run):
-    assert_same(run(name, blocks).weights, by_hand(name).weights)
-
-
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_loss_and_metric_of_the_test_are_those_of_a_plain_evaluation(name, blocks, run):
-    found, expected = run(name, blocks).summary, by_hand(name)
-    assert found["test_loss"] == pytest.approx(expected.loss, rel=1e-9)
-    metrics = list(found["test_metrics"].values()) or [0.0]
+    """In its weights, in what it measures, and in its checkpoint, a state dict of the module."""
+    found, expected = run(name, blocks), by_hand(name)
+    assert_same(found.weights, expected.weights)
+    assert found.summary["test_loss"] == pytest.approx(expected.loss, rel=1e-9)
+    metrics = list(found.summary["test_metrics"].values()) or [0.0]
     assert metrics == pytest.approx([expected.metric], rel=1e-5)
-
-
-@pytest.mark.parametrize("blocks", BLOCKS)
-def test_a_checkpoint_is_a_state_dict_of_the_users_module(name, blocks, run):
-    found = weights(run(name, blocks).out)
     fresh = ZOO[name].make()
-    fresh.load_state_dict(found)
-    assert_same(fresh.state_dict(), by_hand(name).weights)
+    fresh.load_state_dict(weights(found.out))
+    assert_same(fresh.state_dict(), expected.weights)
 
 
 def test_a_character_model_is_less_perplexed_than_a_guess(run):

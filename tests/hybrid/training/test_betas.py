@@ -25,15 +25,12 @@ WINDOWS: dict[str, Any] = {"window": 2, "sweeps": 2}
 KEPT: dict[str, Any] = {"window": "all", "sweeps": 2, "correct_every": 0}
 
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "energy in gaps, penalty": (Penalty(**ENERGY), GAPS),
     "energy in gaps": (AugmentedLagrangian(**ENERGY), GAPS),
     "energy in gaps of their own": (AugmentedLagrangian(**ENERGY), GAPS | {"fill_step": "own"}),
     "energy, kept": (AugmentedLagrangian(**ENERGY), KEPT),
-    "balanced, penalty": (Penalty(**BALANCED), WINDOWS),
     "balanced": (AugmentedLagrangian(**BALANCED, **STEPS), WINDOWS),
     "balanced, corrected rarely": (Penalty(**BALANCED), WINDOWS | {"correct_every": 2}),
     "both": (AugmentedLagrangian(**BOTH, **STEPS), WINDOWS),
-    "both, kept, penalty": (Penalty(**BOTH), KEPT),
     "both, kept": (AugmentedLagrangian(**BOTH, **STEPS), KEPT),
 }
 BETAS = ("program/factor", "program/energy", "fill/record energies")

@@ -100,11 +100,6 @@ def test_a_factory_and_a_function_of_the_step_equal_a_plain_loop(blocks, few):
     assert_same(fitted(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
 
 
-def test_what_a_factory_gives_is_checked_on_every_rank(few):
-    said = refused(trainer(Backprop(), optimizer=lambda groups: None, model="plain"), few)
-    assert "the optimizer's factory gave a NoneType" in said
-
-
 class Tallying(torch.optim.SGD):
     """Counts its steps where no checkpoint looks."""
 
@@ -122,11 +117,6 @@ def test_what_a_run_folder_could_not_keep_is_refused_at_the_start(few, tmp_path)
     said = refused(trainer(Backprop(), tmp_path / "run", **given), few)
     assert "Tallying changes 'tally' of a parameter group" in said
     trainer(Backprop(), **given).fit(*few)
-
-
-def test_a_rate_that_is_none_is_named_with_its_step(few):
-    said = refused(trainer(Backprop(), schedule=lambda step: -float(step), model="plain"), few)
-    assert said.startswith("the schedule gives -1.0 at step 1: ")
 
 
 AVERAGED = {"schedule": CONSTANT, "train": {"ema": 0.8}, "model": "plain"}

@@ -20,7 +20,7 @@ from trainings import (
 )
 
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, LinkSettings
+from hybrid.settings.config import CheckpointSettings, LinkSettings, OptimizerSettings
 from hybrid.training.run import Run
 from solvers import (
     DDG,
@@ -91,7 +91,7 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     model = model_of(name)
     expected = fitted(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
-    monkeypatch.setattr("hybrid.method.setup.share_size", lambda size, replica, replicas: size)
+    monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
     start = AllReduce.start
     monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
     made = trainer(solver, model=model, replicas=replicas, **_window(name))
@@ -122,74 +122,69 @@ def test_hpsgd_without_rounds_is_all_reduce_over_epochs(replicas, few):
     assert_same(found, fitted(trainer(Backprop(), sync=AllReduce(), **settings), few))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_grid_of_threads_has_the_bits_of_virtual_clocks(name, few):
-    solver, settings = EVERY[name], _window(name) | {"model": model_of(name)}
-    found = fitted(trainer(solver, replicas=2, **settings), few)
-    virtual = trainer(solver, replicas=2, links=LinkSettings(kind="virtual"), **settings)
-    assert_same(found, fitted(virtual, few))
-
-
-@pytest.mark.parametrize("sync", ["all-reduce", "all-reduce, int8", "diloco", "hpsgd"])
-def test_a_grid_under_mpirun_has_the_bits_of_threads(sync, world, tmp_path, few):
+@pytest.mark.parametrize(
+    ("sync", "asked"),
+    [
+        ("all-reduce", ("--replicas", 2, "--set", "split.side_by_side=peers")),
+        ("all-reduce, int8", ("--replicas", 2)),
+        ("diloco", ("--blocks", 2)),  # four ranks over two blocks are two replicas
+        ("hpsgd", ("--replicas", 2)),
+    ],
+)
+def test_a_grid_under_mpirun_has_the_bits_of_threads(sync, asked, world, tmp_path, few):
     made, out = SYNCS[sync], tmp_path / "run"
     flags = [f"sync.{k}={v}" for k, v in vars(made).items()]
     words = [word for flag in [f"sync.name={made.name}", *flags] for word in ("--set", flag)]
-    side = "peers" if sync == "all-reduce" else "auto"
-    output(
-        world.hybrid(
-            *(4, *FLAGS, "--solver", "backprop", "--replicas", 2, *words, "--out", out),
-            *(("--set", f"split.side_by_side={side}")),
-        )
-    )
-    assert summary(out)["replicas"] == 2
-    assert_same(weights(out), fitted(trainer(Backprop(), replicas=2, sync=made), digits_of(few)))
-
-
-def digits_of(few):
-    from hybrid import data
-
-    return few[0], data.load("digits")[1]
+    output(world.hybrid(4, *FLAGS, "--solver", "backprop", *asked, *words, "--out", out))
+    assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 2)
+    assert_same(weights(out), fitted(trainer(Backprop(), replicas=2, sync=made), few))
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
+def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks(
+    name, few, monkeypatch
+):
     seen: dict[tuple[int, int], list[str]] = {}
-    build = Run._build
+    begin = Run._begin
 
     def watched(run):
-        build(run)
-        sync, place = run.block.sync, run.links.place
+        begin(run)
+        block, place = run.training.block, run.links.place
         log = seen.setdefault((place.block, place.replica), [])
-        after = sync.after_step
+        after = block.sync.after_step
 
         def noted(kind):
             after(kind)
-            content = b"".join(t.numpy().tobytes() for t in run.block.module.state_dict().values())
+            content = b"".join(t.numpy().tobytes() for t in block.module.state_dict().values())
             log.append(kind + hashlib.sha256(content).hexdigest())
 
-        sync.after_step = noted
+        block.sync.after_step = noted
 
-    monkeypatch.setattr(Run, "_build", watched)
-    fitted(trainer(EVERY[name], replicas=3, model=model_of(name), **_window(name)), few)
+    solver, settings = EVERY[name], {"replicas": 3, "model": model_of(name), **_window(name)}
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_begin", watched)
+        found = fitted(trainer(solver, **settings), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8
         assert seen[block, 0] == seen[block, 1] == seen[block, 2]
+    virtual = trainer(solver, links=LinkSettings(kind="virtual"), **settings)
+    assert_same(found, fitted(virtual, few))
 
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
-    """From a checkpoint after any mini-batch; the whole grid's, with what is under way."""
+    """From a checkpoint after any mini-batch, with what is under way; it changes nothing itself."""
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     settings["model"] = "resnet8" if sync == "diloco" else "plain"
+    seldom = {**settings, "train": {"report_every": 1, "evaluate_every": 2}}
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
-    expected = fitted(trainer(solver, **settings), few)
+    expected = fitted(trainer(solver, **seldom), few)
     whole = tmp_path / "whole"
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     every = CheckpointSettings(keep_last=0, minutes=1)
-    fitted(trainer(solver, whole, checkpoint=every, **settings), few)
+    assert_same(fitted(trainer(solver, whole, checkpoint=every, **settings), few), expected)
     for after in (6, 7):  # in the second epoch
         run = shutil.copytree(whole, tmp_path / str(after))
         for folder in checkpoint.complete(run / "checkpoints"):
@@ -234,15 +229,6 @@ def test_a_run_goes_on_on_any_grid(grid, sync, few, tmp_path):
         assert (tensor - expected[name]).norm() <= bound * expected[name].norm(), name
 
 
-def test_a_lost_replica_is_left_out_by_a_resume_on_fewer_ranks(world, tmp_path):
-    out = tmp_path / "run"
-    output(world.hybrid(4, *FLAGS, "--solver", "backprop", "--replicas", 2, "--out", out))
-    interrupted(out, after=1)
-    said = output(world.hybrid(2, "train", "--resume", "--out", out))
-    assert "2 blocks" in said
-    assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 1)
-
-
 GRIDS = [
     ((3, "--replicas", 2), "3 ranks cannot form a grid of 2 replicas"),
     ((4, "--replicas", 4, "--blocks", 2), "mpirun -n 8, or 2 replicas, or 1 block"),
@@ -257,12 +243,6 @@ def test_a_wrong_product_names_both_divisors(asked, reason, world, tmp_path):
     assert err.count("hybrid: error:") == 1
     assert reason in err
     assert not (tmp_path / "run").exists()
-
-
-def test_ranks_over_blocks_are_replicas(world, tmp_path):
-    out = tmp_path / "run"
-    output(world.hybrid(4, *FLAGS, "--blocks", 2, "--out", out))
-    assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 2)
 
 
 REFUSED = [
@@ -311,6 +291,18 @@ REFUSED = [
     (
         {"replicas": 2, "sync": AllReduce("int8"), "train": {"precision": "float16"}},
         "sync.messages is 'int8', which works only where train.precision is not 'float16'",
+    ),
+    (
+        {"replicas": 2, "sync": HPSGD(), "optimizer": OptimizerSettings(name="adamw", lr=1e-3)},
+        "the optimizer is AdamW, and sync.name 'hpsgd'",
+    ),
+    (
+        {
+            "replicas": 2,
+            "sync": LocalSGD(optimizer_state="mean"),
+            "optimizer": OptimizerSettings(momentum=0.0),
+        },
+        "sync.optimizer_state is 'mean', but the optimizer 'sgd'",
     ),
 ]
 

@@ -1,5 +1,6 @@
 """The first epochs, or a part of one, in serial rounds alone."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -60,19 +61,29 @@ def few():
     return digits(BATCHES)
 
 
+@pytest.fixture(scope="module")
+def exact(few, tmp_path_factory):
+    """The weights of back-propagation in so many parts, after one epoch and after two."""
+    root = tmp_path_factory.mktemp("exact")
+
+    @cache
+    def of(parts, model):
+        run = root / f"{model} {parts}"
+        after = fitted(trainer(Backprop(micro_batches=parts), run, model=model), few)
+        interrupted(run, after=1)
+        return weights(run), after
+
+    return of
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, tmp_path):
-    solver, settings = WAYS[way]
-    settings = {"model": "plain", **settings}
-    run, model = tmp_path / "run", {"model": settings["model"]}
+def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, exact, tmp_path):
+    (solver, settings), run = WAYS[way], tmp_path / "run"
     made = trainer(solver, run, serial_epochs=1, **settings)
     whole = fitted(made, few)
-    exact = tmp_path / "exact"
-    parts = Backprop(micro_batches=made.correction.micro_batches)
-    after = fitted(trainer(parts, exact, **model), few)
-    for each in (run, exact):
-        interrupted(each, after=1)
-    assert_same(weights(run), weights(exact))
+    interrupted(run, after=1)
+    first, after = exact(made.correction.micro_batches, settings.get("model", "resnet8"))
+    assert_same(weights(run), first)
     assert not all(torch.equal(whole[name], after[name]) for name in whole)
     assert [line["phase"] for line in lines(run) if line["epoch"] == 0] == ["serial"]
 
@@ -82,9 +93,8 @@ def test_a_run_resumed_after_its_serial_epoch_equals_an_undisturbed_one(way, few
     solver, settings = WAYS[way]
     made = {"serial_epochs": 1.5, "train": {"epochs": 3}, "model": "plain", **settings}
     whole = fitted(trainer(solver, tmp_path / "run", **made), few)
-    for after in (2, 1):
-        interrupted(tmp_path / "run", after)
-        assert_same(fitted(trainer(solver, tmp_path / "run", resume=True, **made), few), whole)
+    interrupted(tmp_path / "run", after=1)
+    assert_same(fitted(trainer(solver, tmp_path / "run", resume=True, **made), few), whole)
 
 
 def test_a_part_of_an_epoch_ends_with_the_round_that_it_ends_in(few, tmp_path):
@@ -144,16 +154,11 @@ def test_epochs_that_leave_it_one_round_are_not(solver, epochs, settings, few, t
     assert spans(tmp_path / "run")["parallel"] == 1
 
 
-def test_a_share_that_is_less_than_a_step_is_one(few, tmp_path):
-    rounds = {"window": 1, "correct_every": 100, "serial_epochs": 1e-9}
-    trainer(DDG(), tmp_path / "run", **rounds).fit(*few)
-    assert spans(tmp_path / "run") == {"serial": 2, "parallel": 6}
-
-
 def test_a_share_is_as_many_steps_as_it_looks():
     assert 0.07 * 100 > 7
     assert RoundSettings(serial_epochs=0.07).serial_steps(100) == 7
     assert RoundSettings(serial_epochs=0.25).serial_steps(10) == 3
+    assert RoundSettings(serial_epochs=1e-9).serial_steps(10) == 1
     assert RoundSettings().serial_steps(10) == 0
 
 

@@ -1,4 +1,4 @@
-"""Replicas that differ in what they use; runs of a grid that go on as another, or not at all."""
+"""Replicas that differ, in what they use or within a round; grids that go on as another."""
 
 import shutil
 
@@ -7,14 +7,15 @@ import torch
 from answers import output
 from commands import command
 from torch import nn
-from trainings import BATCH, assert_same, digits, fitted, trainer
+from trainings import BATCH, assert_same, digits, fitted, interrupted, trainer
 
 from hybrid import Trainer, TrainSettings, split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings
 from solvers import Backprop
 from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo
+from solvers.sync.diloco import DiLoCo, DiLoCoSync
+from solvers.sync.local_sgd import LocalSGD
 
 FLAGS = (
     *("train", "--epochs", 2, "--batch-size", BATCH, "--set", "train.threads=1"),
@@ -105,3 +106,64 @@ def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
     again.quiet = False
     again.fit(*few)
     assert "2 replicas is dropped, because the strategy changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("h", "rounds"), [(3, 2), (4, 2), (6, 1), (9, 0)])
+def test_outer_steps_are_taken_after_h_steps_and_not_at_an_epochs_end(h, rounds, few, monkeypatch):
+    landed = []
+    land = DiLoCoSync._land
+
+    def noted(sync):
+        landed.append(sync.count)
+        land(sync)
+
+    monkeypatch.setattr(DiLoCoSync, "_land", noted)
+    fitted(trainer(Backprop(), blocks=1, replicas=2, sync=DiLoCo(steps=h)), few)
+    assert sorted(landed) == sorted([h * n for n in range(1, rounds + 1)] * 2)
+
+
+def test_the_network_is_left_as_it_was_tested(few):
+    """Within a round: the mean of the replicas, of which the summary tells the accuracy."""
+    made = trainer(Backprop(), blocks=1, replicas=2, sync=LocalSGD(steps=100))
+    tested = made.fit(*few)["test_accuracy"]
+    model = made.blocks.model.eval()
+    ids = torch.arange(len(few[1]))
+    found = model(few[1].batch(ids, seed=0, epoch=0, augment=False)).argmax(1)
+    assert (found == few[1].targets(ids)).double().mean().item() == pytest.approx(tested)
+
+
+class Scaled(nn.Module):
+    """One number for all, as a temperature is."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.parametrize(
+    "sync", [LocalSGD(steps=3), DiLoCo(steps=6, lag=1)], ids=["local", "outer"]
+)
+def test_a_resume_keeps_each_replicas_momentum_of_a_number_too(sync, few, tmp_path):
+    def made(resume):
+        torch.manual_seed(0)
+        layers = nn.Flatten(), nn.Linear(64, 16), Scaled(), nn.ReLU(), nn.Linear(16, 10)
+        settings = TrainSettings(epochs=4, batch_size=32, threads=1)
+        kept = CheckpointSettings(keep_last=0)
+        return Trainer(
+            split(nn.Sequential(*layers), 1),
+            Backprop(),
+            replicas=2,
+            sync=sync,
+            train=settings,
+            checkpoint=kept,
+            out=tmp_path / "run",
+            resume=resume,
+            quiet=True,
+        )
+
+    expected = {k: v.clone() for k, v in fitted(made(False), few).items()}
+    interrupted(tmp_path / "run", after=2)
+    assert_same(fitted(made(True), few), expected)
