@@ -302,7 +302,7 @@ REFUSED = [
             "sync": LocalSGD(optimizer_state="mean"),
             "optimizer": OptimizerSettings(momentum=0.0),
         },
-        "sync.optimizer_state is 'mean', but the optimizer 'sgd'",
+        "sync.optimizer_state is 'mean', which has an effect only where the optimizer keeps",
     ),
 ]
 
