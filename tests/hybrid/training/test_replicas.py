@@ -87,7 +87,7 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     model = "revnet8" if name == "petra" else "resnet8"
     expected = fitted(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
-    monkeypatch.setattr("hybrid.method.setup.share_size", lambda size, replica, replicas: size)
+    monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
     start = AllReduce.start
     monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
     made = trainer(solver, model=model, replicas=replicas, **_window(name))
