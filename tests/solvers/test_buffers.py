@@ -118,7 +118,7 @@ def test_a_buffer_of_two_modules_stays_one():
 
 @pytest.mark.parametrize("solver", [DDG(), DDG(micro_batches=4), FDG(), PDASGD(), AMPNet()])
 def test_what_is_under_way_keeps_what_it_has_met(solver, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or checkpoints wait for its end
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or checkpoints wait for its end
     whole = tmp_path / "whole"
     expected = trained(solver, whole)
     for after in (3, 6):

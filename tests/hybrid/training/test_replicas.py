@@ -151,7 +151,7 @@ def digits_of(few):
 @pytest.mark.parametrize("name", EVERY)
 def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
     seen: dict[tuple[int, int], list[str]] = {}
-    build = Run._build
+    build = Run._begin
 
     def watched(run):
         build(run)
@@ -166,7 +166,7 @@ def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
 
         sync.after_step = noted
 
-    monkeypatch.setattr(Run, "_build", watched)
+    monkeypatch.setattr(Run, "_begin", watched)
     fitted(trainer(EVERY[name], replicas=3, **_window(name)), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8
@@ -176,7 +176,7 @@ def test_all_replicas_are_equal_after_every_step(name, few, monkeypatch):
 @pytest.mark.parametrize("sync", SYNCS)
 def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     """From a checkpoint after any mini-batch; the whole grid's, with what is under way."""
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)  # or reports wait for its end
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()

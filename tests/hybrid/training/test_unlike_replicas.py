@@ -92,7 +92,7 @@ def test_a_grid_with_shared_statistics_goes_on_as_one_replica(few, tmp_path):
 def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
     few, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hybrid.rounds.controller.WINDOW", 1)
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)
     run, late = tmp_path / "run", {"replicas": 2, "train": {"report_every": 1}}
     monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
     late["checkpoint"] = CheckpointSettings(keep_last=0, minutes=1)
