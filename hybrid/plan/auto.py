@@ -102,8 +102,6 @@ def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
     micro_batches = [m for m in (2, 4, 8) if size >= 2 * m] or [1]
     predictions = planner.predictions(wanted, micro_batches, found.split.cuts)
-    if found.train.precision == "float16":
-        predictions = [p for p in predictions if not p.recipe.rounds.fill]
     sync, default = methods.sync(found), STRATEGIES[STRATEGIES.default]()
     if sync != default:
         predictions = [p for p in predictions if p.recipe.sync == sync]

@@ -369,9 +369,11 @@ def _shapes(inputs: Sequence[Tensor]) -> list[Shape]:
 
 
 def _timed_by(method: Method, blocks: Blocks) -> Method:
-    """The same with blocks that take as long, and draw nothing."""
+    """The same with blocks that take as long, draw nothing, and need no compiling."""
     drawing: list[dict[nn.Module, tuple[int, ...]]] = [{} for _ in range(len(blocks))]
-    return replace(method, problem=replace(method.problem, blocks=blocks, drawing=drawing))
+    problem = replace(method.problem, blocks=blocks, drawing=drawing)
+    train = method.options.train.model_copy(update={"compile": False})
+    return replace(method, problem=problem, options=replace(method.options, train=train))
 
 
 def _timed(row: MethodContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:
