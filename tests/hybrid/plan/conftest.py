@@ -22,5 +22,11 @@ def quick_plans(request, monkeypatch):
         return [Passes([Cost(1e-3, 2e-3)] * len(chain), 1.0) for _ in samples]
 
     monkeypatch.setattr(Planner, "solvers", few)
-    if not request.node.get_closest_marker("alone"):
+    timed = "timed_units" in request.fixturenames or request.node.get_closest_marker("alone")
+    if not timed:
         monkeypatch.setattr(subject, "measured_passes", given)
+
+
+@pytest.fixture
+def timed_units():
+    """Of a test whose units are really timed."""

@@ -209,7 +209,7 @@ def test_a_grid_that_cannot_be_cut_is_left_out_and_the_others_are_planned():
         made.predictions([Grid(2)], [2])
 
 
-def test_a_pass_that_cannot_be_is_told_with_what_to_change():
+def test_a_pass_that_cannot_be_is_told_with_what_to_change(timed_units):
     made = planner_of("tied")
     with pytest.raises(ValueError, match=r"a pass over 1 samples fails.*take fewer --micro-batch"):
         made.predictions([Grid(1, 16)], [2])
@@ -237,7 +237,7 @@ def test_data_parallelizm_steps_on_every_rank():
     assert advice.data_parallel(made, slower, 2) == pytest.approx(expected, rel=0.01)
 
 
-def test_a_share_that_cannot_be_timed_has_no_row(hybrid):
+def test_a_share_that_cannot_be_timed_has_no_row(hybrid, timed_units):
     words = "plan --model mine:normed --data mine:numbers --loss mse --ranks 8 --micro-batches 2"
     found = output(hybrid(*words.split(), "--batch-size", 8, "--set", "train.threads=1"))
     assert "| 2 x 4 | backprop, m=1 |" in found
