@@ -55,7 +55,7 @@ def trained(strategy, replicas, steps, optimizer=SGD, seen_at=(), seed=0):
             if step in seen_at:
                 with block.as_tested():
                     evaluated.append(module.weight.detach()[0].clone())
-        block.settle()
+        block.keep_tested_weights()
         return [*found, module.weight.detach()[0].clone(), *evaluated]
 
     return run_threads(1, program, replicas=replicas)

@@ -112,7 +112,7 @@ def test_every_gradient_counts_once_also_after_a_change_of_lag(lag):
         assert after.sync is not None
         after.sync.load_state(before.sync.state())
         stepped(after, 6)
-        after.settle()
+        after.keep_tested_weights()
         return after.module.weight.item()
 
     assert run_threads(1, program) == [-12.0]
@@ -128,7 +128,7 @@ def test_a_weight_without_a_gradient_stays_as_it_is(h, lag):
         for _ in range(5):
             module["a"].grad = torch.ones(2)
             block.step("exact", LR)
-        block.settle()
+        block.keep_tested_weights()
         return module["b"].tolist()
 
     assert run_threads(1, program, replicas=2) == [[1.0, 1.0]] * 2
