@@ -200,7 +200,7 @@ def lacking(key: str, body: dict[str, Any]) -> None:
         ({"model": 5}, "model is 5"),
         *((partial(lacking, key), "") for key in KEYS),
     ],
-    ids=str,
+    ids=lambda given: f"without {given.args[0]}" if callable(given) else str(given),
 )
 def test_a_manifest_of_impossible_values_is_named_and_nothing_is_written(run, edit, said) -> None:
     change(newest(run), edit if callable(edit) else lambda body: body.update(edit))
