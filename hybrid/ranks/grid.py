@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Arrangement = Literal["chain", "peers"]
@@ -18,7 +19,7 @@ class Place:
     replica: int = 0
     replicas: int = 1
 
-    @property
+    @cached_property
     def number(self) -> int:
         """r K + k, whatever number the launcher gives this rank."""
         return self.replica * self.blocks + self.block

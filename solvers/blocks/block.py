@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -70,12 +71,12 @@ class Block:
             self.scaler = torch.amp.GradScaler(self.device.type)
             self.scaler.scale(torch.zeros((), device=self.device))  # this creates its scale
 
-    @property
+    @cached_property
     def first(self) -> bool:
         """Whether this block's input is the image."""
         return self.index == 0
 
-    @property
+    @cached_property
     def last(self) -> bool:
         """Whether this block's output goes into the loss."""
         return self.index == self.count - 1
