@@ -123,7 +123,7 @@ OTHERS: dict[str, list[Any]] = {
     "rounds.sweeps": [3],
     "rounds.correct_every": [0, 3],
     "rounds.serial_epochs": [0.5],
-    "rounds.gaps": [[], [(4, 0), (0, 4)]],
+    "rounds.gaps": [(), [(4, 0), (0, 4)]],
     "split.blocks": [3],
     "split.cuts": [["layer3.0"]],
     "train.ema": [0.5],

@@ -226,7 +226,7 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     assert (len(train), len(test)) == (2, 2)
     assert train.sample(1)[1].tolist() == [1]
     assert "did you mean 'noise'?" in refusal(load, "noize")
-    assert "data.limit is 1, but data.name is 'noise'" in refusal(
+    assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
         build.data_sets, DataSettings(name="noise", limit=1)
     )
     points = EntryPoints([EntryPoint("mnist", "theirs:noise", sources.GROUP)])

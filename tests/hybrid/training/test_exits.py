@@ -16,7 +16,7 @@ from solvers import Backprop
 
 pytestmark = pytest.mark.timeout(60)
 entropy = nn.functional.cross_entropy
-ENDS = "would end the process: let the code raise an error if it fails, else return"
+ENDS = "would end the process: raise an error if the code fails, else return"
 HERE = "SystemExit: 0 (misused.py, line "
 
 

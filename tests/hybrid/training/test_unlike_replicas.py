@@ -111,13 +111,13 @@ def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
 @pytest.mark.parametrize(("h", "rounds"), [(3, 2), (4, 2), (6, 1), (9, 0)])
 def test_outer_steps_are_taken_after_h_steps_and_not_at_an_epochs_end(h, rounds, few, monkeypatch):
     landed = []
-    land = DiLoCoSync._land
+    land = DiLoCoSync._finish_round
 
     def noted(sync):
         landed.append(sync.count)
         land(sync)
 
-    monkeypatch.setattr(DiLoCoSync, "_land", noted)
+    monkeypatch.setattr(DiLoCoSync, "_finish_round", noted)
     fitted(trainer(Backprop(), blocks=1, replicas=2, sync=DiLoCo(steps=h)), few)
     assert sorted(landed) == sorted([h * n for n in range(1, rounds + 1)] * 2)
 

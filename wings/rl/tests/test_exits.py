@@ -6,7 +6,7 @@ from answers import assert_one_line
 from misused import leaving
 from rl_runs import words
 
-ENDS = "would end the process: let the code raise an error if it fails, else return"
+ENDS = "would end the process: raise an error if the code fails, else return"
 
 
 class Tired(gymnasium.Env):
