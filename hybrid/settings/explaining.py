@@ -108,7 +108,7 @@ def _words(kind: Any) -> str:
         return " or ".join(map(repr, get_args(kind)))
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(part) for part in get_args(kind) if part is not NoneType)
-    return kind.__name__ if get_origin(kind) is None else str(kind)
+    return kind.__name__ if get_origin(kind) is None else str(kind).removeprefix("collections.abc.")
 
 
 def _shown(value: Any) -> str:

@@ -47,20 +47,30 @@ def _last_start(run: Any) -> int:
     return int(run.train.epochs * run.steps - 1 - (run.steps - 1) % size)
 
 
+def _solver(run: Any) -> str:
+    return f"it is {run.solver.name!r}"
+
+
 INEXACT = Acts(
-    "the solver is not exact, whose steps are all serial", lambda run: not run.solver.exact
+    "the solver is not exact, whose steps are all serial",
+    lambda run: not run.solver.exact,
+    here=_solver,
 )
 ALTERNATES = Acts(
-    "the solver sweeps over windows, by turns with corrections", lambda run: run.solver.alternates
+    "the solver sweeps over windows, by turns with corrections",
+    lambda run: run.solver.alternates,
+    here=_solver,
 )
 HAS_WINDOWS = Acts(
     "the solver sweeps over windows, or serial rounds come between its own (rounds.correct_every)",
     lambda run: run.solver.alternates or every_round(run.solver, run.rounds),
+    here=_solver,
 )
 AUTO_OF_RECORDS = Needs(
     "the solver keeps records, whose age 'auto' follows",
     lambda run: run.rounds.window != "auto" or (run.solver.alternates and run.solver.records),
     "give a number of mini-batches, or leave it out",
+    here=_solver,
 )
 PLAIN_BATCHES = Needs(
     "there is no batch_transform, whose mini-batches window 'all' would not give again",
@@ -82,6 +92,7 @@ ENDS_BEFORE_LAST = Needs(
 CAN_FILL = Needs(
     "the solver has sub-problems that stand by themselves",
     lambda run: not run.rounds.fill or run.solver.fills,
+    here=_solver,
 )
 FILLS_EVERY_ROUND = Needs(
     "every round has a serial phase, with gaps to fill (rounds.correct_every is 1)",

@@ -41,7 +41,11 @@ TESTS_BEFORE_END = Acts(
         < run.train.epochs
     ),
 )
-CAPTURES = Acts("the solver has static steps to capture", lambda run: run.solver.captures)
+CAPTURES = Acts(
+    "the solver has static steps to capture",
+    lambda run: run.solver.captures,
+    here=lambda run: f"it is {run.solver.name!r}",
+)
 ON_GPU = Acts("there is a GPU", lambda run: run.gpu)
 UNSCALED = Needs(
     "train.precision is not 'float16', whose loss scale waits for the GPU at every step",
