@@ -1,5 +1,6 @@
 """Write docs/settings.md, all settings with their defaults:  python docs/settings.py"""
 
+import re
 from importlib.metadata import entry_points
 from itertools import takewhile
 from pathlib import Path
@@ -7,17 +8,19 @@ from textwrap import fill
 from typing import Any
 
 from hybrid.settings.config import Config
+from hybrid.settings.explaining import declaring
 from hybrid.settings.methods import NAMED, known_settings, values
-from solvers import registry
+from solvers import acting, registry
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings
 
 A setting on the command line overrides the same setting in a TOML file, and the file overrides the
-default. Every setting can be given as `--set section.key=value`. Every setting either has an effect
-or is rejected with a reason. `hybrid explain SECTION.KEY` prints what is said here, and
-`hybrid train --print-config` prints the file that a run would have. Defaults stand in brackets;
-"unset" means that no value is given, and the text says what follows from that.
+default. Every setting can be given as `--set section.key=value`, and stands here with its default;
+"unset" means that no value is given, and the text says what follows from that. Small numbers are of
+the [conditions](#conditions) under which a setting has an effect; elsewhere it is rejected.
+`hybrid explain SECTION.KEY` prints all that is said here, and `hybrid train --print-config` the
+file that a run would have.
 """
 CORRECTION = """
 ## correction
@@ -32,6 +35,10 @@ OTHERS = """
 These are the settings of [`hybrid {name}`]({name}.md), which has `[links]` beside them.
 
 """
+CONDITIONS: dict[str, int] = {}
+"""Condition -> its number, in the order in which the page comes to them."""
+REASON = re.compile(r", (?:since|as|with|which|whose)\b.*")
+"""What `hybrid explain` says beside a condition."""
 Rows = dict[str, tuple[str, str]]
 """Setting -> its default and its meaning."""
 
@@ -43,7 +50,10 @@ def written() -> str:
         OTHERS.format(name=point.name) + _list(point.name, _declared(point.load()))
         for point in entry_points(group="hybrid.settings")
     )
-    return "".join([HEAD, *sections, *others])
+    lists = [*sections, *others]
+    numbered = (f"{number}. {where}" for where, number in CONDITIONS.items())
+    rows = (f"{fill(line, 119, subsequent_indent='    ')}\n" for line in numbered)
+    return "".join([HEAD, *lists, "\n## Conditions\n\n", *rows])
 
 
 def _section(section: str) -> str:
@@ -53,7 +63,10 @@ def _section(section: str) -> str:
     known = known_settings(registry.DEFAULT)
     made = dict(getattr(Config(), section))
     found = {"name": made["name"]} if kinds else made
-    rows = {key: (_shown(value), known[f"{section}.{key}"]) for key, value in found.items()}
+    rows = {
+        key: (_shown(value) + "`" + _where(section, key), known[f"{section}.{key}"])
+        for key, value in found.items()
+    }
     return f"\n## {section}\n\n{_list(section, rows)}" + "".join(
         f"\n### `{name}`\n\n{_own(section, name, kinds)}" for name in kinds
     )
@@ -73,7 +86,7 @@ def _own(section: str, name: str, kinds: dict[str, type]) -> str:
         return "It has no settings.\n"
     others = {other: _rows(section, other, kinds[other]) for other in takewhile(name.__ne__, kinds)}
     near = min(others, key=lambda other: len(_differing(rows, others[other])), default="")
-    if not near or 3 * len(_differing(rows, others[near])) > 2 * len(rows):
+    if not near or len(_differing(rows, others[near])) > len(rows):
         return _list(section, rows)
     new = {key: row for key, row in rows.items() if others[near].get(key) != row}
     missing = ", ".join(f"`{key}`" for key in others[near] if key not in rows)
@@ -90,18 +103,30 @@ def _differing(rows: Rows, others: Rows) -> set[str]:
 def _rows(section: str, name: str, made: Any) -> Rows:
     known = known_settings(name if section == "solver" else registry.DEFAULT, {section: name})
     return {
-        key: (_shown(value), known[f"{section}.{key}"]) for key, value in values(made()).items()
+        key: (_shown(value) + "`" + _where(section, key, name), known[f"{section}.{key}"])
+        for key, value in values(made()).items()
     }
+
+
+def _where(section: str, key: str, owner: str = "") -> str:
+    """The numbers of a setting's conditions; none where it always has an effect."""
+    cls = declaring(section, owner)
+    if key not in acting.declared(cls):
+        return ""
+    asked = acting.conditions(cls, section, key, whole_section=False)
+    texts = [REASON.sub("", condition.where) for condition in asked]
+    numbers = {CONDITIONS.setdefault(text, len(CONDITIONS) + 1) for text in texts}
+    return f"<sup>{','.join(map(str, sorted(numbers)))}</sup>" if numbers else ""
 
 
 def _declared(settings: Any) -> Rows:
     """Of a command of another package, which has settings of its own."""
     found = settings.model_fields.items()
-    return {key: (_shown(field.default), field.description or "") for key, field in found}
+    return {key: (_shown(field.default) + "`", field.description or "") for key, field in found}
 
 
 def _list(section: str, rows: Rows) -> str:
-    lines = (f"- `{section}.{key}` ({default}): {text}" for key, (default, text) in rows.items())
+    lines = (f"- `{section}.{key}={default}: {text}" for key, (default, text) in rows.items())
     return "".join(f"{fill(line, 119, subsequent_indent='  ')}\n" for line in lines)
 
 

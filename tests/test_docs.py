@@ -3,15 +3,20 @@
 import ast
 import re
 import runpy
+import sys
 from contextlib import suppress
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from conditions import check
+from typer.testing import CliRunner
 
+from hybrid.cli.app import app
 from hybrid.samplers import SAMPLERS
-from solvers import registry
+from solvers import named, registry
 from solvers.base import Setup
 from solvers.sync.registry import STRATEGIES
 
@@ -82,6 +87,29 @@ def test_what_a_page_shows_of_ones_own_trains(name, capsys, tmp_path, monkeypatc
     assert summary["test_accuracy"] > 0.5  # of ten classes
 
 
+def test_links_and_data_of_the_page_train_by_their_names(monkeypatch):
+    text = (ROOT / "docs" / "your-own-links-and-data.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    theirs = ModuleType("theirs")
+    exec(compile(code, "your-own-links-and-data.md", "exec"), vars(theirs))
+    monkeypatch.setitem(sys.modules, "theirs", theirs)
+    rows = re.findall(r'entry-points."(.*?)"\]\n +(\w+) = "(.*?)"', text)
+    points = EntryPoints([EntryPoint(name, value, group) for group, name, value in rows])
+    monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
+    settings = {"train.epochs": 2, "split.blocks": 2, "links.kind": "counting"}
+    given = {"model.name": "resnet8", "data.name": "stripes", "train.batch_size": 32, **settings}
+    result = CliRunner().invoke(
+        app,
+        [
+            "train",
+            *(word for pair in given.items() for word in ("--set", "=".join(map(str, pair)))),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert "epoch 2/" in result.output
+    assert min(theirs.SENT[0], theirs.SENT[1]) > 0
+
+
 def test_the_sampler_of_the_page_is_kept_in_a_run_folder_and_goes_on(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "samplers.md").read_text()
@@ -99,7 +127,7 @@ PAGES = sorted(ROOT.glob("docs/benchmarks/**/*.md"))
 def test_prose_is_wrapped_at_120_characters():
     wide = [
         f"{page.relative_to(ROOT)}: {line}"
-        for page in PAGES
+        for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
         for line in _prose(page)
         if len(_without_addresses(line)) > 120
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -58,7 +59,10 @@ def main() -> None:
         lines.append([name, *(cell(network, method, refused) for method in registry.OWN)])
         print("  ".join(lines[-1]), flush=True)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"{number}. {line}" for number, line in enumerate(refused, 1))
+    notes = "\n".join(
+        fill(f"{number}. {line}", 119, subsequent_indent="   ")
+        for number, line in enumerate(refused, 1)
+    )
     head = HEAD.format(
         blocks=BLOCKS,
         steps=EPOCHS * (TRAIN // BATCH),
