@@ -237,6 +237,12 @@ def test_the_test_file_of_every_solver_declares_its_modes(solver):
     assert len(set(declared)) == len(declared)
 
 
+@pytest.mark.parametrize(("section", "name"), [(s, n) for s in NAMED for n in NAMED[s].places])
+def test_every_strategy_and_sampler_has_a_mode(section, name):
+    chosen = {mode.settings.get(f"{section}.name", NAMED[section].default) for mode in MODES}
+    assert name in chosen, f"give a test file of a solver a mode with {section}.name={name}"
+
+
 def test_every_setting_and_every_solver_are_in_the_sample():
     assert {setting for setting, _ in sample()} == {setting for setting, _ in triples()}
     assert {mode.solver for _, mode in sample()} == set(registry.OWN)
