@@ -19,15 +19,6 @@ from hybrid.errors import one_line
 from solvers.checks import unknown
 from solvers.named import added
 
-NAMES = {
-    "digits": "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
-    "mnist": "70,000 handwritten digits of 28 x 28 pixels",
-    "fashion-mnist": "70,000 pictures of clothes, 28 x 28 pixels, ten classes",
-    "cifar10": "60,000 photographs of 32 x 32 pixels, ten classes",
-    "cifar100": "60,000 photographs of 32 x 32 pixels, a hundred classes",
-    "synthetic": "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
-}
-"""Name -> description; files that are missing are downloaded."""
 GROUP = "hybrid.data"
 """The entry points by which another package adds data sets: NAME = "its.module:function", which
 takes nothing and gives (training, test) data."""
@@ -53,10 +44,8 @@ def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tupl
     FileNotFoundError if the files are not to be had.
     """
     fetch(name, directory)
-    if name in _GENERATED:
-        train, test = _GENERATED[name]()
-    else:
-        train, test = _SOURCES[name].read(_or_default(directory))
+    _, source = CATALOG[name]
+    train, test = source.read(_or_default(directory)) if isinstance(source, Source) else source()
     return train.take(limit) if limit else train, test
 
 
@@ -70,9 +59,10 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     if name not in NAMES:
         known = [*NAMES, *added(GROUP, "data set", NAMES)]
         raise ValueError(unknown(name, known, "data set"))
-    if name in _GENERATED:
+    _, source = CATALOG[name]
+    if not isinstance(source, Source):
         return
-    folder, source = _or_default(directory), _SOURCES[name]
+    folder = _or_default(directory)
     *_, lacking = source.found(folder)
     try:
         for download in source.downloads if lacking else ():
@@ -194,38 +184,61 @@ def _cifar(classes: int, md5: str, mean: tuple[float, ...], std: tuple[float, ..
     )
 
 
-_GENERATED = {"digits": digits, "synthetic": synthetic}
-_SOURCES = {
-    "mnist": _mnist(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "mnist",
-        0.1307,
-        0.3081,
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "d53e105ee54ea40749a09fcbcd1e9432",
-        "9fb629c4189551a2d022fa330f9573f3",
-        "ec29112dd5afa0611ce80d1b7f02629c",
+CATALOG: dict[str, tuple[str, Source | Callable[[], tuple[Dataset, Dataset]]]] = {
+    "digits": (
+        "1,797 handwritten digits of 8 x 8 pixels, which come with the package",
+        digits,
     ),
-    "fashion-mnist": _mnist(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "fashion-mnist",
-        0.2860,
-        0.3530,
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79",
-        "bb300cfdad3c16e7a12a480ee83cd310",
+    "mnist": (
+        "70,000 handwritten digits of 28 x 28 pixels",
+        _mnist(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "mnist",
+            0.1307,
+            0.3081,
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
     ),
-    "cifar10": _cifar(
-        10,
-        "c32a1d4ab5d03f1284b67883e8d87530",
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
+    "fashion-mnist": (
+        "70,000 pictures of clothes, 28 x 28 pixels, ten classes",
+        _mnist(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "fashion-mnist",
+            0.2860,
+            0.3530,
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
     ),
-    "cifar100": _cifar(
-        100,
-        "03b5dce01913d631647c71ecec9e9cb8",
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
+    "cifar10": (
+        "60,000 photographs of 32 x 32 pixels, ten classes",
+        _cifar(
+            10,
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            mean=(0.4914, 0.4822, 0.4465),
+            std=(0.2470, 0.2435, 0.2616),
+        ),
+    ),
+    "cifar100": (
+        "60,000 photographs of 32 x 32 pixels, a hundred classes",
+        _cifar(
+            100,
+            "03b5dce01913d631647c71ecec9e9cb8",
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+        ),
+    ),
+    "synthetic": (
+        "made-up images of 32 x 32 pixels, ten classes, for measuring speed",
+        synthetic,
     ),
 }
+"""Name -> description, and its files or what makes it; missing files are downloaded."""
+
+NAMES = {name: description for name, (description, _) in CATALOG.items()}
+"""Name -> description."""

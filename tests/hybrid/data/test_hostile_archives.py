@@ -192,7 +192,9 @@ def test_a_file_where_the_data_folder_should_be_is_named(tmp_path, monkeypatch, 
     assert (root / place).read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", sources._SOURCES)
+@pytest.mark.parametrize(
+    "name", [n for n, (_, made) in sources.CATALOG.items() if isinstance(made, sources.Source)]
+)
 def test_every_download_has_a_checksum_and_a_plain_name(tmp_path, monkeypatch, name):
     asked = []
 
@@ -201,7 +203,7 @@ def test_every_download_has_a_checksum_and_a_plain_name(tmp_path, monkeypatch, n
         raise requests.ConnectionError
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
-    for wanted in sources._SOURCES[name].downloads:
+    for wanted in sources.CATALOG[name][1].downloads:
         with pytest.raises(requests.ConnectionError):
             wanted.into(tmp_path)
     for checksum, file, folder in asked:

@@ -30,12 +30,17 @@ MNIST_FILES = [
 ]
 
 
+def of_files():
+    found = {name: source for name, (_, source) in sources.CATALOG.items()}
+    return {name: source for name, source in found.items() if isinstance(source, sources.Source)}
+
+
 @pytest.fixture(autouse=True)
 def small_and_offline(monkeypatch):
     """Files of four images count as complete, and there is no network."""
-    for name, source in sources._SOURCES.items():
-        small = dataclasses.replace(source, records=(4, 4))
-        monkeypatch.setitem(sources._SOURCES, name, small)
+    for name, source in of_files().items():
+        small = sources.CATALOG[name][0], dataclasses.replace(source, records=(4, 4))
+        monkeypatch.setitem(sources.CATALOG, name, small)
 
     def offline(*_args, **_settings):
         raise requests.ConnectionError("no\nnetwork")
@@ -207,7 +212,7 @@ def test_an_unknown_name_gets_the_nearest(call):
 
 def test_official_sizes_are_expected(monkeypatch):
     monkeypatch.undo()
-    sizes = {name: source.records for name, source in sources._SOURCES.items()}
+    sizes = {name: source.records for name, source in of_files().items()}
     assert (sizes["cifar10"], sizes["cifar100"]) == ((10_000, 10_000), (50_000, 10_000))
     assert sizes["mnist"] == sizes["fashion-mnist"] == (60_000, 10_000)
 
