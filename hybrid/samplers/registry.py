@@ -14,5 +14,7 @@ SAMPLERS: Named[Any] = Named(
         "selective-backprop": "hybrid.samplers.selective_backprop:SelectiveBackprop",
     },
     default="uniform",
+    group="hybrid.samplers",
+    base="hybrid.samplers.base:Sampler",
 )
 """Name -> where its class is."""

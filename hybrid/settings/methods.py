@@ -109,8 +109,11 @@ def _named(key: str, known: Iterable[str]) -> list[str]:
 
 def _having(section: str, key: str) -> list[str]:
     """What there is for a section of `NAMED` that has a setting."""
-    known = NAMED[section]
-    return [name for name in known if key in (f.name for f in fields(known[name]))]
+    known, found = NAMED[section], []
+    for name in known:
+        with suppress(ValueError):  # one that another package gives, and that cannot be had
+            found += [name] * (key in (f.name for f in fields(known[name])))
+    return found
 
 
 def _keys_of_methods() -> list[str]:

@@ -15,5 +15,7 @@ STRATEGIES: Named[Any] = Named(
         "hpsgd": "solvers.sync.hpsgd:HPSGD",
     },
     default="all-reduce",
+    group="hybrid.sync",
+    base="solvers.sync.base:Strategy",
 )
 """Name -> where its class is."""
