@@ -33,8 +33,8 @@ def start(
     `failed` is the reason why this rank cannot begin, which the program tells the others.
     """
     found, links = launch.ranks(), link_class(settings)
-    if links.in_one_process and failed is not None:
-        raise AgreedError(str(failed))
+    if failed is not None and (links.in_one_process or found is None):
+        raise AgreedError(str(failed))  # there are no others to tell
     comm, local_rank = (None, 0) if found is None else (found.comm, found.local_rank)
     return links.start(
         _explained(program), Start(grid, settings, device, side_by_side, comm, local_rank)

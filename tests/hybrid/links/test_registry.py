@@ -87,3 +87,8 @@ def test_links_that_cannot_join_the_ranks_and_settings_without_effect_are_refuse
     settings, ranks, reason
 ):
     assert reason in refusal(check_links, LinkSettings(**settings), ranks)
+
+
+def test_links_of_ranks_that_nobody_has_started_are_refused_before_training(few):
+    said = refusal(trained(kind="mpi").fit, *few)
+    assert said.startswith("links.kind is 'mpi', whose ranks are processes, and no launcher has")
