@@ -35,7 +35,7 @@ from solvers.delayed.units import (
     unit_slices,
 )
 from solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
-from solvers.exact.micro_batches import MicroBatch, micro_batches
+from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
@@ -157,7 +157,7 @@ class PDASGD(Delayed):
         graphs, older = 0, 0
         for d, unit in zip(delays, units, strict=True):
             graphs += (d + 1) * unit.graph
-            older += -(-d // self.parts(len(lam))) * unit.weights
+            older += -(-d // self.num_micro_batches(len(lam))) * unit.weights
         # neighbors share what lies between them
         whole = graph(module, self.first_part(lam)) / (sum(unit.graph for unit in units) or 1)
         return round(whole * graphs) + older
@@ -210,7 +210,7 @@ class PDASGDProgram(UnitProgram):
         flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
         rates: dict[UnitPass, float] = {}
         for batch in window.batches:
-            for _ in range(min(self.solver.parts(len(batch)), len(batch))):
+            for _ in range(min(self.solver.num_micro_batches(len(batch)), len(batch))):
                 passes = self._table.passes_of_tick(self._ticks)
                 rates |= dict.fromkeys(passes, batch.learning_rate)
                 self._ticks += 1
@@ -260,7 +260,9 @@ class PDASGDProgram(UnitProgram):
     def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
             self._rate = batch.learning_rate
-            yield from micro_batches(batch, self.solver.parts(len(batch)), self.block)
+            yield from split_into_micro_batches(
+                batch, self.solver.num_micro_batches(len(batch)), self.block
+            )
 
     def _forward_units(self, flight: UnitFlight) -> None:
         for unit, lock in enumerate(self._locks):
@@ -296,11 +298,11 @@ class PDASGDProgram(UnitProgram):
             # it was saved under other settings: what is under way has no place in this table
             self.drain()
 
-    def _restored(self, flight: Flight) -> UnitFlight:
+    def _rebuild(self, flight: Flight) -> UnitFlight:
         kept = "current" if flight.weights is None else "stashed"
         if kept != self.solver.weights:
             raise ValueError(
                 f"solver.weights is {self.solver.weights!r}, but what is under way was kept for "
                 f"{kept!r}: leave it as it was"
             )
-        return super()._restored(flight)
+        return super()._rebuild(flight)

@@ -52,4 +52,4 @@ def test_it_is_the_exact_pass_and_nothing_else():
 
 @pytest.mark.parametrize(("asked", "samples", "parts"), [(1, 8, 1), (4, 8, 4), (4, 3, 3)])
 def test_a_mini_batch_has_no_more_parts_than_samples(asked, samples, parts):
-    assert Backprop(micro_batches=asked).parts(samples) == parts
+    assert Backprop(micro_batches=asked).num_micro_batches(samples) == parts
