@@ -22,15 +22,14 @@ from solvers.delayed.base import (
     Delayed,
 )
 from solvers.delayed.flights import Flight
+from solvers.delayed.stash import CopyingStash, Stash
 from solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from solvers.delayed.unit_program import UnitProgram
 from solvers.delayed.units import (
-    Copied,
     Recomputed,
     Stashed,
     UnitFlight,
     UnitLock,
-    Units,
     unit_memories,
     unit_slices,
 )
@@ -173,23 +172,22 @@ class PDASGDProgram(UnitProgram):
         super().begin()
         solver, block = self.solver, self.block
         self._threaded = block.count == 1 and (solver.threads or solver.any_order)
-        self._check()
-        kind: type[Units] = Stashed
+        self._refuse_threads_on_a_clock()
         if solver.weights == "current":
-            kind = Recomputed
-        elif solver.any_order:
-            kind = Copied
-        self._units = kind(block, solver.clip_norm)
+            self._units = Recomputed(block, solver.clip_norm)
+        else:
+            stash = CopyingStash if solver.any_order else Stash
+            self._units = Stashed(block, solver.clip_norm, stash=stash)
         self._table = solver.table(self._units.count, block.index, block.count)
         self._locks = [Lock() for _ in self._units.slices]
         self._losses: list[Tensor] = []
 
-    def _check(self) -> None:
-        asked = "any_order" if self.solver.any_order else "threads"
+    def _refuse_threads_on_a_clock(self) -> None:
+        setting = "any_order" if self.solver.any_order else "threads"
         if self._threaded and self.links.clocked:
             raise ValueError(
-                f"solver.{asked} is true, but links.kind is 'virtual', whose clock counts the "
-                "work of one thread a rank: leave one of the two out"
+                f"solver.{setting} is true, but links.kind is 'virtual', whose clock counts the "
+                "work of one thread for each rank: leave one of the two out"
             )
 
     def train(self, window: Window) -> PhaseStats:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from solvers.delayed.edges import (
     with_strides_of,
 )
 from solvers.delayed.flights import Flight
-from solvers.delayed.stash import CopyingStash, Stash
+from solvers.delayed.stash import Stash
 from solvers.exact.micro_batches import MicroBatch
 from solvers.layers.depth import nothing_left_out
 from solvers.state import Tensors, entries
@@ -164,14 +164,16 @@ class Units(ABC):
 class Stashed(Units):
     """Keeps every graph, over the versions of the weights that the forward passes used."""
 
-    stash: ClassVar[type[Stash]] = Stash
-
     def __init__(
-        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+        self,
+        block: Block,
+        clip_norm: float,
+        slices: Sequence[slice] | None = None,
+        stash: type[Stash] = Stash,
     ) -> None:
         super().__init__(block, clip_norm, slices)
         self.stashes = [
-            self.stash(block.module, own, [str(i) for i in range(some.start, some.stop)])
+            stash(block.module, own, [str(i) for i in range(some.start, some.stop)])
             for own, some in zip(self.parameters, self.slices, strict=True)
         ]
 
@@ -223,12 +225,6 @@ class Stashed(Units):
         flight.versions.append({name: weights[name] for name in stash.parameters})
         with stash.repeated_pass(flight.versions[-1], flight.buffers):
             self._compute(flight, unit)
-
-
-class Copied(Stashed):
-    """Keeps every graph over a copy of the weights, which may move while they are copied."""
-
-    stash = CopyingStash
 
 
 class Recomputed(Units):

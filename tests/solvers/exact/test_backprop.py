@@ -6,7 +6,6 @@ import pytest
 from setting_modes import EXACT, Mode, Values
 
 from solvers import Backprop
-from solvers.exact.exact_pass import ExactPass, PassSettings
 
 SAME = dict.fromkeys(EXACT, "exact gradients do not depend on the cuts")
 
@@ -42,12 +41,6 @@ IMPOSSIBLE = [
     (Backprop, {"micro_batches": 0, "clip_norm": -1.0, "filter": 0, "messages": "float64"})
 ]
 MODES = [*_modes()]
-
-
-def test_it_is_the_exact_pass_and_nothing_else():
-    assert Backprop.exact
-    assert Backprop.program is ExactPass
-    assert isinstance(Backprop(), PassSettings)
 
 
 @pytest.mark.parametrize(("asked", "samples", "parts"), [(1, 8, 1), (4, 8, 4), (4, 3, 3)])
