@@ -263,7 +263,7 @@ class Solver(Settings, ABC):
         """Whether the last block reports every sample's loss, in the order of the mini-batches."""
         return self.repeatable
 
-    def parts(self, size: int) -> int:
+    def num_micro_batches(self, size: int) -> int:
         """Micro-batches of a mini-batch of `size` samples, in its own steps."""
         return 1
 

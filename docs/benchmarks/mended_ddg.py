@@ -62,7 +62,7 @@ class MendedProgram(StashingProgram):
     def begin(self) -> None:
         super().begin()
         solver, size = self.solver, self.setup.batch_size
-        self._tau = self._delay / solver.parts(size)
+        self._tau = self._delay / solver.num_micro_batches(size)
         self._home: deque[Sequence[Recorded]] = deque(maxlen=solver.local)
         self._coming: list[Recorded] = []
         self._returned: tuple[Tensor | None, Tensor | None] = (None, None)

@@ -100,7 +100,7 @@ class Bench:
             m = 1 if K == 1 else first
             rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
             worth = [
-                (-r.solver.parts(share), r.solver.progress(K, share), r)
+                (-r.solver.num_micro_batches(share), r.solver.progress(K, share), r)
                 for r in fitting
                 if r.delayed and K > 1 and r.solver.progress(K, share)
             ]

@@ -304,7 +304,7 @@ class Planner:
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
         batches = still_batches(self.data, size, steps, CPU)
-        micro_batches = recipe.solver.parts(share)
+        micro_batches = recipe.solver.num_micro_batches(share)
         warm_up = max(steps, ceil(recipe.solver.delay(0, len(blocks)) / micro_batches))
         timed = method
         if not real:

@@ -44,5 +44,5 @@ def wanted_correction(method: Solver, rounds: RoundSettings, batch_size: int) ->
     """Settings of the correction that a method wants for its (decided) rounds."""
     if not method.alternates:
         corrected = rounds.correct_every or rounds.serial_epochs
-        return {"micro_batches": method.parts(batch_size)} if corrected else {}
+        return {"micro_batches": method.num_micro_batches(batch_size)} if corrected else {}
     return {"micro_batches": 4} if rounds.fill else {}

@@ -96,7 +96,7 @@ def summary(
 def _delays(method: Method) -> list[float]:
     """For every rank, the steps by which its own gradients are late."""
     solver, count, replicas = method.solver, method.setup.blocks, method.options.replicas
-    micro_batches = solver.parts(method.options.train.batch_size // replicas)
+    micro_batches = solver.num_micro_batches(method.options.train.batch_size // replicas)
     own = [solver.delay(index, count) / micro_batches for index in range(count)]
     return own * replicas
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from solvers.acting import Acts, CountOrZero, Needs, NotNegative
 from solvers.base import GraphBytes, Program, Solver
 from solvers.delayed.flights import Flight, load_flights, save_flights, with_parameter_strides
-from solvers.exact.micro_batches import MicroBatch, micro_batches
+from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
 from solvers.exact.wire import Wire, WireFormat
 from solvers.state import State, entries
 from solvers.sync.base import statistics
@@ -78,7 +78,7 @@ class Delayed(Solver):
         """d_k in ticks of block k = `index` of K = `count`."""
         return count - 1 - index
 
-    def parts(self, size: int) -> int:
+    def num_micro_batches(self, size: int) -> int:
         return min(self.micro_batches or max(1, min(8, size // 16)), size)
 
     def versions(self, index: int, count: int, size: int) -> int:
@@ -93,7 +93,7 @@ class Delayed(Solver):
 
     def first_part(self, lam: Tensor) -> Tensor:
         """The first, and largest, micro-batch of a mini-batch."""
-        size = ceil(len(lam) / self.parts(len(lam)))
+        size = ceil(len(lam) / self.num_micro_batches(len(lam)))
         return lam.detach()[:size].clone().requires_grad_(lam.requires_grad)
 
     @property
@@ -125,7 +125,9 @@ class DelayedProgram(Program):
             for _, batch in window.recorded():
                 self._rate = batch.learning_rate
                 losses = []
-                for part in micro_batches(batch, self.solver.parts(len(batch)), self.block):
+                for part in split_into_micro_batches(
+                    batch, self.solver.num_micro_batches(len(batch)), self.block
+                ):
                     self._ticks += 1
                     if self.block.last:
                         losses.append(self._last_tick(part, stats))
@@ -181,7 +183,7 @@ class DelayedProgram(Program):
         for i, own in enumerate(statistics(module)):
             own.copy_(found.get(f"statistic {i}", own))
         for flight in load_flights(found, module):
-            self._flights.append(self._restored(flight))
+            self._flights.append(self._rebuild(flight))
         for i in range(self._adjoints_sent()):
             self._inbox.append(tuple(entries(found, f"inbox {i}.").values()))
         for name, grad in with_parameter_strides(module, entries(found, "gradient ")).items():
@@ -209,7 +211,7 @@ class DelayedProgram(Program):
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
         """Send x_k up; keep what the backward pass will need."""
 
-    def _restored(self, flight: Flight) -> Flight:
+    def _rebuild(self, flight: Flight) -> Flight:
         """A flight of a checkpoint, made ready for its backward pass."""
         return flight
 

@@ -34,11 +34,11 @@ class DDG(Delayed):
     name: ClassVar[str] = "ddg"
 
     def progress(self, count: int, size: int) -> float | None:
-        steps = self.delay(0, count) / self.parts(size)
+        steps = self.delay(0, count) / self.num_micro_batches(size)
         return 1 - LOST_A_STEP * steps if steps <= 1 else None
 
     def versions(self, index: int, count: int, size: int) -> int:
-        return ceil(self.delay(index, count) / self.parts(size))
+        return ceil(self.delay(index, count) / self.num_micro_batches(size))
 
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
@@ -58,7 +58,7 @@ class StashingProgram(DelayedProgram):
         self._stash = Stash(module, dict(module.named_parameters()))
 
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
-        flight = Flight(part, self._leaf(lam), weights=self._stash.version())
+        flight = Flight(part, self._leaf(lam), weights=self._stash.newest_version())
         with self._stash.forward_pass(flight.buffers):
             out = self._compute(flight)
         self._send_output(out.detach())
@@ -69,11 +69,10 @@ class StashingProgram(DelayedProgram):
         flight.out = self.block.forward(flight.lam, flight.part.key, flight.weights)
         return flight.out
 
-    def _restored(self, flight: Flight) -> Flight:
+    def _rebuild(self, flight: Flight) -> Flight:
         assert flight.weights is not None
-        self._stash.require_gradients(flight.weights)
         flight.lam = self._leaf(flight.lam)
-        with self._stash.repeated_pass(flight.buffers):
+        with self._stash.repeated_pass(flight.weights, flight.buffers):
             self._compute(flight)
         return flight
 

@@ -18,7 +18,7 @@ Edges = list[GradientEdge | None]
 """Where the adjoints of a value's tensors go in its graph, in order; None: nowhere."""
 
 
-def edges(value: Any) -> Edges:
+def gradient_edges(value: Any) -> Edges:
     """The edges of a tensor, or of the tensors in a tuple, list or dict."""
     return [
         get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad else None
@@ -47,7 +47,9 @@ def vjp(
     return [None if edge is None else next(found) for edge in inputs], [*found]
 
 
-def in_own_memory(gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]) -> Gradients:
+def separate_memory(
+    gradients: dict[str, Tensor | None], p_in: Sequence[Tensor | None]
+) -> Gradients:
     """The gradients that there are, each in memory of its own: a step may write to it."""
     seen = {p.untyped_storage().data_ptr() for p in p_in if p is not None}
     found: Gradients = {}

@@ -22,20 +22,19 @@ from solvers.delayed.base import (
     Delayed,
 )
 from solvers.delayed.flights import Flight
+from solvers.delayed.stash import CopyingStash, Stash
 from solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
 from solvers.delayed.unit_program import UnitProgram
 from solvers.delayed.units import (
-    Copied,
     Recomputed,
     Stashed,
     UnitFlight,
     UnitLock,
-    Units,
     unit_memories,
     unit_slices,
 )
 from solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
-from solvers.exact.micro_batches import MicroBatch, micro_batches
+from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
 from solvers.state import State
 from solvers.windows import PhaseStats, Window
 
@@ -157,7 +156,7 @@ class PDASGD(Delayed):
         graphs, older = 0, 0
         for d, unit in zip(delays, units, strict=True):
             graphs += (d + 1) * unit.graph
-            older += -(-d // self.parts(len(lam))) * unit.weights
+            older += -(-d // self.num_micro_batches(len(lam))) * unit.weights
         # neighbors share what lies between them
         whole = graph(module, self.first_part(lam)) / (sum(unit.graph for unit in units) or 1)
         return round(whole * graphs) + older
@@ -173,23 +172,22 @@ class PDASGDProgram(UnitProgram):
         super().begin()
         solver, block = self.solver, self.block
         self._threaded = block.count == 1 and (solver.threads or solver.any_order)
-        self._check()
-        kind: type[Units] = Stashed
+        self._refuse_threads_on_a_clock()
         if solver.weights == "current":
-            kind = Recomputed
-        elif solver.any_order:
-            kind = Copied
-        self._units = kind(block, solver.clip_norm)
+            self._units = Recomputed(block, solver.clip_norm)
+        else:
+            stash = CopyingStash if solver.any_order else Stash
+            self._units = Stashed(block, solver.clip_norm, stash=stash)
         self._table = solver.table(self._units.count, block.index, block.count)
         self._locks = [Lock() for _ in self._units.slices]
         self._losses: list[Tensor] = []
 
-    def _check(self) -> None:
-        asked = "any_order" if self.solver.any_order else "threads"
+    def _refuse_threads_on_a_clock(self) -> None:
+        setting = "any_order" if self.solver.any_order else "threads"
         if self._threaded and self.links.clocked:
             raise ValueError(
-                f"solver.{asked} is true, but links.kind is 'virtual', whose clock counts the "
-                "work of one thread a rank: leave one of the two out"
+                f"solver.{setting} is true, but links.kind is 'virtual', whose clock counts the "
+                "work of one thread for each rank: leave one of the two out"
             )
 
     def train(self, window: Window) -> PhaseStats:
@@ -210,7 +208,7 @@ class PDASGDProgram(UnitProgram):
         flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
         rates: dict[UnitPass, float] = {}
         for batch in window.batches:
-            for _ in range(min(self.solver.parts(len(batch)), len(batch))):
+            for _ in range(min(self.solver.num_micro_batches(len(batch)), len(batch))):
                 passes = self._table.passes_of_tick(self._ticks)
                 rates |= dict.fromkeys(passes, batch.learning_rate)
                 self._ticks += 1
@@ -260,7 +258,9 @@ class PDASGDProgram(UnitProgram):
     def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
             self._rate = batch.learning_rate
-            yield from micro_batches(batch, self.solver.parts(len(batch)), self.block)
+            yield from split_into_micro_batches(
+                batch, self.solver.num_micro_batches(len(batch)), self.block
+            )
 
     def _forward_units(self, flight: UnitFlight) -> None:
         for unit, lock in enumerate(self._locks):
@@ -296,11 +296,11 @@ class PDASGDProgram(UnitProgram):
             # it was saved under other settings: what is under way has no place in this table
             self.drain()
 
-    def _restored(self, flight: Flight) -> UnitFlight:
+    def _rebuild(self, flight: Flight) -> UnitFlight:
         kept = "current" if flight.weights is None else "stashed"
         if kept != self.solver.weights:
             raise ValueError(
                 f"solver.weights is {self.solver.weights!r}, but what is under way was kept for "
                 f"{kept!r}: leave it as it was"
             )
-        return super()._restored(flight)
+        return super()._rebuild(flight)

@@ -38,7 +38,7 @@ class Stash:
         self._buffers: dict[int, Tensors] = {}
         """Those of each micro-batch under way, if passes may change any."""
 
-    def version(self) -> Tensors:
+    def newest_version(self) -> Tensors:
         """The newest weights, for a forward pass; `release` them in its backward pass."""
         own, newest = self.parameters, self._newest
         if any(n not in newest or newest[n].data_ptr() != p.data_ptr() for n, p in own.items()):
@@ -65,17 +65,17 @@ class Stash:
                 earlier.setdefault(name, buffer)
 
     @contextmanager
-    def repeated_pass(self, buffers: Tensors) -> Iterator[None]:
-        """Around a forward pass that is done again after a resume: all buffers are as then."""
+    def repeated_pass(self, weights: Tensors, buffers: Tensors) -> Iterator[None]:
+        """Around a forward pass that a resume repeats, with the weights and buffers of the first.
+
+        The weights take gradients where the parameters do.
+        """
+        for name, parameter in self.parameters.items():
+            weights[name].requires_grad_(parameter.requires_grad)
         with frozen_statistics(self.module), replaced_buffers(self.module, buffers):
             yield
         if self._moving:
             self._buffers[id(buffers)] = buffers
-
-    def require_gradients(self, weights: Tensors) -> None:
-        """Let weights that a checkpoint held be differentiated by, where the parameters are."""
-        for name, parameter in self.parameters.items():
-            weights[name].requires_grad_(parameter.requires_grad)
 
     def release(self, version: Tensors, buffers: Tensors) -> None:
         """The backward pass of a micro-batch needs this version and these buffers no longer."""
@@ -94,6 +94,6 @@ class Stash:
 class CopyingStash(Stash):
     """Copies the weights for every forward pass, while a step may be changing them."""
 
-    def version(self) -> Tensors:
+    def newest_version(self) -> Tensors:
         own = self.parameters.items()
         return {name: p.detach().clone().requires_grad_(p.requires_grad) for name, p in own}

@@ -56,6 +56,6 @@ class UnitProgram(DelayedProgram):
             self._units.save(flight, known)
         return super().state()
 
-    def _restored(self, flight: Flight) -> UnitFlight:
+    def _rebuild(self, flight: Flight) -> UnitFlight:
         flight.lam = self._leaf(flight.lam)
-        return self._units.restored(flight)
+        return self._units.rebuild(flight)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,13 @@ from solvers.delayed.edges import (
     Edges,
     Gradients,
     detached_leaf,
-    edges,
-    in_own_memory,
+    gradient_edges,
+    separate_memory,
     vjp,
     with_strides_of,
 )
 from solvers.delayed.flights import Flight
-from solvers.delayed.stash import CopyingStash, Stash
+from solvers.delayed.stash import Stash
 from solvers.exact.micro_batches import MicroBatch
 from solvers.layers.depth import nothing_left_out
 from solvers.state import Tensors, entries
@@ -83,7 +83,9 @@ class Units(ABC):
 
     def new_flight(self, part: MicroBatch, lam: Tensor) -> UnitFlight:
         """A flight before its first unit; lam is a leaf."""
-        return UnitFlight(part, lam, units_left=self.count, value=lam, input_edges=[edges(lam)])
+        return UnitFlight(
+            part, lam, units_left=self.count, value=lam, input_edges=[gradient_edges(lam)]
+        )
 
     @abstractmethod
     def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
@@ -116,7 +118,7 @@ class Units(ABC):
         flight.stash = found
 
     @abstractmethod
-    def restored(self, flight: Flight) -> UnitFlight:
+    def rebuild(self, flight: Flight) -> UnitFlight:
         """A flight of a checkpoint, made ready for its backward pass."""
 
     def _from_checkpoint(self, flight: Flight) -> UnitFlight:
@@ -135,7 +137,7 @@ class Units(ABC):
         trained = {name: w for name, w in weights.items() if w.requires_grad}
         with self.block.span("backward", flight.part.key):
             p_in, found = vjp(out, flight.adjoint, into, [*trained.values()])
-        return p_in, in_own_memory(dict(zip(trained, found, strict=True)), p_in)
+        return p_in, separate_memory(dict(zip(trained, found, strict=True)), p_in)
 
     def _apply(self, flight: UnitFlight, unit: int, gradients: Gradients, rate: float) -> None:
         """Add gradients (by name); step if that was the mini-batch's last micro-batch."""
@@ -162,31 +164,33 @@ class Units(ABC):
 class Stashed(Units):
     """Keeps every graph, over the versions of the weights that the forward passes used."""
 
-    stash: ClassVar[type[Stash]] = Stash
-
     def __init__(
-        self, block: Block, clip_norm: float, slices: Sequence[slice] | None = None
+        self,
+        block: Block,
+        clip_norm: float,
+        slices: Sequence[slice] | None = None,
+        stash: type[Stash] = Stash,
     ) -> None:
         super().__init__(block, clip_norm, slices)
         self.stashes = [
-            self.stash(block.module, own, [str(i) for i in range(some.start, some.stop)])
+            stash(block.module, own, [str(i) for i in range(some.start, some.stop)])
             for own, some in zip(self.parameters, self.slices, strict=True)
         ]
 
     def forward(self, flight: UnitFlight, unit: int, lock: UnitLock) -> None:
         stash = self.stashes[unit]
         with lock:
-            flight.versions.append(stash.version())
+            flight.versions.append(stash.newest_version())
         with stash.forward_pass(flight.buffers):
             self._compute(flight, unit)
 
     def _compute(self, flight: UnitFlight, unit: int) -> None:
         weights, parts = flight.versions[unit], self.slices[unit]
         value = self.block.forward(flight.value, flight.part.key, weights, parts)
-        flight.output_edges.append(edges(value))
+        flight.output_edges.append(gradient_edges(value))
         # one of several tensors may pass a unit by and go into the next: its graph ends here
         flight.value = value if isinstance(value, Tensor) else tree_map(_cut, value)
-        flight.input_edges.append(edges(flight.value))
+        flight.input_edges.append(gradient_edges(flight.value))
 
     def backward(self, flight: UnitFlight, unit: int, rate: float, lock: UnitLock) -> None:
         del flight.input_edges[unit + 1 :]
@@ -208,26 +212,19 @@ class Stashed(Units):
         weights = {name: w for version in flight.versions for name, w in version.items()}
         flight.weights = known.setdefault(tuple(map(id, flight.versions)), weights)
 
-    def restored(self, flight: Flight) -> UnitFlight:
+    def rebuild(self, flight: Flight) -> UnitFlight:
         made = self._from_checkpoint(flight)
         for unit in range(made.units_left):
-            self._repeat(made, unit, flight.weights or {})
+            self._repeat_forward(made, unit, flight.weights or {})
         made.value = None
         return made
 
-    def _repeat(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
-        """The forward pass of a unit once more, with weights that a checkpoint held."""
+    def _repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
+        """Run a unit's forward pass again, with weights that a checkpoint held."""
         stash = self.stashes[unit]
         flight.versions.append({name: weights[name] for name in stash.parameters})
-        stash.require_gradients(flight.versions[-1])
-        with stash.repeated_pass(flight.buffers):
+        with stash.repeated_pass(flight.versions[-1], flight.buffers):
             self._compute(flight, unit)
-
-
-class Copied(Stashed):
-    """Keeps every graph over a copy of the weights, which may move while they are copied."""
-
-    stash = CopyingStash
 
 
 class Recomputed(Units):
@@ -267,19 +264,21 @@ class Recomputed(Units):
                 given = x.clone() if self._writes.get(unit, True) else x
                 out = self.block.forward(given, flight.part.key, parts=self.slices[unit])
             weights: Tensors = {**self.parameters[unit]}
-            p_in, gradients = self._differentiate(flight, edges(out), edges(x), weights)
+            p_in, gradients = self._differentiate(
+                flight, gradient_edges(out), gradient_edges(x), weights
+            )
             self._apply(flight, unit, gradients, rate)
         flight.adjoint, flight.units_left = p_in, unit
 
     def _loss_input(self, flight: UnitFlight) -> tuple[Any, Edges]:
         out = tree_map(detached_leaf, flight.value)
-        return out, edges(out)
+        return out, gradient_edges(out)
 
     def save(self, flight: UnitFlight, known: dict[tuple[int, ...], Tensors]) -> None:
         super().save(flight, known)
         flight.stash |= {f"input {unit:04d}": x for unit, x in enumerate(flight.inputs)}
 
-    def restored(self, flight: Flight) -> UnitFlight:
+    def rebuild(self, flight: Flight) -> UnitFlight:
         made = self._from_checkpoint(flight)
         made.inputs, made.value = [*entries(flight.stash, "input ").values()], None
         return made

@@ -23,7 +23,7 @@ class Backprop(PassSettings, Solver):
     def progress(self, count: int, size: int) -> float:
         return 1.0
 
-    def parts(self, size: int) -> int:
+    def num_micro_batches(self, size: int) -> int:
         return min(self.micro_batches, size)
 
 

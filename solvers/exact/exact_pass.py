@@ -16,7 +16,7 @@ from solvers.acting import Acts, Count, NotNegative, Settings
 from solvers.base import Program, Recorder
 from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
 from solvers.exact.filling import BubbleFill
-from solvers.exact.micro_batches import MicroBatch, micro_batches
+from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
 from solvers.exact.pipeline import Op, pass_order
 from solvers.exact.wire import Wire, WireFormat
 from solvers.state import Tensors
@@ -190,7 +190,7 @@ class _Pass:
         self.block, self.links, self.recorders = block, program.links, recorders
         self.recompute = settings.recompute
         self.wire = Wire(settings.messages, settings.filter)
-        self.parts = micro_batches(batch, settings.micro_batches, block)
+        self.parts = split_into_micro_batches(batch, settings.micro_batches, block)
         self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
         self.captured: deque[Tensors] = deque()
         """Buffers as each forward pass found them: when it is run again, it gives the same."""

@@ -52,7 +52,7 @@ class MicroBatch(NamedTuple):
         return self.stop == self.samples
 
 
-def micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
+def split_into_micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
     """A mini-batch in `count` parts whose sizes differ by at most one; fewer if it is smaller."""
     sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
     images = batch.images().split(sizes) if block.first else [None] * len(sizes)

@@ -189,13 +189,13 @@ class StashedNodes(Nodes, Stashed):
         flight.output_edges.pop()
         flight.input_edges.pop()
 
-    def _repeat(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
+    def _repeat_forward(self, flight: UnitFlight, unit: int, weights: Tensors) -> None:
         assert isinstance(flight, Instance)
         if unit not in flight.active:
             self._skip_forward(flight)
             return
         with self._on_path(unit):
-            super()._repeat(flight, unit, weights)
+            super()._repeat_forward(flight, unit, weights)
 
 
 class RecomputedNodes(Nodes, Recomputed):

@@ -52,10 +52,10 @@ class AuxiliaryStore:
         rows = record.rows
         self._measure_energy(record)
         if record.lam is not None:
-            lam = self._project_in(self._start(record.lam, record.p_in, self._before))
+            lam = self._project_in(self._initial_value(record.lam, record.p_in, self._before))
             self._store.put("lam", rows, lam if self._whole else self._pool(lam))
         if record.out is not None:
-            target = self._project_out(self._start(record.out, record.p_out, self._after))
+            target = self._project_out(self._initial_value(record.out, record.p_out, self._after))
             self._store.put("target", rows, self._pool(target))
 
     def _measure_energy(self, record: Record) -> None:
@@ -90,8 +90,8 @@ class AuxiliaryStore:
         for cut, kept in ((self._before, state.cut), (self._after, state.after)):
             cut.factor = float(kept.get("factor", cut.factor))
             cut.energy = float(kept.get("energy", cut.energy))
-        before = self._fitting(channels_last(state.cut), setup.shape_before(index))
-        after = self._fitting(channels_last(state.after), setup.shape_after(index))
+        before = self._matching_tensors(channels_last(state.cut), setup.shape_before(index))
+        after = self._matching_tensors(channels_last(state.after), setup.shape_after(index))
         for name in ("lam", "kappa_in"):
             if name in before:
                 self._store.put(name, everything, before[name])
@@ -102,8 +102,11 @@ class AuxiliaryStore:
             if "kappa_in" in after:
                 self._store.put("kappa_out", everything, after["kappa_in"])
 
-    def _fitting(self, kept: Tensors, shape: tuple[int, ...] | None) -> Tensors:
-        """What a checkpoint held of a cut; RuntimeError unless it is nothing, or all of it fits."""
+    def _matching_tensors(self, kept: Tensors, shape: tuple[int, ...] | None) -> Tensors:
+        """The tensors that a checkpoint held of a cut.
+
+        RuntimeError if some are missing, or have the shape of another cut.
+        """
         wanted = [n for n in ("lam", "kappa_in") if n in self.solver.buffers(self.setup)[0]]
         found: Tensors = {name: kept[name] for name in wanted if name in kept}
         if found and sorted(found) != sorted(wanted):
@@ -124,7 +127,7 @@ class AuxiliaryStore:
         """lam projected onto the constraint of the cut after this block."""
         return lam
 
-    def _start(self, x: Tensor, p: Tensor | None, cut: Coefficients) -> Tensor:
+    def _initial_value(self, x: Tensor, p: Tensor | None, cut: Coefficients) -> Tensor:
         if p is None or self.solver.lam_start == "feasible":
             return x
         wide = torch.promote_types(x.dtype, torch.float32)

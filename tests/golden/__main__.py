@@ -108,7 +108,7 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
                 hybrid(f"export {folder} {file}")
                 found[name] = _hash(file) if rank == 0 else ""
             except ValueError as error:
-                found[name] = f"refused: {error}"
+                found[name] = f"refused: {error}".replace(str(scratch), "SCRATCH")
             barrier()
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)

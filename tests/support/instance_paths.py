@@ -100,7 +100,7 @@ class Masked:
         K = self.K = len(problem.blocks)
         self.most = solver.max_active_keys or 2 * K
         self.current = solver.weights == "current"
-        self.m = solver.parts(len(problem.batches[0]))
+        self.m = solver.num_micro_batches(len(problem.batches[0]))
         self.muf = solver.min_update_frequency or self.m
         self.parts, self.names, self.w = [], [], []
         for k in range(K):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conditions import check
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import Fixed, Problem, exact_pass
@@ -14,7 +13,6 @@ from torch import nn
 from hybrid import models, split
 from hybrid.models.reversible import Residual
 from solvers import Batch, Petra
-from solvers.base import Setup
 from solvers.layers.reversible import Reversible
 from solvers.state import Tensors
 
@@ -132,11 +130,6 @@ def test_gradients_are_averaged_over_micro_batches_and_each_moves_the_statistics
     trained(again, Petra(micro_batches=3))
     weights = [dict(made.blocks.model.named_parameters()) for made in (once, again)]
     torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-14)
-
-
-def test_compiled_blocks_are_refused():
-    with pytest.raises(ValueError, match=r"'petra', .* only where train\.compile is false"):
-        check(Petra(), Setup(compiled=True))
 
 
 @pytest.mark.parametrize("depth", [14, 44])

@@ -6,7 +6,6 @@ import pytest
 from setting_modes import EXACT, Mode, Values
 
 from solvers import Backprop
-from solvers.exact.exact_pass import ExactPass, PassSettings
 
 SAME = dict.fromkeys(EXACT, "exact gradients do not depend on the cuts")
 
@@ -44,12 +43,6 @@ IMPOSSIBLE = [
 MODES = [*_modes()]
 
 
-def test_it_is_the_exact_pass_and_nothing_else():
-    assert Backprop.exact
-    assert Backprop.program is ExactPass
-    assert isinstance(Backprop(), PassSettings)
-
-
 @pytest.mark.parametrize(("asked", "samples", "parts"), [(1, 8, 1), (4, 8, 4), (4, 3, 3)])
 def test_a_mini_batch_has_no_more_parts_than_samples(asked, samples, parts):
-    assert Backprop(micro_batches=asked).parts(samples) == parts
+    assert Backprop(micro_batches=asked).num_micro_batches(samples) == parts

@@ -73,7 +73,7 @@ def paths_of(problem, solver):
         StashedNodes(problem.build(k), 0.0, 1, 1).survivals for k in range(len(problem.blocks))
     ]
     paths = Paths(setup_of(problem).seed, survivals, solver.exits)
-    m = solver.parts(len(problem.batches[0]))
+    m = solver.num_micro_batches(len(problem.batches[0]))
     firsts = [(b.step, int(ids[0])) for b in problem.batches for ids in b.ids.tensor_split(m)]
     return [paths.of(*each) for each in firsts]
 

@@ -4,14 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conditions import check
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
 from setting_modes import KEPT, Mode, filled, paced, windowed
 
 from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.base import Setup
 from solvers.kernels import pool
 from solvers.splitting.store import Store
 
@@ -193,41 +191,3 @@ def test_float32_storage_keeps_what_bfloat16_arithmetic_gives_exactly():
     store = Store(4, "float32")
     store.put("lam", slice(0, 4), torch.randn(4, 3).bfloat16())
     assert store.get("lam", slice(0, 4)).dtype is torch.float32
-
-
-@pytest.mark.parametrize(
-    ("settings_", "setup", "said"),
-    [
-        (
-            {"lam_step": 0.3},
-            Setup(window=4),
-            "solver.lam_step is 0.3, .* only where lam takes steps",
-        ),
-        (
-            {"lam_move": "step"},
-            Setup(window=4),
-            "solver.lam_move is .* only where multipliers",
-        ),
-        (
-            {"kappa_step": 0.3},
-            Setup(window=4),
-            "solver.kappa_step is .* only where multipliers",
-        ),
-        (
-            {"momentum": 0.3},
-            Setup(fills=True),
-            "solver.momentum is 0.3, .* local steps are",
-        ),
-    ],
-)
-def test_a_setting_that_cannot_act_is_refused(settings_, setup, said):
-    with pytest.raises(ValueError, match=f"^{said}.*: leave it out$"):
-        check(AugmentedLagrangian(**settings_), setup, gaps=[(8, 0), (0, 8)])
-    moving = AugmentedLagrangian(**{"lam_move": "step", **settings_})
-    check(moving, Setup(window=4, sweeps=2))
-
-
-def test_the_limit_refuses_what_steps_would_need():
-    for name, value in {"lam_step": 0.3, "lam_beta": 0.1, "balance_ratio": 5.0}.items():
-        with pytest.raises(ValueError, match=rf"^solver\.{name} is .*lam takes steps.*: leave it"):
-            check(AugmentedLagrangian(**{name: value}), Setup(window=4, sweeps=2))
