@@ -56,7 +56,7 @@ class PhaseReport:
         return told | rounds
 
 
-def share(stats: PhaseStats) -> dict[str, Any]:
+def share_of_phase(stats: PhaseStats) -> dict[str, Any]:
     """What a rank reports to the others of its part in a phase."""
     losses = stats.per_step_losses()
     bad = next((i for i, loss in enumerate(losses) if not isfinite(loss)), -1)
@@ -75,7 +75,7 @@ def share(stats: PhaseStats) -> dict[str, Any]:
     }
 
 
-def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
+def merge_shares(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
     """The report of a phase from the shares of all ranks, one list for each replica."""
     lasts = [ranks[-1] for ranks in chains]
     samples = sum(last["samples"] for last in lasts)

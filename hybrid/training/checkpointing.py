@@ -55,7 +55,7 @@ class CheckpointPlace:
         return f"{FLIGHTS}{self.rank}{_of_replica(self.replica)}"
 
 
-def collect(
+def collect_states(
     parts: Mapping[str, Stateful], place: CheckpointPlace
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """The parts' tensors by the name of their file, and what all ranks share; all ranks call it."""
@@ -74,7 +74,7 @@ def collect(
     return files, shared
 
 
-def give_back(
+def restore_states(
     parts: Mapping[str, Stateful],
     place: CheckpointPlace,
     folder: Path,
@@ -96,23 +96,23 @@ def give_back(
 
     before, after, output = (load(name) for name in (place.before, place.after, place.output))
     flights = load(place.flights) if same_split else {}
-    with _fitting(folder):
+    with _name_checkpoint_in_errors(folder):
         for part, stateful in parts.items():
             fits = part in cuts
             stateful.load_state(
                 State(
                     shared=manifest["shared"].get(part, {}),
-                    cut=_of(part, before) if fits else {},
-                    block=_of(part, output),
-                    flight=_of(part, flights),
-                    after=_of(part, after) if fits else {},
+                    cut=_tensors_of_part(part, before) if fits else {},
+                    block=_tensors_of_part(part, output),
+                    flight=_tensors_of_part(part, flights),
+                    after=_tensors_of_part(part, after) if fits else {},
                     same_split=same_split,
                     complete=fits and everywhere,
                 )
             )
 
 
-def dropped(
+def describe_dropped_states(
     place: CheckpointPlace, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
 ) -> list[str]:
     """Notices for the user of what is not restored; empty if nothing is lost."""
@@ -143,7 +143,7 @@ def same_grid(manifest: Mapping[str, Any], place: CheckpointPlace) -> bool:
     return bool(manifest["cuts"] == place.cuts and manifest["replicas"] == place.replicas)
 
 
-def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
+def read_totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
     """What was counted so far; for other blocks (None) only what is the same on all ranks."""
     counted: dict[str, float] = manifest["totals"][rank or 0]
     return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
@@ -187,7 +187,7 @@ def check_same_run(
 
 
 @contextmanager
-def _fitting(folder: Path) -> Iterator[None]:
+def _name_checkpoint_in_errors(folder: Path) -> Iterator[None]:
     """Turn any fault in restoring a part into a ValueError that names the checkpoint."""
     try:
         yield
@@ -198,7 +198,7 @@ def _fitting(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _of(part: str, tensors: Tensors) -> Tensors:
+def _tensors_of_part(part: str, tensors: Tensors) -> Tensors:
     prefix = f"{part}/"
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 

@@ -17,7 +17,7 @@ from solvers.blocks.block import Block
 from solvers.blocks.objective import Objective
 
 
-def measure(
+def measure_network(
     block: Block, links: RankLinks, data: Data, objective: Objective, batch_size: int = 500
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
@@ -43,12 +43,14 @@ def measure(
     return {name: known[name] for name in ("loss", *objective.metrics)}
 
 
-def measure_alone(block: Block, data: Data, objective: Objective, threads: int) -> dict[str, float]:
+def measure_one_block(
+    block: Block, data: Data, objective: Objective, threads: int
+) -> dict[str, float]:
     """The same of a network that is one block, in this process on so many threads."""
-    return run_threads(1, lambda links: measure(block, links, data, objective), threads)[0]
+    return run_threads(1, lambda links: measure_network(block, links, data, objective), threads)[0]
 
 
-def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
+def gather_outputs(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
     """The outputs of the whole chain of blocks for `data`, (N, ...), on every rank."""
     found = [out for _, out in outputs(block, links, data, batch_size)]
     whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None

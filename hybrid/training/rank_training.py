@@ -8,7 +8,7 @@ from typing import Any
 from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.optimizers import making
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers import schedule as schedules
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
@@ -38,8 +38,8 @@ class RankTraining:
                 optimizer_state(exact, group["params"][0])
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
-        self.peak = making.peak(exact)
-        schedule = schedules.make(options.schedule, self.peak, method.steps, train.epochs)
+        self.peak = optimizers.peak_rate(exact)
+        schedule = schedules.make_schedule(options.schedule, self.peak, method.steps, train.epochs)
         self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
 
     @property

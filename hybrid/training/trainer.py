@@ -28,8 +28,8 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
-from hybrid.training.config_export import OWN_DATA, described
-from hybrid.training.evaluation import gathered, measure
+from hybrid.training.config_export import OWN_DATA, make_config_text
+from hybrid.training.evaluation import gather_outputs, measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
 from solvers import Solver, registry
@@ -141,7 +141,7 @@ class Trainer(RunOptions, RoundOptions):
         def measured(
             block: Block, links: RankLinks, known: Data, objectives: Objectives
         ) -> dict[str, float]:
-            return measure(block, links, known, objectives.test, self.train.batch_size)
+            return measure_network(block, links, known, objectives.test, self.train.batch_size)
 
         return self._through(data, measured)
 
@@ -152,7 +152,7 @@ class Trainer(RunOptions, RoundOptions):
         """
 
         def predicted(block: Block, links: RankLinks, known: Data, objectives: Objectives) -> Any:
-            return gathered(block, links, known, self.train.batch_size)
+            return gather_outputs(block, links, known, self.train.batch_size)
 
         inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
         return self._through(inputs, predicted, tried=data is inputs)
@@ -219,7 +219,7 @@ class Trainer(RunOptions, RoundOptions):
     def run_options(self, method: Method) -> RunOptions:
         """As they are now, with the text of config.toml that the settings give."""
         options = RunOptions(**{f.name: getattr(self, f.name) for f in fields(RunOptions)})
-        options.describe = self.describe or partial(described, options, method)
+        options.describe = self.describe or partial(make_config_text, options, method)
         return options
 
     def _check_ranks(self, ranks: int) -> None:

@@ -1,11 +1,10 @@
-"""What users give that cannot work, a training that is given it, and the same on MPI ranks."""
+"""What users give that cannot work, a training that is given it."""
 
 import os
 import signal
 import sys
 from fcntl import F_GETSIG, fcntl
 from multiprocessing import parent_process
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -181,25 +180,3 @@ class Twofold(nn.Module):
     def forward(self, x):
         hidden = torch.relu(self.a(x))
         return self.b(hidden), hidden
-
-
-def on_ranks(kind, out):
-    """A training under mpirun, of which one thing fails on the last rank."""
-    from hybrid.ranks import launch
-
-    last = launch.communicator().rank == launch.communicator().size - 1
-    entropy = nn.functional.cross_entropy
-    lost = Items(lambda i: failing() if last and i >= 10 else (X[i], Y[i]))
-    given = {
-        "item": {"train": lost},
-        "loss": {"loss": after(9, entropy, failing) if last else entropy},
-        "shrinking": {"train": Shrinking()},
-        "exit": {"loss": after(9, entropy, leaving) if last else entropy},
-    }
-    fit(out, **given[kind])
-
-
-if __name__ == "__main__":
-    from hybrid.cli.failure import run_command
-
-    sys.exit(run_command(lambda: on_ranks(sys.argv[1], Path(sys.argv[2]))))

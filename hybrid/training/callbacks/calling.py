@@ -24,7 +24,7 @@ class CallbackError(AgreedError):
     """A callback has failed; every rank knows."""
 
 
-def info(
+def make_run_info(
     method: Method, options: RunOptions, step: int, results: Mapping[str, float | None]
 ) -> RunInfo:
     """What callbacks know of a run after `step` steps."""
@@ -53,10 +53,10 @@ class Callbacks:
 
         first rank   on_report fails          reports        raises
         others                                reports        raise
-                          |__ `failure`, kept __|__ `hear` __|
+                          |__ `failure`, kept __|__ `raise_failure` __|
 
-    After a failure no callback is called. The other ranks learn of it with the next report, in
-    `hear`, or in `agree`, where only the ranks of a run with callbacks of its own communicate.
+    After a failure no callback is called. The other ranks learn of the failure with the next report
+    (`raise_failure`), or in `agree`, which communicates only if the run has callbacks of its own.
     """
 
     def __init__(self, shown: Callback, options: RunOptions, links: RankLinks) -> None:
@@ -86,7 +86,7 @@ class Callbacks:
         for callback in self._all:
             if self._try(callback, "on_epoch", epoch, dict(results)):
                 why = callback.reason or f"asked for it after epoch {epoch}"
-                self._asked = self._asked or _because(callback, why)
+                self._asked = self._asked or _name_reason(callback, why)
         self.agree()
 
     def checkpoint(self, step: int, folder: Path) -> None:
@@ -112,9 +112,9 @@ class Callbacks:
         """Learn whether a callback asks to stop; CallbackError if one has failed."""
         if self._agrees:
             self.failure, self.stopped = self.links.everyone((self.failure, self._asked))[0]
-            self.hear(self.failure)
+            self.raise_failure(self.failure)
 
-    def hear(self, failure: str) -> None:
+    def raise_failure(self, failure: str) -> None:
         """Raise CallbackError if there is a failure, which is the same on all ranks."""
         if failure:
             raise CallbackError(failure)
@@ -135,7 +135,7 @@ class Callbacks:
             if self.failure:
                 raise ValueError(self.failure)
             if callback.reason:
-                self._asked = self._asked or _because(callback, callback.reason)
+                self._asked = self._asked or _name_reason(callback, callback.reason)
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
         """Each callback with its class and its number among those of its class."""
@@ -161,5 +161,5 @@ class Callbacks:
             return None
 
 
-def _because(callback: Callback, why: str) -> str:
+def _name_reason(callback: Callback, why: str) -> str:
     return f"{type(callback).__name__}: {why}"

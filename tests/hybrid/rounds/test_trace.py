@@ -12,33 +12,25 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
 from solvers import (
     DDG,
-    FDG,
     PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
     BlockADMM,
-    FeaturesReplay,
-    LocalUpdates,
-    Penalty,
     Petra,
 )
 
 WINDOW = {"window": 2}
 MODES = {
     "backprop": (Backprop(micro_batches=2), {}),
-    "penalty": (Penalty(), WINDOW),
     "augmented-lagrangian": (AugmentedLagrangian(), {"gaps": [(16, 8), (0, 24)]}),
     "block-admm": (BlockADMM(), WINDOW),
     "auxnet": (AuxNet(), WINDOW),
     "ddg": (DDG(micro_batches=2), {}),
-    "fdg": (FDG(), {}),
-    "features-replay": (FeaturesReplay(), {}),
     "petra": (Petra(), {"model": "revnet8"}),
-    "local-updates": (LocalUpdates(), {}),
     "pd-asgd": (PDASGD(), {"blocks": 1}),
 }
-ALTERNATE = ("penalty", "augmented-lagrangian", "block-admm")
+ALTERNATE = ("augmented-lagrangian", "block-admm")
 
 
 def events(run):
@@ -59,7 +51,7 @@ def test_every_mode_shows_its_passes(name, tmp_path):
         assert names["step"]
         assert names["checkpoint"]
         assert ("local step" in names) == (name in ALTERNATE)
-        if settings.get("blocks") != 1 and not (name == "local-updates" and rank):
+        if settings.get("blocks") != 1:
             assert any(what.startswith("send: ") for what in names)
         _check_nested(own)
     keys = [e["args"] for e in found if e["name"] == "forward" and "args" in e]

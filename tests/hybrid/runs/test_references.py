@@ -196,9 +196,9 @@ def test_units_by_name_are_cut_by_name(trained, folder):
 )
 def test_what_is_no_network_is_said_in_one_line(name, said):
     with pytest.raises(ValueError, match=said):
-        references.network(name)
+        references.make_network(name)
 
 
 def test_data_are_a_pair():
     with pytest.raises(ValueError, match=r"^--data mine:one gave a int, not \(training"):
-        references.data_sets("mine:one")
+        references.make_data_sets("mine:one")

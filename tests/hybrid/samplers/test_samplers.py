@@ -157,7 +157,9 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
 )
 def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypatch):
     """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {
         "sampler": BOTH[name],
@@ -177,7 +179,9 @@ def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypa
 
 
 def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     sampler = SelectiveBackprop(lag=4)
     some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every, "model": "plain"}
@@ -194,7 +198,9 @@ def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("lag", "stopped"), [(2, 10), (3, 9), (4, 10)])
 def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_path, monkeypatch):
     """The records that fill gaps are of mini-batches that the sampler chose before."""
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
     some |= {"train": {"report_every": 1}, "model": "plain"}

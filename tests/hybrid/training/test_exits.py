@@ -45,10 +45,6 @@ def network(passes):
 
 WHILE = {
     "an item": ({"train": Exiting()}, "sample 30 of the data set", HERE, ENDS),
-    "an item of a thread": (
-        {"train": Mapped(Exiting(), workers=1)},
-        *("sample 30 of the data set", HERE, ENDS),
-    ),
     "a collate": (
         {"train": Mapped(Items(), collate=after(2, default_collate, leaving))},
         "do not make a batch: SystemExit: 0",
@@ -56,12 +52,10 @@ WHILE = {
     "a data set's length": ({"train": Unsized()}, HERE, ENDS),
     "a loss": ({"loss": after(9, entropy, leaving)}, f"block 1: {HERE}", ENDS),
     "a loss of one block": ({"loss": after(9, entropy, leaving), "blocks": 1}, HERE, ENDS),
-    "a loss that is tried": ({"loss": leaving}, HERE, ENDS),
     "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
     "a forward pass": ({"model": network(4)}, f"block 1: {HERE}", ENDS),
     "a forward pass that is tried": ({"model": network(-1)}, HERE, ENDS),
     "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),
-    "an optimizer's factory": ({"optimizer": leaving}, HERE, ENDS),
     "a schedule": ({"schedule": leaving}, HERE, ENDS),
     "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
     "an exception of its own": (

@@ -13,7 +13,7 @@ from zoo_packages import installed, package
 from hybrid.settings.config import LinkSettings
 from solvers import AMPNet, AugmentedLagrangian, Backprop
 
-GRIDS = [(1, 1), (2, 1), (1, 3), (2, 2), (1, 8)]
+GRIDS = [(2, 1), (1, 3), (1, 8)]
 """The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""
 
 

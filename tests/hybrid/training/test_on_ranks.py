@@ -23,7 +23,7 @@ from trainings import (
 
 from hybrid import data
 from hybrid.data.sampling import epoch_order
-from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop
+from solvers import FDG, AugmentedLagrangian, Backprop
 
 EPOCHS, STEPS = 2, 6
 DECAY = [1 - i / STEPS for i in range(STEPS)]
@@ -61,14 +61,12 @@ def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_h
 
 # further methods and rounds: tests/solvers/test_random_layers.py
 WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
-    "all": (AugmentedLagrangian(), ("--window", "all"), {"window": "all"}),
     "auto": (
         AugmentedLagrangian(),
         ("--window", "auto", *("--set", "rounds.window_limit=2", "--set", "train.report_every=2")),
         {"window": "auto", "window_limit": 2, "train": {"report_every": 2}},
     ),
     "gaps": (AugmentedLagrangian(), (), {}),
-    "auxnet": (AuxNet(), ("--window", 4), {"window": 4}),
     "fdg": (FDG(), (), {}),
 }
 
@@ -118,13 +116,13 @@ def test_a_run_stops_early_on_all_ranks_where_it_does_on_threads(world, hybrid, 
     assert f"has ended after {told[0][0]} epochs (EarlyStopping: no better test metric" in again
 
 
-@pytest.mark.parametrize("hook", ["on_start", "on_report", "on_epoch", "state", "on_end"])
+@pytest.mark.parametrize("hook", ["on_start", "on_report", "state"])
 def test_an_exception_in_a_callback_of_the_first_rank_ends_all(hook, world, tmp_path):
     said = world.run(2, "callback_program:failed", hook, tmp_path / "run")
     assert said == [f"callback Failing failed in {hook}: out of luck"] * 2
 
 
-@pytest.mark.parametrize(("blocks", "replicas"), [(2, 1), (1, 3)])
+@pytest.mark.parametrize(("blocks", "replicas"), [(2, 2)])
 def test_metrics_that_are_no_means_are_on_ranks_what_they_are_on_threads(blocks, replicas, world):
     first, *others = world.run(blocks * replicas, "measures:on_ranks", blocks, replicas)
     assert first == measures.measured(blocks, replicas)

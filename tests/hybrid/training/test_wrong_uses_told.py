@@ -1,8 +1,7 @@
-"""What cannot work of a user's own under the command and under mpirun is told once, on one line."""
+"""What cannot work of a user's own under the command is answered once, on one line."""
 
 import sys
 
-import misused
 import pytest
 from answers import assert_one_line, output
 from misused import fit
@@ -58,24 +57,3 @@ def test_a_run_of_the_library_is_evaluated_with_its_model_alone(hybrid, tmp_path
     output(hybrid("train", *words, "--out", tmp_path / "other"))
     answer = hybrid("evaluate", tmp_path / "other")
     assert_one_line(answer, "was made with --model own:model", "give --model own:model again")
-
-
-# seconds each: a job of its own, because it ends all ranks at once
-ON_RANKS = {
-    "item": ("rank 1: sample ", "KeyError"),
-    "loss": ("rank 1: the loss fails on output (16, 3)", "details in"),
-    "shrinking": (": sample ", "IndexError"),
-    "exit": ("rank 1: SystemExit: 0 (misused.py, line", "would end the process"),
-}
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "item" else pytest.mark.slow) for k in ON_RANKS]
-)
-def test_a_failure_of_one_rank_ends_the_job_at_once_and_is_told_once(kind, mpirun, tmp_path):
-    found = mpirun(2, sys.executable, misused.__file__, kind, tmp_path / "run", limit=60)
-    said = [line for line in found.stderr.splitlines() if "hybrid: error:" in line]
-    assert found.returncode == 1
-    assert len(said) == 1, found.stderr
-    assert "Traceback" not in found.stderr
-    assert [part for part in ON_RANKS[kind] if part not in said[0]] == []
