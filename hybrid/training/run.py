@@ -70,10 +70,8 @@ class Run:
         self.residual = [0.0] * (links.size - 1)
         self.notices = self.blocks.notices
         """Notices for the user about the cuts, and about the checkpoint of a resumed run."""
-        last_unit, place = self.blocks.of(links.rank)[-1].name, links.place
-        self.place = checkpointing.CheckpointPlace(
-            links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
-        )
+        last_unit = self.blocks.of(links.rank)[-1].name
+        self.place = checkpointing.CheckpointPlace(links.place, self.blocks.cuts, last_unit)
         with links.agreement():
             self._build_training()
 
@@ -322,7 +320,7 @@ class Run:
                 # of the first replica only: the others have the same weights, or weights under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
-                    for unit in ([] if self.place.replica else blocks.of(self.links.rank))
+                    for unit in ([] if self.links.place.replica else blocks.of(self.links.rank))
                 }
                 self.folder.begin_checkpoint(self.step, units, files, manifest)
 
