@@ -95,7 +95,6 @@ class AlternatingRounds(Rounds):
                 if len(swept.batches) < length:
                     part.squares = []
                 parallel.add(part)
-            self.on_round(len(trained.batches))
         opens = self.is_serial_start(windows[-1][0])
         unmoved = self.statistics and self.recorder is None and not self.correct_every and not opens
         if closing is not None and unmoved:

@@ -47,8 +47,6 @@ class Rounds(ABC):
         """What changes the rounds as they go; None: nothing does."""
         self.report_status: Callable[[], Any] = str
         """Gives what this rank reports to the others at the end of a call."""
-        self.on_round: Callable[[int], None] = lambda batches: None
-        """Called on this rank after every round, with the number of its mini-batches."""
         self.rank_statuses: list[Any] = []
         """What every rank reported at the end of the last call."""
         self.sample_losses: list[Tensor] = []

@@ -48,7 +48,6 @@ class MiniBatchRounds(Rounds):
                     part = self.program.train(trained)
                 own.add(part)
             self.sample_losses += part.each
-            self.on_round(len(trained.batches))
         if closing is not None:
             self._drain_into(own)
         if not own.samples:

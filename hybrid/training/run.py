@@ -48,10 +48,7 @@ class Run:
             method = method.copied()
         self.method = method.of_replica(links.place)
         self.blocks = self.method.problem.blocks
-        # a forward pass takes a third of a step
-        test_steps = len(test) / options.train.batch_size / 3
-        quiet = options.quiet or links.place.number > 0
-        self.progress = ProgressPrinter(quiet, options.train.evaluate_every, test_steps)
+        self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         self.callbacks = Callbacks(self.progress, options, links)
         made = self.callbacks.checkpoint
         self.folder = SharedFolder(options.out, links, options.checkpoint, made)
@@ -155,7 +152,7 @@ class Run:
         train = self.train
         self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
         self.block, self.rounds = self.training.block, self.training.rounds
-        self.rounds.report_status, self.rounds.on_round = self._rank_status, self.progress.tick
+        self.rounds.report_status = self._rank_status
 
     def _stateful_parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights."""
@@ -272,7 +269,7 @@ class Run:
         return [batch for trained, _ in pairs for batch in trained.batches]
 
     def _evaluate(self) -> None:
-        with self.trace.span("evaluate"), self.progress.testing():
+        with self.trace.span("evaluate"):
             tested = self.method.problem.objectives.test
             size = 500 if isinstance(self.test, Dataset) else self.options.train.batch_size
             with self.block.as_tested():
