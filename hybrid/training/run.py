@@ -50,7 +50,7 @@ class Run:
         self.blocks = self.method.problem.blocks
         self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         self.callbacks = Callbacks(self.progress, options, links)
-        made = self.callbacks.checkpoint
+        made = partial(self.callbacks.call, "on_checkpoint")
         self.folder = SharedFolder(options.out, links, options.checkpoint, made)
         self.stopped = ""
         """Why any rank has been asked to stop."""
@@ -93,7 +93,8 @@ class Run:
 
     def _train(self) -> dict[str, Any]:
         options = self.options
-        self.callbacks.start(self._run_info())
+        self.callbacks.call("on_start", self._run_info())
+        self.callbacks.agree()
         assert options.describe is not None
         described = partial(options.describe, self.blocks.cuts)
         self.folder.open(described, self.step, len(self.rollbacks))
@@ -121,7 +122,8 @@ class Run:
             self.block.release()
         found = self._make_summary()
         self.folder.write_results(found, self.trace)
-        self.callbacks.end(found)
+        self.callbacks.call("on_end", found)
+        self.callbacks.agree()
         return found
 
     def _run_info(self) -> RunInfo:
@@ -229,7 +231,7 @@ class Run:
             f"{error}; going on from the checkpoint of step {self.step} with exact steps "
             f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
         )
-        self.callbacks.rollback(self._run_info())
+        self.callbacks.call("on_rollback", self._run_info())
 
     def _train_epoch(self) -> None:
         reports: list[PhaseReport] = []
@@ -253,7 +255,7 @@ class Run:
             "learning_rate": self.training.learning_rate(reports[0], self.step),
             **{f"test_{name}": v if tested else None for name, v in self.tested.items()},
         }
-        self.callbacks.epoch(self.epoch, results)
+        self.callbacks.end_epoch(self.epoch, results)
         if self.callbacks.stopped and not tested:
             self._evaluate()
         if self.stopped and not self._is_done:
@@ -360,7 +362,7 @@ class Run:
                     "learning_rate": self.training.learning_rate(report, self.step),
                 }
             )
-        self.callbacks.report(self.step, self.epoch, reports)
+        self.callbacks.call("on_report", self.step, self.epoch, reports)
         return reports
 
     def _write_metric(self, line: dict[str, Any]) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.rounds.report import PhaseReport
 from hybrid.settings.config import Section
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.callbacks.early_stopping import EarlyStopping
@@ -49,7 +47,7 @@ def make_run_info(
 
 
 class Callbacks:
-    """A run's callbacks, `shown` first. All ranks call `start`, `epoch`, `agree`, `end`, `state`.
+    """A run's callbacks, `shown` first. All ranks call its methods but `load_state` and `close`.
 
         first rank   on_report fails          reports        raises
         others                                reports        raise
@@ -72,34 +70,17 @@ class Callbacks:
         self._asked = ""
         """The same on the first rank, before the others know it."""
 
-    def start(self, run: RunInfo) -> None:
-        """Raise CallbackError on all ranks if one cannot start."""
-        self._call("on_start", run)
-        self.agree()
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback; the other ranks learn of a failure later."""
+        for callback in self._all:
+            self._try(callback, hook, *arguments)
 
-    def report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        """Call `on_report` with the phases since the last report."""
-        self._call("on_report", step, epoch, reports)
-
-    def epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+    def end_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Call `on_epoch`; all ranks agree whether the run stops."""
         for callback in self._all:
             if self._try(callback, "on_epoch", epoch, dict(results)):
                 why = callback.reason or f"asked for it after epoch {epoch}"
                 self._asked = self._asked or _name_reason(callback, why)
-        self.agree()
-
-    def checkpoint(self, step: int, folder: Path) -> None:
-        """Call `on_checkpoint` for a checkpoint that is complete."""
-        self._call("on_checkpoint", step, folder)
-
-    def rollback(self, run: RunInfo) -> None:
-        """Call `on_rollback`."""
-        self._call("on_rollback", run)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Call `on_end`."""
-        self._call("on_end", summary)
         self.agree()
 
     def close(self) -> None:
@@ -145,16 +126,12 @@ class Callbacks:
             count[name] += 1
             yield f"{name} {count[name]}", callback
 
-    def _call(self, hook: str, *told: Any) -> None:
-        for callback in self._all:
-            self._try(callback, hook, *told)
-
-    def _try(self, callback: Callback, hook: str, *told: Any) -> Any:
+    def _try(self, callback: Callback, hook: str, *arguments: Any) -> Any:
         """The result of a hook; None once one has failed."""
         if self.failure:
             return None
         try:
-            found = getattr(callback, hook)(*told)
+            found = getattr(callback, hook)(*arguments)
             return json.loads(json.dumps(found)) if hook == "state" else found
         except (Exception, SystemExit) as error:
             self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
