@@ -4,7 +4,7 @@ import pytest
 import torch
 from answers import assert_one_line, output, refusal
 from safetensors.torch import load_file
-from trainings import digests, interrupted, network, summary
+from trainings import network, summary
 
 from hybrid import models
 from hybrid.data import load
@@ -86,24 +86,6 @@ def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(hybri
     page = (run / "report" / "index.html").read_text()
     assert "What each factor responds to (layer3.factors)" in page
     assert page.count("data:image/png;base64,") > 4
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--window", 2, "--sweeps", 2, "--set", "split.cuts=['layer2.0', 'layer3.factors']"),
-        ("--window", "all", "--set", "rounds.correct_every=0"),
-    ],
-    ids=["online", "kept"],
-)
-def test_a_resumed_run_equals_an_undisturbed_one(hybrid, tmp_path, flags):
-    run = tmp_path / "run"
-    words = (*ADMM, "--epochs", 2, "--set", "checkpoint.keep_last=0", *flags)
-    output(hybrid(*words, "--out", run))
-    expected = digests(run)
-    interrupted(run, after=1)
-    output(hybrid("train", "--resume", "--out", run))
-    assert digests(run) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Trainings with other optimizers, schedules and averages: resumed, and on any blocks."""
 
-import shutil
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from trainings import (
     BATCH,
     assert_same,
-    digests,
     digits,
     fitted,
     interrupted,
@@ -17,21 +14,15 @@ from trainings import (
     newest,
     refused,
     trainer,
-    weights,
 )
 
 from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
 from hybrid.runs import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
-from solvers import DDG, AugmentedLagrangian, Backprop
+from solvers import Backprop
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
-OPTIMIZERS = [
-    ("RMSprop", {"centered": True, "momentum": 0.5}),
-    ("NAdam", {}),
-    ("Adafactor", {}),
-]
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +32,6 @@ def few():
 
 def settings_of(name, arguments):
     return OptimizerSettings(name=name, lr=0.01, arguments=arguments)
-
-
-@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
-def test_a_resumed_run_equals_an_uninterrupted_one(name, arguments, few, tmp_path):
-    given = {"optimizer": settings_of(name, arguments), "model": "plain"}
-    trainer(Backprop(), tmp_path / "whole", **given).fit(*few)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    interrupted(tmp_path / "resumed", after=1)
-    trainer(Backprop(), tmp_path / "resumed", blocks=1, resume=True, **given).fit(*few)
-    assert digests(tmp_path / "resumed") == digests(tmp_path / "whole")
 
 
 def test_a_run_goes_on_with_the_slots_of_its_own_optimizer_alone(few, tmp_path):
@@ -126,19 +107,6 @@ def test_the_model_ends_with_the_average_of_a_plain_loop(few):
     expected = by_hand(few, sgd, lambda step: 0.1, ema=0.8)
     made = trainer(Backprop(), **AVERAGED)
     assert_same(fitted(made, few), expected)
-
-
-@pytest.mark.parametrize("solver", [Backprop(), AugmentedLagrangian(momentum=0.5), DDG()])
-def test_a_resumed_average_equals_an_uninterrupted_one(solver, few, tmp_path):
-    alone = {"fill_step": "own"} if solver.name == "augmented-lagrangian" else {}
-    given = {"train": {"ema": 0.8}, "model": "plain", **alone}
-    found = fitted(trainer(solver, tmp_path / "whole", **given), few)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    interrupted(tmp_path / "resumed", after=1)
-    again = fitted(trainer(solver, tmp_path / "resumed", resume=True, **given), few)
-    assert_same(again, found)
-    assert digests(tmp_path / "resumed") == digests(tmp_path / "whole")
-    assert_same(weights(tmp_path / "whole"), found)
 
 
 def test_an_average_goes_on_with_other_blocks_and_ends_with_them(few, tmp_path):

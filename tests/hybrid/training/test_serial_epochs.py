@@ -89,15 +89,6 @@ def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, ex
     assert [line["phase"] for line in lines(run) if line["epoch"] == 0] == ["serial"]
 
 
-@pytest.mark.parametrize("way", ["ddg", "kept"])
-def test_a_run_resumed_after_its_serial_epoch_equals_an_undisturbed_one(way, few, tmp_path):
-    solver, settings = WAYS[way]
-    made = {"serial_epochs": 1.5, "train": {"epochs": 3}, "model": "plain", **settings}
-    whole = fitted(trainer(solver, tmp_path / "run", **made), few)
-    interrupted(tmp_path / "run", after=1)
-    assert_same(fitted(trainer(solver, tmp_path / "run", resume=True, **made), few), whole)
-
-
 def test_a_part_of_an_epoch_ends_with_the_round_that_it_ends_in(few, tmp_path):
     rounds = {"window": 1, "correct_every": 4, "serial_epochs": 0.3}
     trainer(DDG(), tmp_path / "run", **rounds).fit(*few)

@@ -10,11 +10,12 @@ pytestmark = pytest.mark.timeout(60)
 
 
 MODULE = """
-import torch
+import sys, torch
 from torch import nn
 CONSTANT = 3
 def model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10))
 def failing(): raise KeyError("out of luck")
+def leaving(): sys.exit(0)
 def one(): return torch.zeros(4)
 """
 COMMANDS = {
@@ -24,6 +25,7 @@ COMMANDS = {
     "a model that is a number": (["--model", "own:CONSTANT"], "CONSTANT is a int, no function"),
     "a model that fails": (["--model", "own:failing"], "failed: KeyError: 'out of luck'"),
     "a model that is a tensor": (["--model", "own:one"], "gave a Tensor, not a torch.nn.Module"),
+    "a model that exits": (["--model", "own:leaving"], "own:leaving failed: SystemExit: 0"),
     "data that fail": (["--model", "own:model", "--data", "own:failing"], "--data own:failing"),
     "data that are one thing": (["--data", "own:one"], "gave a Tensor, not (training, test) data"),
 }
