@@ -9,10 +9,7 @@ from multiprocessing import parent_process
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-from hybrid import Trainer, split
-from hybrid.settings.config import TrainSettings
-from solvers import Backprop
+from trainings import trainer_of
 
 SAMPLES, FEATURES, CLASSES, BATCH = 64, 6, 3, 16
 X = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -31,10 +28,10 @@ def fit(
     out=None, model=None, blocks=2, cuts=None, sample=X[:4], solver=None, settings=(), **changed
 ):
     """One epoch of four mini-batches on two threads, with what is not as usual."""
-    cut = split(model or layers(), None if cuts else blocks, cuts=cuts, sample=sample)
-    train = TrainSettings(**{"epochs": 1, "batch_size": BATCH, "threads": 1, **dict(settings)})
     data = {**LINES, **{k: changed.pop(k) for k in ("train", "test") if k in changed}}
-    made = Trainer(cut, solver or Backprop(), out=out, train=train, quiet=True, **changed)
+    train = {"epochs": 1, "batch_size": BATCH, **dict(settings)}
+    how = {"cuts": cuts, "sample": sample, "train": train, "out": out}
+    made = trainer_of(model or layers(), solver, blocks, **how, **changed)
     return made.fit(data["train"], data["test"])
 
 

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from trainings import digits, fitted, trainer
+from trainings import digits, trained_weights, trainer
 
 from hybrid.ranks.grid import Place
 from hybrid.rounds import trace as traces
@@ -41,7 +41,7 @@ def events(run):
 def test_every_mode_shows_its_passes(name, tmp_path):
     solver, settings = MODES[name]
     run = tmp_path / "run"
-    fitted(trainer(solver, run, links=LinkSettings(kind="virtual"), **settings), digits(2))
+    trained_weights(trainer(solver, run, links=LinkSettings(kind="virtual"), **settings), digits(2))
     found = events(run)
     for rank in {event["pid"] for event in found}:
         own = [event for event in found if event["pid"] == rank and event["ph"] == "X"]
@@ -73,7 +73,7 @@ def _check_nested(own):
 
 def test_micro_batches_have_their_numbers(tmp_path):
     run = tmp_path / "run"
-    fitted(trainer(Backprop(micro_batches=2), run), digits(2))
+    trained_weights(trainer(Backprop(micro_batches=2), run), digits(2))
     for name in ("forward", "backward"):
         # those of the evaluation have none
         own = [e for e in events(run) if e["name"] == name and e["pid"] == 1]

@@ -8,12 +8,12 @@ from trainings import (
     BATCH,
     assert_same,
     digits,
-    fitted,
     interrupted,
     lines,
     newest,
     refused,
     spans,
+    trained_weights,
     trainer,
 )
 
@@ -172,7 +172,7 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
 @pytest.mark.parametrize(("rounds", "rate"), [({}, 0.1), (ALONE, 1.0)], ids=["corrected", "alone"])
 def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
     found = [
-        fitted(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
+        trained_weights(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
         for asked in (None, rate)
     ]
     assert_same(*found)
@@ -180,7 +180,7 @@ def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
 
 def test_running_statistics_alone_do_not_depend_on_how_often_a_run_reports(few):
     found = [
-        fitted(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
+        trained_weights(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
         for every in (3, WINDOW * BATCHES)
     ]
     assert_same(*found)

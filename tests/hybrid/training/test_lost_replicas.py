@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from answers import output
-from trainings import BATCH, assert_same, digits, fitted, interrupted, summary, trainer
+from trainings import BATCH, assert_same, digits, interrupted, summary, trained_weights, trainer
 
 from hybrid.errors import AgreedError
 from hybrid.folder.checkpoint import complete, read_manifest
@@ -102,7 +102,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     solver = DDG() if SYNCS[sync].exact else Backprop()
-    expected = fitted(trainer(solver, **settings), few)
+    expected = trained_weights(trainer(solver, **settings), few)
     monkeypatch.setattr("hybrid.training.rollback.step_factors", lambda *_: {})
     monkeypatch.setattr(
         "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
@@ -118,7 +118,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
 
     monkeypatch.setattr(Rounds, "run", run)
     every = CheckpointSettings(keep_last=0, minutes=1)
-    found = fitted(trainer(solver, tmp_path / "run", checkpoint=every, **settings), few)
+    found = trained_weights(trainer(solver, tmp_path / "run", checkpoint=every, **settings), few)
     (told,) = summary(tmp_path / "run")["rollbacks"]
     assert told["to"] == STEP
     assert_same(found, expected)

@@ -2,7 +2,6 @@
 
 import warnings
 
-import measures
 import pytest
 import torch
 from measures import CLASSES, MeanRecall, Told, X, Y, trainer
@@ -10,6 +9,7 @@ from sklearn import metrics as reference
 from torch import nn
 from zoo_packages import installed, package
 
+from hybrid import split
 from hybrid.settings.config import LinkSettings
 from solvers import AMPNet, AugmentedLagrangian, Backprop
 
@@ -80,7 +80,7 @@ def test_answers_where_targets_are_left_out_are_the_share_of_all_others():
 
     torch.manual_seed(0)
     made = trainer()
-    made.blocks = measures.split(Words(), 1, sample=tokens)
+    made.blocks = split(Words(), 1, sample=tokens)
     made.metrics = None
     data = tokens[order], targets[order]
     tested = made.fit(data, data)["test_accuracy"]

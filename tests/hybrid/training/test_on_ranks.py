@@ -13,10 +13,10 @@ from trainings import (
     assert_same,
     digests,
     digits,
-    fitted,
     interrupted,
     network,
     summary,
+    trained_weights,
     trainer,
     weights,
 )
@@ -56,7 +56,7 @@ def by_hand(few):
 
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_hand):
-    assert_same(fitted(trainer(Backprop(), blocks=blocks), few), by_hand)
+    assert_same(trained_weights(trainer(Backprop(), blocks=blocks), few), by_hand)
 
 
 # further methods and rounds: tests/solvers/test_random_layers.py
@@ -76,7 +76,7 @@ def test_the_hybrid_under_mpirun_equals_the_hybrid_on_threads(way, world, tmp_pa
     solver, flags, settings = WAYS[way]
     out = tmp_path / "run"
     output(world.hybrid(2, *FLAGS, "--solver", solver.name, *flags, "--out", out))
-    assert_same(weights(out), fitted(trainer(solver, **settings), few))
+    assert_same(weights(out), trained_weights(trainer(solver, **settings), few))
 
 
 def test_a_run_of_two_ranks_trains_on_with_three_and_with_one(world, tmp_path, by_hand):

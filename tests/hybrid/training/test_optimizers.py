@@ -1,18 +1,20 @@
 """Trainings with other optimizers, schedules and averages: resumed, and on any blocks."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
+from problems import trained_by_hand
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from trainings import (
     BATCH,
     assert_same,
     digits,
-    fitted,
     interrupted,
     network,
     newest,
     refused,
+    trained_weights,
     trainer,
 )
 
@@ -48,22 +50,15 @@ def by_hand(few, optimizer, rate, epochs=2, ema=None):
     torch.set_num_threads(1)
     train, _ = few
     model = network("plain").to(memory_format=torch.channels_last)
-    made = optimizer(
-        [
-            {"params": [p for p in model.parameters() if p.ndim > 1]},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-    )
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema or 0.0))
-    for step in range(epochs * 3):
-        ids = epoch_order(0, step // 3, len(train)).split(BATCH)[step % 3]
-        for group in made.param_groups:
-            group["lr"] = rate(step)
-        images = train.batch(ids, 0, step // 3)
-        nn.functional.cross_entropy(model(images), train.labels[ids]).backward()
-        made.step()
-        made.zero_grad()
-        average.update_parameters(model)
+
+    def steps():
+        for step in range(epochs * 3):
+            ids = epoch_order(0, step // 3, len(train)).split(BATCH)[step % 3]
+            yield train.batch(ids, 0, step // 3), train.labels[ids], rate(step)
+
+    update = partial(average.update_parameters, model)
+    trained_by_hand(model, steps(), None, optimizer=optimizer, after_step=update)
     return (average.module if ema else model).state_dict()
 
 
@@ -75,7 +70,7 @@ def test_a_factory_and_a_function_of_the_step_equal_a_plain_loop(few):
         return 0.02 / (1 + step)
 
     given = {"optimizer": factory, "schedule": rate, "model": "plain"}
-    assert_same(fitted(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
+    assert_same(trained_weights(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
 
 
 class Tallying(torch.optim.SGD):
@@ -106,20 +101,22 @@ def test_the_model_ends_with_the_average_of_a_plain_loop(few):
 
     expected = by_hand(few, sgd, lambda step: 0.1, ema=0.8)
     made = trainer(Backprop(), **AVERAGED)
-    assert_same(fitted(made, few), expected)
+    assert_same(trained_weights(made, few), expected)
 
 
 def test_an_average_goes_on_with_other_blocks_and_ends_with_them(few, tmp_path):
-    found = fitted(trainer(Backprop(), tmp_path / "run", **AVERAGED), few)
+    found = trained_weights(trainer(Backprop(), tmp_path / "run", **AVERAGED), few)
     folder = newest(tmp_path / "run")
     unit = checkpoint.load_unit(folder, checkpoint.read_manifest(folder), "1")
     assert not torch.equal(unit["1.weight"], unit["1.weight:ema.average"])
     assert torch.equal(unit["1.weight:ema.average"], found["1.weight"])
     interrupted(tmp_path / "run", after=1)
     again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **AVERAGED)
-    assert_same(fitted(again, few), found)
+    assert_same(trained_weights(again, few), found)
     # ended, it stays as it is
-    assert_same(fitted(trainer(Backprop(), tmp_path / "run", resume=True, **AVERAGED), few), found)
+    assert_same(
+        trained_weights(trainer(Backprop(), tmp_path / "run", resume=True, **AVERAGED), few), found
+    )
 
 
 def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):

@@ -10,11 +10,11 @@ from trainings import (
     assert_same,
     digests,
     digits,
-    fitted,
     interrupted,
     newest,
     refused,
     summary,
+    trained_weights,
     trainer,
     weights,
 )
@@ -79,8 +79,8 @@ def model_of(name):
 @pytest.mark.parametrize(("blocks", "replicas", "batch"), [(2, 3, 32), (1, 4, 30)])
 def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, blocks, few):
     settings = {"train": {"batch_size": batch}, "blocks": blocks}
-    found = fitted(trainer(Backprop(), replicas=replicas, **settings), few)
-    expected = fitted(trainer(Backprop(micro_batches=replicas), **settings), few)
+    found = trained_weights(trainer(Backprop(), replicas=replicas, **settings), few)
+    expected = trained_weights(trainer(Backprop(micro_batches=replicas), **settings), few)
     assert_same(learnt(found), learnt(expected))
 
 
@@ -89,13 +89,13 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     """Each has the whole mini-batch, as if its samples came R times."""
     solver = EVERY[name]
     model = model_of(name)
-    expected = fitted(trainer(solver, model=model, **_window(name)), few)
+    expected = trained_weights(trainer(solver, model=model, **_window(name)), few)
     monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
     monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
     start = AllReduce.start
     monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
     made = trainer(solver, model=model, replicas=replicas, **_window(name))
-    assert_same(fitted(made, few), expected)
+    assert_same(trained_weights(made, few), expected)
 
 
 def _whole(batch, replica, replicas):
@@ -117,8 +117,8 @@ def _window(name):
 def test_hpsgd_without_rounds_is_all_reduce_over_epochs(few):
     """Momenta that are equal are not averaged: the mean of three equal numbers is another."""
     settings = {"model": "plain", "replicas": 3, "train": {"batch_size": 30}}
-    found = fitted(trainer(Backprop(), sync=HPSGD(steps=1, lag=0), **settings), few)
-    assert_same(found, fitted(trainer(Backprop(), sync=AllReduce(), **settings), few))
+    found = trained_weights(trainer(Backprop(), sync=HPSGD(steps=1, lag=0), **settings), few)
+    assert_same(found, trained_weights(trainer(Backprop(), sync=AllReduce(), **settings), few))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_grid_under_mpirun_has_the_bits_of_threads(sync, asked, world, tmp_pat
     words = [word for flag in [f"sync.name={made.name}", *flags] for word in ("--set", flag)]
     output(world.hybrid(4, *FLAGS, "--solver", "backprop", *asked, *words, "--out", out))
     assert (summary(out)["blocks"], summary(out)["replicas"]) == (2, 2)
-    assert_same(weights(out), fitted(trainer(Backprop(), replicas=2, sync=made), few))
+    assert_same(weights(out), trained_weights(trainer(Backprop(), replicas=2, sync=made), few))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -160,12 +160,12 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
     solver, settings = EVERY[name], {"replicas": 3, "model": model_of(name), **_window(name)}
     with monkeypatch.context() as patched:
         patched.setattr(Run, "_build_training", watched)
-        found = fitted(trainer(solver, **settings), few)
+        found = trained_weights(trainer(solver, **settings), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8
         assert seen[block, 0] == seen[block, 1] == seen[block, 2]
     virtual = trainer(solver, links=LinkSettings(kind="virtual"), **settings)
-    assert_same(found, fitted(virtual, few))
+    assert_same(found, trained_weights(virtual, few))
 
 
 @pytest.mark.parametrize("sync", SYNCS)
@@ -177,13 +177,15 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     seldom = {**settings, "train": {"report_every": 1, "evaluate_every": 2}}
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
-    expected = fitted(trainer(solver, **seldom), few)
+    expected = trained_weights(trainer(solver, **seldom), few)
     whole = tmp_path / "whole"
     monkeypatch.setattr(
         "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
     )
     every = CheckpointSettings(keep_last=0, minutes=1)
-    assert_same(fitted(trainer(solver, whole, checkpoint=every, **settings), few), expected)
+    assert_same(
+        trained_weights(trainer(solver, whole, checkpoint=every, **settings), few), expected
+    )
     for after in (7,):  # in the second epoch
         run = shutil.copytree(whole, tmp_path / str(after))
         for folder in checkpoint.complete(run / "checkpoints"):
@@ -193,13 +195,13 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
         assert int(newest(run).name) == (after - after % 2 if SYNCS[sync].exact else after)
         (run / "summary.json").unlink()
         again = trainer(solver, run, checkpoint=every, resume=True, **settings)
-        assert_same(fitted(again, few), expected)
+        assert_same(trained_weights(again, few), expected)
 
 
 def test_a_checkpoint_has_weights_once_a_block(few, tmp_path):
     alone, grid = tmp_path / "alone", tmp_path / "grid"
     for out, replicas in ((alone, 1), (grid, 3)):
-        fitted(trainer(Backprop(), out, replicas=replicas), few)
+        trained_weights(trainer(Backprop(), out, replicas=replicas), few)
     sizes = [
         sum(p.stat().st_size for p in newest(out).glob("*.safetensors")) for out in (alone, grid)
     ]
@@ -215,12 +217,12 @@ def test_a_run_goes_on_on_any_grid(grid, sync, few, tmp_path):
     blocks, replicas = grid
     run, sync = tmp_path / "run", SYNCS[sync]
     plain = {"model": "plain", "sync": sync}
-    expected = fitted(trainer(Backprop(), run, replicas=2, **plain), few)
+    expected = trained_weights(trainer(Backprop(), run, replicas=2, **plain), few)
     interrupted(run, after=1)
     if replicas == 1:
         plain.pop("sync")
     made = trainer(Backprop(), run, blocks, replicas=replicas, resume=True, **plain)
-    found = fitted(made, few)
+    found = trained_weights(made, few)
     assert summary(run)["replicas"] == replicas
     if replicas == 2 and sync.exact:
         assert_same(found, expected)
@@ -276,10 +278,10 @@ def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reaso
 
 def test_batchnorm_over_all_replicas_is_that_of_one(few):
     """Up to rounding, which a few steps enlarge; without it the weights are far away."""
-    plain = fitted(trainer(Backprop()), few)
+    plain = trained_weights(trainer(Backprop()), few)
     apart = {}
     for synced in (True, False):
         settings = {"train": {"sync_batchnorm": synced}, "replicas": 2}
-        found = fitted(trainer(Backprop(), **settings), few)
+        found = trained_weights(trainer(Backprop(), **settings), few)
         apart[synced] = max(float((found[k] - plain[k]).abs().max()) for k in learnt(plain))
     assert apart[True] < 1e-3 < apart[False]

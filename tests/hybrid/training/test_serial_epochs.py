@@ -10,11 +10,11 @@ from trainings import (
     BATCH,
     assert_same,
     digits,
-    fitted,
     interrupted,
     lines,
     refused,
     spans,
+    trained_weights,
     trainer,
     weights,
 )
@@ -69,7 +69,7 @@ def exact(few, tmp_path_factory):
     @cache
     def of(parts, model):
         run = root / f"{model} {parts}"
-        after = fitted(trainer(Backprop(micro_batches=parts), run, model=model), few)
+        after = trained_weights(trainer(Backprop(micro_batches=parts), run, model=model), few)
         interrupted(run, after=1)
         return weights(run), after
 
@@ -81,7 +81,7 @@ def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, ex
     (solver, settings), run = WAYS[way], tmp_path / "run"
     settings = {"model": "plain", **settings}
     made = trainer(solver, run, serial_epochs=1, **settings)
-    whole = fitted(made, few)
+    whole = trained_weights(made, few)
     interrupted(run, after=1)
     first, after = exact(made.correction.micro_batches, settings["model"])
     assert_same(weights(run), first)
@@ -103,10 +103,10 @@ def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world
     size = ("--set", f"data.limit={BATCHES * BATCH}", "--set", "checkpoint.keep_last=0")
     output(world.hybrid(2, "train", *flags, *fixed, *size, "--out", tmp_path / "run"))
     solver, _ = WAYS["ddg"]
-    threads = fitted(trainer(solver, serial_epochs=1), few)
+    threads = trained_weights(trainer(solver, serial_epochs=1), few)
     assert_same(weights(tmp_path / "run"), threads)
     virtual = LinkSettings(kind="virtual")
-    assert_same(fitted(trainer(solver, serial_epochs=1, links=virtual), few), threads)
+    assert_same(trained_weights(trainer(solver, serial_epochs=1, links=virtual), few), threads)
 
 
 @pytest.mark.parametrize(
