@@ -115,9 +115,9 @@ def _check_factory_result(made: object, parameters: list[nn.Parameter]) -> None:
             f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
             "loss, and no sparse gradients: take one whose step needs neither"
         )
-    held = [p for group in made.param_groups for p in group["params"]]
-    if {id(p) for p in held} != {id(p) for p in parameters}:
+    found = [p for group in made.param_groups for p in group["params"]]
+    if {id(p) for p in found} != {id(p) for p in parameters}:
         raise ValueError(
-            f"the optimizer's factory gave {name} over {len(held)} parameters, of which a block "
+            f"the optimizer's factory gave {name} over {len(found)} parameters, of which a block "
             f"has {len(parameters)}: give it all of the groups, and nothing else"
         )

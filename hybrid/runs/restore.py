@@ -139,7 +139,7 @@ def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
 
 
 def _check_code_is_given(run: Path, flag: str, stored: str, given: str | None) -> None:
-    """ValueError for a function that only the run's file names."""
+    """ValueError for a function that the run's file names and the command line does not."""
     if given is None and is_reference(stored):
         raise ValueError(
             f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
@@ -147,7 +147,7 @@ def _check_code_is_given(run: Path, flag: str, stored: str, given: str | None) -
 
 
 def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
-    """The network with a checkpoint's tensors."""
+    """The network, with its weights replaced by those of a checkpoint."""
     tensors = checkpoint.load_model(folder, manifest)
     try:
         network.load_state_dict(tensors)

@@ -201,7 +201,7 @@ def _name_checkpoint_in_errors(folder: Path) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
-            f"{folder} holds what this run cannot go on with ({type(error).__name__}: "
+            f"{folder} holds states that this run cannot restore ({type(error).__name__}: "
             f"{one_line(error)}): resume with the settings it was made with"
         ) from error
 

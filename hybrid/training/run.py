@@ -131,7 +131,7 @@ class Run:
         return make_run_info(self.method, self.options, self.step, tested)
 
     def _stored_summary(self) -> dict[str, Any] | None:
-        """The summary of a run that was resumed though it had ended; it stays as it is."""
+        """The summary of a run that was resumed although it had ended, which is not changed."""
         stored = self.folder.stored_summary() if self._is_done else None
         if stored is not None:
             self.progress.say(
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def _early_reason(self) -> str:
-        """Why it ends before its last epoch; empty if it does not."""
+        """Why the run ends before its last epoch; empty if it does not."""
         return self.callbacks.stopped if self.epoch < self.options.train.epochs else ""
 
     def _build_training(self) -> None:
@@ -264,7 +264,7 @@ class Run:
             self._write_checkpoint()
 
     def _next_batches(self) -> list[Batch]:
-        """Those of the next call of the rounds."""
+        """The mini-batches of the next call of the rounds."""
         if self._is_done:
             return []
         pairs = next(self.training.groups(self.epoch, self.step), [])
@@ -324,7 +324,7 @@ class Run:
                 self.folder.begin_checkpoint(self.step, units, files, manifest)
 
     def _stop_with_checkpoint(self) -> None:
-        """Keep a checkpoint and raise StoppedError."""
+        """Write a checkpoint and raise StoppedError."""
         when = f"{self.stopped} after step {self.step}"
         if self.folder.path is None:
             self.rounds.drain()

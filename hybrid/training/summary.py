@@ -45,11 +45,11 @@ def share_of_rank(
 ) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
     device = block.device
-    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return {
         "totals": totals,
         "peak_memory_bytes": _peak_memory_bytes(device),
-        "gpu_memory_bytes": held + memory_pools(),
+        "gpu_memory_bytes": reserved + memory_pools(),
         "graphs": _graphs(block, graphs),
         "checkpoint_seconds": blocked,
     }

@@ -64,15 +64,11 @@ TORCH = [
     ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2}, "epoch"),
     ("MultiStepLR", {"milestones": [2, 4], "gamma": 0.5}, "epoch"),
     ("PolynomialLR", {"total_iters": 20, "power": 2.0}, "step"),
-    ("PolynomialLR", {"total_iters": 6}, "epoch"),
     ("OneCycleLR", {"pct_start": 0.4, "anneal_strategy": "linear"}, "step"),
     ("OneCycleLR", {"three_phase": True}, "epoch"),
     ("OneCycleLR", {"epochs": EPOCHS, "steps_per_epoch": STEPS}, "step"),
     ("CyclicLR", {"base_lr": 0.01, "step_size_up": 4, "mode": "triangular2"}, "step"),
-    ("ExponentialLR", {"gamma": 0.9}, "epoch"),
     ("CosineAnnealingLR", {"T_max": 7, "eta_min": 0.01}, "step"),
-    ("StepLR", {"step_size": 2}, "epoch"),
-    ("LinearLR", {"total_iters": 9}, "step"),
     ("ConstantLR", {}, "epoch"),
 ]
 BY_STEP = ("OneCycleLR", "CyclicLR")

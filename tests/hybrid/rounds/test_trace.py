@@ -71,17 +71,6 @@ def _check_nested(own):
             open_until.append(end)
 
 
-def test_micro_batches_have_their_numbers(tmp_path):
-    run = tmp_path / "run"
-    trained_weights(trainer(Backprop(micro_batches=2), run), digits(2))
-    for name in ("forward", "backward"):
-        # those of the evaluation have none
-        own = [e for e in events(run) if e["name"] == name and e["pid"] == 1]
-        keys = [e["args"] for e in own if "args" in e]
-        expected = [{"step": s, "micro_batch": m} for s in range(4) for m in range(2)]
-        assert keys == expected
-
-
 def test_ranks_and_threads_have_names():
     trace = Trace(Place(block=1, blocks=2, replica=1, replicas=2))
     trace.add("forward", 0.0, 1.0)
