@@ -68,14 +68,6 @@ class Items(Dataset):
         return self.item(i)
 
 
-class Shrinking(Items):
-    """Has ten samples as soon as training begins."""
-
-    def __getitem__(self, i):
-        self.count = SAMPLES if i < 2 else 10
-        return [(X[k], Y[k]) for k in range(self.count)][i]
-
-
 class Deadly(Items):
     """Whoever reads sample 30 in a process of its own, ends."""
 
