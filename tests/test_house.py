@@ -170,7 +170,7 @@ OTHERWISE = {
     ("hybrid.folder.lock", "_boot"): "/proc",
     ("hybrid.folder.lock", "_started_at"): "/proc",
     ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
-    ("hybrid.training.callbacks.csv_logger", "_add"): "writes at the end of a file",
+    ("hybrid.training.callbacks.csv_logger", "_add_row"): "writes at the end of a file",
 }
 """Functions that open a file by other means, and why."""
 

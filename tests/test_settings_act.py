@@ -152,9 +152,9 @@ def trained(mode):
 def train(asked, keeps=False):
     """Train a tiny network; ValueError for what is refused."""
     with _stand_ins(), TemporaryDirectory() as folder:
-        config = build.read(None, asked, None, False)
-        loaded = build.load_data(config)
-        trainer = build.trainer(config, loaded, Path(folder), False)
+        config = build.read_settings(None, asked, None, False)
+        loaded = build.load_rank_data(config)
+        trainer = build.build_trainer(config, loaded, Path(folder), False)
         trainer.out, trainer.quiet = Path(folder) if keeps else None, True
         trainer.fit(*loaded)
     tensors = trainer.blocks.model.state_dict().values()
@@ -226,7 +226,7 @@ def _asked(mode, **more):
 
 @cache
 def _settled(mode):
-    tree = build.read(None, _asked(mode), None, False).model_dump()
+    tree = build.read_settings(None, _asked(mode), None, False).model_dump()
     return {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
 
 

@@ -39,8 +39,8 @@ def main() -> None:
         given = {"model.name": name, "data.name": "synthetic", "data.limit": 256}
         given["train.batch_size"] = options.batch_size
         settings = load(None, {**given, "train.threads": 1})
-        images, _ = build.data_sets(settings.data)
-        planner = Planner(settings, build.model(settings, images), images, Network())
+        images, _ = build.load_data_sets(settings.data)
+        planner = Planner(settings, build.build_model(settings, images), images, Network())
         sample = default_sample(planner.model, None)
         base = split(planner.model, 1)
         costs = [sum(c) for c in measured_costs(planner.model, base.units, sample)]

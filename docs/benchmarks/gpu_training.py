@@ -28,7 +28,7 @@ from torch import nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.links import threads
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import AugmentedLagrangian
 from solvers.blocks.graphs import StepGraphs
@@ -40,7 +40,7 @@ def plain(name: str, steps: int, precision: str, device: str, graphs: bool) -> C
     """A loop over the data; gives images a second."""
     torch.manual_seed(0)
     model = models.build(name, 10, 3, 32).to(device, memory_format=torch.channels_last).train()
-    sgd = make(model, OptimizerSettings())
+    sgd = make_optimizer(model, OptimizerSettings())
     train, _ = data.load("synthetic")
     wide, dtype = precision == "float32", getattr(torch, precision)
 

@@ -35,8 +35,8 @@ def case(model: str, batch: int, ranks: int, gigabits: float) -> dict[str, Any]:
     wanted = {"model": {"name": model}, "train": {"batch_size": batch, "threads": 1}}
     settings = resolve({**wanted, "data": {"name": "synthetic"}})
     network = Network(gigabits * 1e9 / 8)
-    data, _ = build.images(settings.data)
-    planner = Planner(settings, build.model(settings, data), data, network)
+    data, _ = build.load_images(settings.data)
+    planner = Planner(settings, build.build_model(settings, data), data, network)
     exact = methods.correction(settings)
     found: dict[str, Any] = {}
     for grid in planner.grids(ranks):

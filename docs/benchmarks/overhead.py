@@ -24,7 +24,7 @@ from hybrid.method.blocks import make_block
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings
@@ -44,7 +44,7 @@ def main() -> None:
     train, _ = data.load("synthetic")
     ids = torch.arange(options.steps * options.batch_size).split(options.batch_size)
     plain, ours = (build(options.model) for _ in range(2))
-    sgd = make(plain, OptimizerSettings())
+    sgd = make_optimizer(plain, OptimizerSettings())
 
     def plain_loop() -> None:
         for batch in ids:

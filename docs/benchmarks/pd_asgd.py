@@ -25,7 +25,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
 from hybrid.method.blocks import make_block
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import EpochSource
@@ -98,7 +98,7 @@ def accuracies(options: argparse.Namespace) -> None:
 def plain_loop(model: str, windows: Sequence[Window]) -> Callable[[], None]:
     """A hand-written loop over the windows."""
     network = built(model).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    sgd = make(network, OptimizerSettings())
+    sgd = make_optimizer(network, OptimizerSettings())
 
     def loop() -> None:
         for batch in (batch for window in windows for batch in window.batches):

@@ -43,8 +43,8 @@ def main() -> None:
     given = {"model.name": options.model, "data.name": "synthetic", "data.limit": 1024}
     given |= {"train.threads": 1, "train.batch_size": options.batch_size}
     settings = load(None, given)
-    images, _ = build.data_sets(settings.data)
-    planner = Planner(settings, build.model(settings, images), images, MEMORY_SPEED)
+    images, _ = build.load_data_sets(settings.data)
+    planner = Planner(settings, build.build_model(settings, images), images, MEMORY_SPEED)
     K = options.blocks or comm.size
     blocks = split(planner.model, K, balance="operations")
     made = [recipe for recipe in recipes([4, 8]) if recipe.name in ROWS]

@@ -76,9 +76,9 @@ def main() -> None:
             continue
         asked = {"model": {"name": model}, "data": {"name": "synthetic"}, "train": {"threads": 1}}
         settings = resolve(asked)
-        images, _ = build.images(settings.data)
+        images, _ = build.load_images(settings.data)
         torch.manual_seed(0)
-        planner = Planner(settings, build.model(settings, images), images, Network())
+        planner = Planner(settings, build.build_model(settings, images), images, Network())
         base = planner.predict(planner.blocks(1), BASE)
         for case, (K, title) in cases.items():
             if case in found:

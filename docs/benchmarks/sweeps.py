@@ -21,7 +21,7 @@ from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
@@ -63,7 +63,7 @@ def main() -> None:
     sent = links.traffic.total_bytes
 
     plain = models.build(options.model, 10, 3, 32).to(memory_format=torch.channels_last).train()
-    plain_sgd = make(plain, OptimizerSettings())
+    plain_sgd = make_optimizer(plain, OptimizerSettings())
 
     def sweep() -> None:
         program.train(window)

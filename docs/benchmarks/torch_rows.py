@@ -43,7 +43,7 @@ def main() -> None:
     comm = launch.communicator()
     given: dict[str, Any] = {"model.name": asked.model, "data.name": asked.data}
     given |= {"train.batch_size": asked.batch_size, **dict(map(parse_override, asked.set))}
-    settings = build.read(None, given, None, False)
+    settings = build.read_settings(None, given, None, False)
     device, sgd = launch.device(settings.train.device), settings.optimizer
     others: dict[str, Any] = {
         "torch DistributedDataParallel": partial(DataParallel, optimizer=sgd, device=device)

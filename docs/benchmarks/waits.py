@@ -32,8 +32,8 @@ UNIT = Cost(0.01, 0.02)
 def planner(model: str, network: Network) -> Planner:
     given = {"model.name": model, "data.name": "digits", "data.limit": 256, "train.batch_size": 64}
     settings = load(None, {**given, "train.report_every": 1000})
-    images, _ = build.data_sets(settings.data)
-    return Planner(settings, build.model(settings, images), images, network)
+    images, _ = build.load_data_sets(settings.data)
+    return Planner(settings, build.build_model(settings, images), images, network)
 
 
 def share(

@@ -34,7 +34,7 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
-from hybrid.training.evaluation import measure_alone
+from hybrid.training.evaluation import measure_one_block
 from solvers import Batch, registry
 from solvers.blocks.block import Block
 from solvers.kernels import choose
@@ -83,7 +83,7 @@ class Bench:
         torch.set_num_threads(self.threads)
         self.device = launch.device(settings.train.device)
         choose(settings.train.kernels, self.device.type == "cuda")
-        self.train, self.test = build.images(settings.data)
+        self.train, self.test = build.load_images(settings.data)
         check_size(settings.train.batch_size, self.train)
 
     def _replicated(self, made: Sequence[Recipe]) -> dict[str, tuple[Recipe, Grid]]:
@@ -124,7 +124,7 @@ class Bench:
     def model(self, seed: int) -> Chain:
         """The network with the weights of a seed."""
         chosen = self.settings.train.model_copy(update={"seed": seed})
-        return build.model(self.settings.model_copy(update={"train": chosen}), self.train)
+        return build.build_model(self.settings.model_copy(update={"train": chosen}), self.train)
 
     def problem(self, model: Chain, count: int) -> Problem:
         """What our own rows of so many blocks train."""
@@ -132,7 +132,7 @@ class Bench:
         cuts = asked.cuts if len(asked.cuts) == count - 1 else None
         blocks = split(model, count, cuts=cuts, balance=asked.balance, inside=asked.inside)
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
-        return Problem.of(build.options(self.settings), blocks, self.train, self.test)
+        return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 
     def contenders(self, seed: int, out: Container[str] = ()) -> dict[str, Contender]:
         """The chosen rows that can be and are not in `out`, the base case first."""
@@ -159,7 +159,7 @@ class Bench:
     def _ours(self, problem: Callable[[int], Problem], recipe: Recipe, grid: Grid) -> Contender:
         """One of our own rows; ValueError for a grid that cannot be."""
         K, R = grid
-        method = recipe.method(problem(K), build.options(self.settings), R)
+        method = recipe.method(problem(K), build.build_options(self.settings), R)
         comm = arranged(self.comm.Dup(), R, method.arrangement)
         return MethodContender(method, MpiLinks(comm, self.device, replicas=R))
 
@@ -216,7 +216,7 @@ class Bench:
         """Seconds of each row, epoch by epoch in turn; rows that diverge are left out."""
         settings, size = self.settings, self.settings.train.batch_size
         every = len(self.train) // size
-        schedule = schedules.make(settings.schedule, settings.optimizer.lr, every, epochs)
+        schedule = schedules.make_schedule(settings.schedule, settings.optimizer.lr, every, epochs)
         chosen = BatchSampler(SAMPLERS[SAMPLERS.default](), self.train, seed, size)
         windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
         totals = dict.fromkeys(rows, 0.0)
@@ -237,7 +237,7 @@ class Bench:
         model.load_state_dict(state)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         block = Block(model, 0, 1, {})
-        return measure_alone(block, self.test, block.objective, self.threads)["accuracy"]
+        return measure_one_block(block, self.test, block.objective, self.threads)["accuracy"]
 
     def run(
         self, turns: int, steps: int, target: float | None, lengths: Sequence[int], seeds: int

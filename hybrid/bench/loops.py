@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hybrid.bench.measure import CPU, Contender
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 from solvers import Batch
 
@@ -29,7 +29,7 @@ class TorchContender(Contender):
         self, module: nn.Module, settings: OptimizerSettings, device: torch.device
     ) -> None:
         self._device = device
-        self._optimizer = make(module, settings)
+        self._optimizer = make_optimizer(module, settings)
         self._waited = self._sent = 0.0
 
     def spent(self) -> tuple[float, float]:

@@ -91,12 +91,12 @@ def submit(
         return
     given = overrides(context)
     resolved = load(config, given)
-    references.check_given(resolved, given)
+    references.check_code_is_given(resolved, given)
     options.say_notices(resolved)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:
-        out = build.new_folder(resolved, now())
+        out = build.name_run_folder(resolved, now())
     asked = {f.name: context.params.get(f.name) for f in fields(slurm.Request)}
     asked |= {"config": config.absolute(), "out": Path(os.path.abspath(out)), "seeds": array}
     named = {"model.name": model, "data.name": data, "train.loss": loss}

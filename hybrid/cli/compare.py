@@ -64,7 +64,7 @@ def bench(
             options.numbers("--micro-batches", micro_batches),
         )
         words = [word.strip() for word in rows.split(",") if word.strip()]
-        resolved = build.read(config, _settings(context), None, False)
+        resolved = build.read_settings(config, _settings(context), None, False)
         made = Bench(comm, resolved, parts, words, out)
     made.connect()
     table = made.run(turns, steps, to_accuracy, epochs, seeds)
@@ -124,7 +124,7 @@ def plan(
     def table() -> str:
         given = _settings(context)
         resolved = load(config, given)
-        references.check_given(resolved, given)
+        references.check_code_is_given(resolved, given)
         options.say_notices(resolved)
         return report(resolved, blocks, totals, parts, lambda text: typer.echo(text, err=True))
 

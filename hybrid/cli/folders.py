@@ -45,7 +45,7 @@ def evaluate(
 
     def said() -> str:
         _check_classifies(run)
-        own = restore.Own(model, data, loss, tuple(metric or ()), data_dir)
+        own = restore.OwnCode(model, data, loss, tuple(metric or ()), data_dir)
         found, folder = restore.evaluate(run, own, best)
         found = {name: found[name] for name in [*found][1:]} | {"loss": found["loss"]}
         shown = (f"{k} {v:.2%}" if k == "accuracy" else f"{k} {v:.4g}" for k, v in found.items())

@@ -68,7 +68,7 @@ def train(
         if auto_resume and out is None:
             raise ValueError("--auto-resume needs --out, the run folder to continue")
         if (resume or auto_resume) and out is not None and launch.launched_rank() == 0:
-            going_on, notices = build.mended(out, auto_resume)
+            going_on, notices = build.repair_run_folder(out, auto_resume)
     for notice in notices:
         tell(f"hybrid: {notice}")
     time = options.now()
@@ -78,15 +78,15 @@ def train(
     resume = resume or going_on
     given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
-        resolved = build.read(config, given, out, resume)
+        resolved = build.read_settings(config, given, out, resume)
     options.say_notices(resolved)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return
     with options.together():
-        loaded = build.load_data(resolved)
-        folder = out or build.new_folder(resolved, time)
-        trainer = build.trainer(resolved, loaded, folder, resume)
+        loaded = build.load_rank_data(resolved)
+        folder = out or build.name_run_folder(resolved, time)
+        trainer = build.build_trainer(resolved, loaded, folder, resume)
     trainer.fit(*loaded)
     tell(f"run folder {trainer.out}", sys.stdout)
 

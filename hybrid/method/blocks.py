@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hybrid.cuts.partition import Blocks
-from hybrid.optimizers import making as optimizers
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers.blocks.average import Average
 from solvers.blocks.block import Block
@@ -31,7 +31,7 @@ def make_block(
     """Block `index` in training mode on its device, with the optimizer of its exact steps."""
     train = train or TrainSettings()
     module = placed(blocks.module(index), device)
-    exact = optimizers.make(module, optimizer)
+    exact = optimizers.make_optimizer(module, optimizer)
     steps = {"exact": exact, "local": exact}
     if train.ema:
         weights = [p for group in exact.param_groups for p in group["params"]]

@@ -8,7 +8,7 @@ import torch
 
 from hybrid.method.facts import Facts
 from hybrid.method.options import Options
-from hybrid.optimizers import making as optimizers
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import (
     DataSettings,
     OptimizerSettings,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hybrid.data.mixing import Transform
 from hybrid.method.given import Given
-from hybrid.optimizers import making as optimizers
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.schedule import Rate
 from hybrid.samplers.base import Sampler
 from hybrid.samplers.registry import SAMPLERS

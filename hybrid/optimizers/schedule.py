@@ -17,7 +17,9 @@ Rate = Callable[[int], float]
 """The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
 
-def make(wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epochs: int) -> Rate:
+def make_schedule(
+    wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epochs: int
+) -> Rate:
     """The schedule of a run.
 
     ValueError, on one line, for arguments that torch's class does not take and for a learning rate
@@ -25,13 +27,13 @@ def make(wanted: ScheduleSettings | Rate, peak: float, steps_per_epoch: int, epo
     """
     total = steps_per_epoch * epochs
     if not isinstance(wanted, ScheduleSettings):
-        return Table([_checked(_rate_of(wanted, step), step, "") for step in range(total)])
+        return Table([_check_rate(_call_schedule(wanted, step), step, "") for step in range(total)])
     if wanted.name in torch_classes.SCHEDULES:
         return Schedule(wanted, peak, steps_per_epoch, epochs)
     every = steps_per_epoch if _interval(wanted) == "epoch" else 1
-    rates = _of_torch(wanted, peak, total // every)
+    rates = _rates_of_torch(wanted, peak, total // every)
     source = f" (schedule.name is {wanted.name!r}, schedule.arguments {wanted.arguments})"
-    return Table([_checked(rate, i * every, source) for i, rate in enumerate(rates)], every)
+    return Table([_check_rate(rate, i * every, source) for i, rate in enumerate(rates)], every)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _interval(settings: ScheduleSettings) -> str:
     return settings.interval or ("step" if by_step else "epoch")
 
 
-def _of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float]:
+def _rates_of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float]:
     """The first rates of torch's scheduler, run once on an optimizer that moves nothing."""
     cls: Any = torch_classes.scheduler_class(settings.name)
     arguments = dict(settings.arguments)
@@ -106,14 +108,14 @@ def _of_torch(settings: ScheduleSettings, peak: float, count: int) -> list[float
     return rates
 
 
-def _rate_of(wanted: Rate, step: int) -> object:
+def _call_schedule(wanted: Rate, step: int) -> object:
     try:
         return wanted(step)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the schedule fails at step {step}: {format_error(error)}") from error
 
 
-def _checked(value: object, step: int, source: str) -> float:
+def _check_rate(value: object, step: int, source: str) -> float:
     try:
         rate = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -46,10 +46,10 @@ def report(
             "or --blocks and --ranks"
         )
     if R == 1 and not ranks:
-        check_replicas(build.options(settings))
-    data, _ = build.data_sets(settings.data)
+        check_replicas(build.build_options(settings))
+    data, _ = build.load_data_sets(settings.data)
     network = Network.asked(settings.links)
-    planner = Planner(settings, build.network(settings, data), data, network, say)
+    planner = Planner(settings, build.build_network(settings, data), data, network, say)
     wanted += [grid for count in ranks for grid in planner.grids(count)]
     found = planner.predictions(wanted, micro_batches, cuts)
     alone = planner.on_one_rank(micro_batches)

@@ -57,7 +57,7 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
             f"{key} is {settled[key]!r}{where}, but --solver auto chooses it: leave it out, or "
             "name a solver"
         )
-    found = build.read(path, {**overrides, "solver.name": registry.DEFAULT}, None, False)
+    found = build.read_settings(path, {**overrides, "solver.name": registry.DEFAULT}, None, False)
     # which is cut as a training would cut it
     own = is_reference(found.model.name) or found.split.inside
     if found.split.balance != SplitSettings().balance and not own:
@@ -95,8 +95,8 @@ def network(found: Config) -> Network:
 
 def chosen(found: Config, joined: Network, say: Say) -> dict[str, Any]:
     """The settings of the recipe that makes most progress a second, "section.key" -> value."""
-    data, _ = build.data_sets(found.data)
-    planner = Planner(found, build.network(found, data), data, joined)
+    data, _ = build.load_data_sets(found.data)
+    planner = Planner(found, build.build_network(found, data), data, joined)
     wanted, size = _grids(found, planner), found.train.batch_size
     there = f"{wanted[0]}" if len(wanted) == 1 else f"{wanted[0].ranks} ranks"
     say(f"auto: planning for {there} and {joined.bytes_per_second * 8e-9:.3g} Gb/s")
@@ -132,7 +132,7 @@ def _grids(found: Config, planner: Planner) -> list[Grid]:
     every = planner.grids(asked.blocks)
     some = [grid for grid in every if 2 * grid.replicas <= planner.size]
     try:
-        check_replicas(build.options(found))
+        check_replicas(build.build_options(found))
     except ValueError:
         some = [grid for grid in some if grid.replicas > 1]
     return some or every

@@ -19,7 +19,7 @@ from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
-from hybrid.optimizers import making as optimizers
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.plan.memory import Memory
 from hybrid.plan.standin import clocked
 from hybrid.plan.subject import Say, Subject
@@ -119,7 +119,7 @@ class Planner:
         torch.set_num_threads(self.threads)
         self.size = settings.train.batch_size
         check_size(self.size, data)
-        options = build.options(settings)
+        options = build.build_options(settings)
         # units are timed on a CPU, by torch's kernels
         on_cpu = options.train.model_copy(update={"device": "cpu", "kernels": "torch"})
         self._options = replace(options, train=on_cpu)
@@ -129,7 +129,7 @@ class Planner:
         self.subject = Subject(settings, model, data, say)
         self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
-        copies = optimizers.copies(settings.optimizer) + (settings.train.ema > 0)
+        copies = optimizers.count_copies(settings.optimizer) + (settings.train.ema > 0)
         self._memory = Memory(copies)
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:

@@ -22,7 +22,7 @@ from hybrid.report.factors import has_dictionary, layers, responses
 from hybrid.report.page import Html, drawing, heading, note, page, paragraph, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
-from hybrid.runs.restore import Own, restore
+from hybrid.runs.restore import OwnCode, restore
 
 GROUP = "hybrid.reports"
 """The entry points by which another package reports runs of its own: COMMAND = "its.module".
@@ -101,7 +101,7 @@ def _factors(record: Record, data_dir: str | None) -> list[Html]:
         return []
     if record.settings is None or NAME.fullmatch(record.settings.model.name) is None:
         return [note("The factors are not shown: the settings cannot rebuild a model of your own.")]
-    restored = restore(record.run, Own(data_dir=data_dir))
+    restored = restore(record.run, OwnCode(data_dir=data_dir))
     if not (isinstance(restored.network, Chain) and isinstance(restored.test, Dataset)):
         return []
     device = launch.device("auto")

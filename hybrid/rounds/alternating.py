@@ -78,8 +78,8 @@ class AlternatingRounds(Rounds):
         length = max(len(swept.batches) for _, swept in windows)
         recorder = None if self.observe else self.recorder
         for trained, swept in windows:
-            opens = self.opens(trained)
-            corrected = opens or self.corrects() or self.resting  # in this order: it counts
+            opens = self.is_serial_start(trained)
+            corrected = opens or self.begin_round() or self.resting  # in this order: it counts
             if corrected:
                 with self.trace.span("serial"):
                     passed = (None, None) if opens else (recorder, fill)
@@ -95,8 +95,7 @@ class AlternatingRounds(Rounds):
                 if len(swept.batches) < length:
                     part.squares = []
                 parallel.add(part)
-            self.trained(len(trained.batches))
-        opens = self.opens(windows[-1][0])
+        opens = self.is_serial_start(windows[-1][0])
         unmoved = self.statistics and self.recorder is None and not self.correct_every and not opens
         if closing is not None and unmoved:
             serial.seconds += self._propagate(closing, None).seconds
@@ -127,7 +126,7 @@ class AlternatingRounds(Rounds):
         if self.fill is not None:
             self.fill.begin()
 
-    def watch(self, reports: list[PhaseReport], windows: WindowPairs) -> None:
+    def plan_next_rounds(self, reports: list[PhaseReport], windows: WindowPairs) -> None:
         length = max(len(swept.batches) for _, swept in windows)
         swept = reports[-1] if reports[-1].phase == "parallel" else None
         if self.controller is not None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hybrid.links import RankLinks
 from hybrid.rounds.controller import Controller
-from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merged, share
-from hybrid.rounds.scores import of_training
+from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merge_shares, share_of_phase
+from hybrid.rounds.scores import accuracies_in_training
 from hybrid.rounds.trace import Trace
 from solvers.base import Program
 from solvers.exact.exact_pass import ExactPass
@@ -45,11 +45,9 @@ class Rounds(ABC):
         self.fill: BubbleFill | None = None
         self.controller: Controller | None = None
         """What changes the rounds as they go; None: nothing does."""
-        self.status: Callable[[], Any] = str
+        self.report_status: Callable[[], Any] = str
         """Gives what this rank reports to the others at the end of a call."""
-        self.trained: Callable[[int], None] = lambda batches: None
-        """Called on this rank after every round, with the number of its mini-batches."""
-        self.statuses: list[Any] = []
+        self.rank_statuses: list[Any] = []
         """What every rank reported at the end of the last call."""
         self.sample_losses: list[Tensor] = []
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
@@ -75,28 +73,28 @@ class Rounds(ABC):
         before = self.links.traffic.total_waiting
         self.train(windows, serial, parallel, closing)
         waited = self.links.traffic.total_waiting - before
-        mine = [share(stats) for stats in (serial, parallel)]
+        mine = [share_of_phase(stats) for stats in (serial, parallel)]
         last = self.links.rank == self.links.size - 1
         each = [losses.cpu() for losses in self.sample_losses] if last else []
-        gathered = self.links.everyone((mine, waited, self.status(), each))
+        gathered = self.links.everyone((mine, waited, self.report_status(), each))
         everyone = [shares for shares, *_ in gathered]
-        self.statuses = [status for _, _, status, _ in gathered]
+        self.rank_statuses = [status for _, _, status, _ in gathered]
         self.losses = [each for *_, each in gathered[self.links.size - 1 :: self.links.size]]
         reports = [
-            merged(phase, self._chains([rank[i] for rank in everyone]))
+            merge_shares(phase, self._chains([rank[i] for rank in everyone]))
             for i, phase in enumerate(PHASES)
             if any(rank[i]["samples"] for rank in everyone)
         ]
         objective = self.exact.block.objective
         if objective.accumulates_in_training:
-            found = of_training(self.links, objective, [serial.seen, parallel.seen])
+            found = accuracies_in_training(self.links, objective, [serial.seen, parallel.seen])
             for report in reports:
                 report.accuracy = found[PHASES.index(report.phase)]
         seconds = sum(report.seconds for report in reports)
         if seconds and len(gathered) > 1:
             reports[0].idle = [min(1.0, waited / seconds) for _, waited, *_ in gathered]
         check_finite(everyone, first_step, epoch)
-        self.watch(reports, windows)
+        self.plan_next_rounds(reports, windows)
         return reports
 
     def _chains(self, everyone: list[Any]) -> list[list[Any]]:
@@ -110,15 +108,15 @@ class Rounds(ABC):
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 
-    def watch(self, reports: list[PhaseReport], windows: WindowPairs) -> None:  # noqa: B027
+    def plan_next_rounds(self, reports: list[PhaseReport], windows: WindowPairs) -> None:  # noqa: B027
         """Decide from the reports how the next rounds go, the same on every rank."""
 
-    def corrects(self) -> bool:
+    def begin_round(self) -> bool:
         """Whether the next round has a serial phase; it counts as begun."""
         self.count += 1
         return bool(self.correct_every) and (self.count - 1) % self.correct_every == 0
 
-    def opens(self, window: Window) -> bool:
+    def is_serial_start(self, window: Window) -> bool:
         """Whether a round is one of the first, which have no parallel phase."""
         return window.batches[0].step < self.serial_steps
 

@@ -38,8 +38,8 @@ class MiniBatchRounds(Rounds):
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
         for trained, _ in windows:
-            if self.opens(trained) or self.corrects():
-                self._drained(own)
+            if self.is_serial_start(trained) or self.begin_round():
+                self._drain_into(own)
                 with self.trace.span("serial"):
                     part = self.exact.train(trained)
                 serial.add(part)
@@ -48,13 +48,12 @@ class MiniBatchRounds(Rounds):
                     part = self.program.train(trained)
                 own.add(part)
             self.sample_losses += part.each
-            self.trained(len(trained.batches))
         if closing is not None:
-            self._drained(own)
+            self._drain_into(own)
         if not own.samples:
             serial.seconds += own.seconds  # there was nothing but a drain
 
-    def _drained(self, own: PhaseStats) -> None:
+    def _drain_into(self, own: PhaseStats) -> None:
         """Finish what is under way; its time counts as the method's own."""
         with own.timed(self.links.now):
             own.add(self.drain())

@@ -35,7 +35,7 @@ class PhaseReport:
     seconds: float
     """Of the slowest rank."""
     idle: list[float] = field(default_factory=list)
-    """For each rank, the share of all phases' time in which it waited; in the first report only."""
+    """For each rank, the share of time in which it waited; only the first phase's report has it."""
     residual: list[float] = field(default_factory=list)
     """Relative primal residual ||lam_{k+1} - x_k|| / ||x_k|| at each cut."""
     primal: list[float] = field(default_factory=list)
@@ -51,12 +51,12 @@ class PhaseReport:
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
         optional = ("idle", "primal", "dual", "notices", "rounds", "staleness")
-        told = {k: v for k, v in asdict(self).items() if v or k not in optional}
-        rounds: dict[str, Any] = told.pop("rounds", {})
-        return told | rounds
+        line = {k: v for k, v in asdict(self).items() if v or k not in optional}
+        rounds: dict[str, Any] = line.pop("rounds", {})
+        return line | rounds
 
 
-def share(stats: PhaseStats) -> dict[str, Any]:
+def share_of_phase(stats: PhaseStats) -> dict[str, Any]:
     """What a rank reports to the others of its part in a phase."""
     losses = stats.per_step_losses()
     bad = next((i for i, loss in enumerate(losses) if not isfinite(loss)), -1)
@@ -75,7 +75,7 @@ def share(stats: PhaseStats) -> dict[str, Any]:
     }
 
 
-def merged(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
+def merge_shares(phase: str, chains: list[list[dict[str, Any]]]) -> PhaseReport:
     """The report of a phase from the shares of all ranks, one list for each replica."""
     lasts = [ranks[-1] for ranks in chains]
     samples = sum(last["samples"] for last in lasts)

@@ -60,7 +60,7 @@ class Scores:
             yield from (theirs for theirs in zip(*arrived, strict=True) if len(theirs[-1]))
 
 
-def of_training(
+def accuracies_in_training(
     links: RankLinks, objective: Objective, phases: Sequence[list[Seen]]
 ) -> list[float | None]:
     """The accuracy of each phase, from what was seen in it; all ranks call it, and have the same.

@@ -29,18 +29,20 @@ from solvers.acting import Known, check
 from solvers.layers.projection import Projection
 
 
-def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool) -> Config:
+def read_settings(
+    path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool
+) -> Config:
     """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
     if not resume:
         resolved = load(path, overrides)
-        references.check_given(resolved, overrides)
-        return _with_blocks(resolved)
+        references.check_code_is_given(resolved, overrides)
+        return _settle_grid(resolved)
     if out is None:
         raise ValueError("--resume needs --out, the run folder to go on with")
     RunFolder(out).check(resume=True)
     stored = out / "config.toml"
     resolved = load(path, overrides, base=stored if stored.exists() else None)
-    references.check_given(resolved, overrides)
+    references.check_code_is_given(resolved, overrides)
     before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
     asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
     comm = launch.communicator()
@@ -54,13 +56,13 @@ def read(path: Path | None, overrides: Mapping[str, Any], out: Path | None, resu
         if "rounds.gaps" not in overrides:
             # they are of other blocks
             resolved.rounds = resolved.rounds.model_copy(update={"gaps": ()})
-    resolved = _with_blocks(resolved)
+    resolved = _settle_grid(resolved)
     if resolved.split.replicas == 1:
-        _forget_replicas(resolved, {} if path is None else read_toml(path), overrides)
+        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
     return resolved
 
 
-def _forget_replicas(
+def _drop_settings_of_replicas(
     resolved: Config, file: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> None:
     """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
@@ -72,7 +74,7 @@ def _forget_replicas(
         resolved.split = resolved.split.model_copy(update={"side_by_side": "auto"})
 
 
-def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
+def repair_run_folder(out: Path, anew: bool) -> tuple[bool, list[str]]:
     """Whether a run folder has a checkpoint to resume from, after its own repair.
 
     Without any, and if it may be begun `anew`, what a run has left there is set aside. The second
@@ -92,16 +94,16 @@ def mended(out: Path, anew: bool) -> tuple[bool, list[str]]:
         folder.release()
 
 
-def new_folder(resolved: Config, now: str) -> Path:
+def name_run_folder(resolved: Config, now: str) -> Path:
     """A run folder named after the time and the run."""
     return Path(
         "runs", f"{now}-{resolved.model.name}-{resolved.data.name}-{resolved.solver['name']}"
     )
 
 
-def load_data(resolved: Config) -> tuple[Data, Data]:
+def load_rank_data(resolved: Config) -> tuple[Data, Data]:
     """Training and test data; under mpirun a rank keeps what its block needs of them."""
-    train, test = data_sets(resolved.data)
+    train, test = load_data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
         solver = registry.solver_class(resolved.solver["name"])
@@ -119,12 +121,12 @@ def load_data(resolved: Config) -> tuple[Data, Data]:
     return train, test
 
 
-def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
+def load_data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     """Training and test data, whole."""
     reference = data.reference(wanted.name)
     check({"data": wanted}, Known(own_data=bool(reference)))
     if reference:
-        train, test = references.data_sets(reference)
+        train, test = references.make_data_sets(reference)
         reading = wanted.workers, wanted.worker_kind
         return data.as_data(train, *reading), data.as_data(test, *reading)
     if wanted.name == OWN_DATA:
@@ -137,22 +139,22 @@ def data_sets(wanted: DataSettings) -> tuple[Data, Data]:
     return replace(train, augmentation=replace(augmentation, cutout=wanted.cutout)), test
 
 
-def images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
+def load_images(wanted: DataSettings) -> tuple[Dataset, Dataset]:
     """Training and test images of this package; ValueError for one's own data."""
-    train, test = data_sets(wanted)
+    train, test = load_data_sets(wanted)
     if not (isinstance(train, Dataset) and isinstance(test, Dataset)):
         raise ValueError(f"data.name is {wanted.name!r}: choose images of {', '.join(data.NAMES)}")
     return train, test
 
 
-def model(resolved: Config, images: Data) -> models.Chain:
+def build_model(resolved: Config, images: Data) -> models.Chain:
     """This package's network, its weights a function of the seed alone."""
     if is_reference(resolved.model.name):
         raise ValueError(
             f"model.name is {resolved.model.name!r}, and the bench knows the networks of this "
             "package alone: choose one of these; hybrid plan and --solver auto know yours"
         )
-    (channels, height, width), classes = _looks(resolved, images)
+    (channels, height, width), classes = _image_shape_and_classes(resolved, images)
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")
     torch.manual_seed(resolved.train.seed)
@@ -167,16 +169,16 @@ def model(resolved: Config, images: Data) -> models.Chain:
     return models.factorized(chain, resolved.model.factorize)[0]
 
 
-def network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
+def build_network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
     """The network of a run, this package's or one's own, its weights a function of the seed."""
     if not is_reference(resolved.model.name):
-        return model(resolved, data)
+        return build_model(resolved, data)
     check({"model": resolved.model}, Known(model=resolved.model))
     torch.manual_seed(resolved.train.seed)
-    return references.network(resolved.model.name)
+    return references.make_network(resolved.model.name)
 
 
-def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
+def _image_shape_and_classes(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
     """Shape and number of classes of images."""
     if isinstance(images, Dataset):
         return images.shape, images.classes
@@ -190,7 +192,7 @@ def _looks(resolved: Config, images: Data) -> tuple[tuple[int, ...], int]:
     return tuple(inputs.shape[1:]), len(classes)
 
 
-def options(resolved: Config) -> Options:
+def build_options(resolved: Config) -> Options:
     """What a method needs of the settings, as objects."""
     wanted = resolved.split
     return Options(
@@ -202,14 +204,14 @@ def options(resolved: Config) -> Options:
         optimizer=resolved.optimizer,
         schedule=resolved.schedule,
         links=resolved.links,
-        loss=references.loss(resolved.train.loss),
+        loss=references.load_loss(resolved.train.loss),
     )
 
 
-def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
+def build_trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
     """The trainer of a run."""
     wanted, own = resolved.split, is_reference(resolved.model.name)
-    made, sample = network(resolved, loaded[0]), loaded[0].sample(SAMPLES)[0] if own else None
+    made, sample = build_network(resolved, loaded[0]), loaded[0].sample(SAMPLES)[0] if own else None
     cuts, inside = wanted.cuts or None, wanted.inside
     blocks = split(
         made, wanted.blocks, cuts=cuts, balance=wanted.balance, inside=inside, sample=sample
@@ -225,7 +227,7 @@ def trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool
         methods.solver(resolved),
         methods.correction(resolved),
         **dict(resolved.rounds),
-        **vars(options(resolved)),
+        **vars(build_options(resolved)),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,
@@ -250,7 +252,7 @@ def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:
     return replace(blocks, starts=sorted(starts))
 
 
-def _with_blocks(resolved: Config) -> Config:
+def _settle_grid(resolved: Config) -> Config:
     """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
 
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.

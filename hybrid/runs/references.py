@@ -20,7 +20,7 @@ FLAGS = {"model.name": "--model", "data.name": "--data", "train.loss": "--loss"}
 """The settings that may name one, and the flags that do."""
 
 
-def check_given(config: Config, given: Mapping[str, Any]) -> None:
+def check_code_is_given(config: Config, given: Mapping[str, Any]) -> None:
     """ValueError for a function that a file names: it runs only if the command line does."""
     for dotted, flag in FLAGS.items():
         section, _, key = dotted.partition(".")
@@ -32,16 +32,16 @@ def check_given(config: Config, given: Mapping[str, Any]) -> None:
             )
 
 
-def function(name: str, flag: str) -> Any:
+def load_function(name: str, flag: str) -> Any:
     """The function so named; ValueError with the reason."""
-    found = named(name, flag)
+    found = load_object(name, flag)
     if not callable(found):
         attribute = name.partition(":")[2]
         raise ValueError(f"{flag} {name}: {attribute} is a {type(found).__name__}, no function")
     return found
 
 
-def named(name: str, flag: str) -> Any:
+def load_object(name: str, flag: str) -> Any:
     """What has that name in the current folder or installed; ValueError with the reason."""
     module, _, attribute = name.partition(":")
     here = os.getcwd()
@@ -63,9 +63,9 @@ def named(name: str, flag: str) -> Any:
     return found
 
 
-def result(name: str, flag: str) -> Any:
+def call_function(name: str, flag: str) -> Any:
     """What the function gives without arguments; ValueError with the reason."""
-    made = function(name, flag)
+    made = load_function(name, flag)
     try:
         return made()
     except (Exception, SystemExit) as error:  # whatever a user's code raises
@@ -74,9 +74,9 @@ def result(name: str, flag: str) -> Any:
         ) from None
 
 
-def network(name: str) -> nn.Module | list[tuple[str, nn.Module]]:
+def make_network(name: str) -> nn.Module | list[tuple[str, nn.Module]]:
     """The network that --model names: a module, or a list of (name, module)."""
-    made = result(name, "--model")
+    made = call_function(name, "--model")
     if not isinstance(made, nn.Module | list):
         raise ValueError(
             f"--model {name} gave a {type(made).__name__}, not a torch.nn.Module or a list of "
@@ -85,20 +85,20 @@ def network(name: str) -> nn.Module | list[tuple[str, nn.Module]]:
     return made
 
 
-def data_sets(name: str) -> tuple[Any, Any]:
+def make_data_sets(name: str) -> tuple[Any, Any]:
     """The data sets that --data names: one to train on, one to test on."""
-    made = result(name, "--data")
+    made = call_function(name, "--data")
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ValueError(f"--data {name} gave a {type(made).__name__}, not (training, test) data")
     return made[0], made[1]
 
 
-def loss(name: str) -> Any:
+def load_loss(name: str) -> Any:
     """The loss that --loss names; None: one of this package's."""
-    return function(name, "--loss") if is_reference(name) else None
+    return load_function(name, "--loss") if is_reference(name) else None
 
 
-def metrics(given: Sequence[str]) -> dict[str, Metric] | None:
+def load_metrics(given: Sequence[str]) -> dict[str, Metric] | None:
     """Those of --metric NAME=MODULE:OBJECT, by name; None without any: this package's."""
     found: dict[str, Metric] = {}
     for text in given:
@@ -109,7 +109,7 @@ def metrics(given: Sequence[str]) -> dict[str, Metric] | None:
             )
         if name in found:
             raise ValueError(f"--metric {name} is given twice: give each its own name")
-        made = named(reference, "--metric")
+        made = load_object(reference, "--metric")
         if not (callable(made) or isinstance(made, Accumulating)):
             raise ValueError(
                 f"--metric {text}: it is a {type(made).__name__}, neither a function of (output, "

@@ -28,13 +28,13 @@ from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
 from hybrid.training.config_export import OWN_LOSS
-from hybrid.training.evaluation import measure_alone
+from hybrid.training.evaluation import measure_one_block
 from solvers.blocks.block import Block
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Own(NamedTuple):
+class OwnCode(NamedTuple):
     """What the command line gives of a run with code of the user's own."""
 
     model: str | None = None
@@ -49,33 +49,33 @@ class Own(NamedTuple):
     """Where the data of this package's sources lie by now."""
 
 
-NOTHING = Own()
+NO_CODE = OwnCode()
 
 
 def evaluate(
     run: Path,
-    own: Own = NOTHING,
+    own: OwnCode = NO_CODE,
     best: bool = False,
 ) -> tuple[dict[str, float], Path]:
     """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder."""
     resolved, folder, network, test = restore(run, own, best)
     device = launch.device(resolved.train.device)
-    _needed(run, "--loss", resolved.train.loss, own.loss)
+    _check_code_is_given(run, "--loss", resolved.train.loss, own.loss)
     name = own.loss or resolved.train.loss
     if name == OWN_LOSS:
         raise ValueError(
             f"{run} was trained with a loss of your own: give --loss package.module:function, or "
             "the name of a loss"
         )
-    loss = references.function(name, "--loss") if is_reference(name) else None
+    loss = references.load_function(name, "--loss") if is_reference(name) else None
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).fitted(test.sample(2)[0])
-    options = Options(train=named, loss=loss, metrics=references.metrics(own.metrics))
+    options = Options(train=named, loss=loss, metrics=references.load_metrics(own.metrics))
     objectives = Objectives.settle(options, blocks, test, test)
     precision = getattr(torch, resolved.train.precision)
     block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
     threads = len(os.sched_getaffinity(0))
-    return measure_alone(block, test, objectives.test, threads), folder
+    return measure_one_block(block, test, objectives.test, threads), folder
 
 
 def load(
@@ -92,11 +92,11 @@ def load(
     ValueError if the run does not say how, or holds another model.
     """
     if model is None:
-        return restore(Path(run), Own(data_dir=data_dir), best).network.eval()
-    _, folder, manifest = _open(Path(run), best)
+        return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
+    _, folder, manifest = _open_run(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
     network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
-    return _filled(network, folder, manifest, "model=").eval()
+    return _load_weights(network, folder, manifest, "model=").eval()
 
 
 class Restored(NamedTuple):
@@ -108,24 +108,24 @@ class Restored(NamedTuple):
     test: Data
 
 
-def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
+def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
     """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
-    resolved, folder, manifest = _open(run, best)
+    resolved, folder, manifest = _open_run(run, best)
     if own.data_dir is not None:
         resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
     named = own.data or resolved.data.name
     if named in data.NAMES or data.reference(named):
-        _needed(run, "--data", resolved.data.name, own.data)
+        _check_code_is_given(run, "--data", resolved.data.name, own.data)
     else:
         raise ValueError(
             f"{run} was trained on data of your own ({named}): give --data "
             "package.module:function, which gives (training, test) data"
         )
-    _, test = build.data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
+    _, test = build.load_data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
     model = own.model or resolved.model.name
     if is_reference(model):
-        _needed(run, "--model", resolved.model.name, own.model)
-        made = references.network(model)
+        _check_code_is_given(run, "--model", resolved.model.name, own.model)
+        made = references.make_network(model)
         network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
@@ -134,20 +134,20 @@ def restore(run: Path, own: Own = NOTHING, best: bool = False) -> Restored:
             "package.module:function, which makes one like it"
         )
     else:
-        network, where = build.model(resolved, test), f"{run / 'config.toml'}"
-    return Restored(resolved, folder, _filled(network, folder, manifest, where), test)
+        network, where = build.build_model(resolved, test), f"{run / 'config.toml'}"
+    return Restored(resolved, folder, _load_weights(network, folder, manifest, where), test)
 
 
-def _needed(run: Path, flag: str, stored: str, given: str | None) -> None:
-    """ValueError for a function that only the run's file names."""
+def _check_code_is_given(run: Path, flag: str, stored: str, given: str | None) -> None:
+    """ValueError for a function that the run's file names and the command line does not."""
     if given is None and is_reference(stored):
         raise ValueError(
             f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
         )
 
 
-def _filled(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
-    """The network with a checkpoint's tensors."""
+def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
+    """The network, with its weights replaced by those of a checkpoint."""
     tensors = checkpoint.load_model(folder, manifest)
     try:
         network.load_state_dict(tensors)
@@ -169,19 +169,19 @@ def export(run: Path, file: Path, best: bool = False) -> None:
             f"{file} would be a safetensors file under another name, which torch.load refuses: "
             f"write {file.with_suffix('.safetensors').name}"
         )
-    _, folder, manifest = _open(run, best)
+    _, folder, manifest = _open_run(run, best)
     tensors = checkpoint.load_model(folder, manifest)
     content = save({k: v.contiguous() for k, v in tensors.items()}, {"model": manifest["model"]})
     write_atomically(file, content)
 
 
-def _open(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
+def _open_run(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
     folder = RunFolder(run).newest()
     if folder is None or not os.path.lexists(run / "config.toml"):
         raise ValueError(f"{run} is not a run folder with a checkpoint")
     resolved = resolve.load(None, {}, base=run / "config.toml")
     if best:
-        folder = _best(run, resolved)
+        folder = _best_checkpoint(run, resolved)
     manifest = checkpoint.read_manifest(folder)
     if manifest["model"] != resolved.model.name:
         raise ValueError(
@@ -191,7 +191,7 @@ def _open(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
     return resolved, folder, manifest
 
 
-def _best(run: Path, resolved: Config) -> Path:
+def _best_checkpoint(run: Path, resolved: Config) -> Path:
     """The best checkpoint; ValueError if the run did not keep it."""
     settings = resolved.checkpoint
     if not settings.best and settings.keep_last:

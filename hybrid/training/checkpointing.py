@@ -13,6 +13,7 @@ import torch
 from hybrid.errors import one_line
 from hybrid.folder import checkpoint
 from hybrid.method.method import Method
+from hybrid.ranks.grid import Place
 from solvers.splitting.store import channels_last
 from solvers.state import State, Stateful, Tensors
 
@@ -24,38 +25,45 @@ TOTALS = (*_COMMON, "idle_seconds", "gap_steps", "gap_seconds", "bytes_sent")
 
 @dataclass(frozen=True)
 class CheckpointPlace:
-    """Where a rank's block lies in the network."""
+    """Where a rank's block lies in the network, and the names of its files of states."""
 
-    rank: int
+    place: Place
     cuts: list[str]
     """The first unit of every block but the first."""
     last_unit: str
-    """Of the block."""
-    replica: int = 0
-    replicas: int = 1
+    """The last unit of this block."""
 
     @property
     def before(self) -> str:
-        """Name of what is kept at the cut before the block; empty without one."""
-        return _cut_name(self.cuts[self.rank - 1], self.replica) if self.rank else ""
+        """The file of the cut before the block; empty without such a cut."""
+        return self.cut_file(self.cuts[self.place.block - 1]) if self.place.block else ""
 
     @property
     def after(self) -> str:
-        """Name of what is kept at the cut after the block; empty without one."""
-        return _cut_name(self.cuts[self.rank], self.replica) if self.rank < len(self.cuts) else ""
+        """The file of the cut after the block; empty without such a cut."""
+        is_last = self.place.block == len(self.cuts)
+        return "" if is_last else self.cut_file(self.cuts[self.place.block])
 
     @property
     def output(self) -> str:
-        """Name of what is kept of the block's output."""
+        """The file of what belongs to the block itself."""
         return f"block up to {self.last_unit}"
 
     @property
     def flights(self) -> str:
-        """Name of what is kept of what is under way on the block."""
-        return f"{FLIGHTS}{self.rank}{_of_replica(self.replica)}"
+        """The file of what is under way on the block."""
+        return f"{FLIGHTS}{self.place.block}{self._replica_suffix}"
+
+    def cut_file(self, cut: str) -> str:
+        """The file of the cut before the unit `cut`."""
+        return f"cut before {cut}{self._replica_suffix}"
+
+    @property
+    def _replica_suffix(self) -> str:
+        return f" of replica {self.place.replica}" if self.place.replica else ""
 
 
-def collect(
+def collect_states(
     parts: Mapping[str, Stateful], place: CheckpointPlace
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
     """The parts' tensors by the name of their file, and what all ranks share; all ranks call it."""
@@ -65,7 +73,7 @@ def collect(
         state = stateful.state()
         shared |= {part: state.shared} if state.shared else {}
         kept = {place.before: state.cut, place.flights: state.flight}
-        if not place.replica:  # it is the same on all of them
+        if not place.place.replica:  # it is the same on all of them
             kept[place.output] = state.block
         for file, tensors in kept.items():
             if tensors and file:
@@ -74,7 +82,7 @@ def collect(
     return files, shared
 
 
-def give_back(
+def restore_states(
     parts: Mapping[str, Stateful],
     place: CheckpointPlace,
     folder: Path,
@@ -87,7 +95,7 @@ def give_back(
     `cuts` names the parts whose auxiliary variables fit this run.
     """
     same_split = same_grid(manifest, place)
-    there = all(_cut_name(cut, place.replica) in manifest["states"] for cut in place.cuts)
+    there = all(place.cut_file(cut) in manifest["states"] for cut in place.cuts)
     everywhere = there and "program" in parts  # another method's are not taken back
 
     def load(file: str) -> Tensors:
@@ -96,35 +104,35 @@ def give_back(
 
     before, after, output = (load(name) for name in (place.before, place.after, place.output))
     flights = load(place.flights) if same_split else {}
-    with _fitting(folder):
+    with _name_checkpoint_in_errors(folder):
         for part, stateful in parts.items():
             fits = part in cuts
             stateful.load_state(
                 State(
                     shared=manifest["shared"].get(part, {}),
-                    cut=_of(part, before) if fits else {},
-                    block=_of(part, output),
-                    flight=_of(part, flights),
-                    after=_of(part, after) if fits else {},
+                    cut=_tensors_of_part(part, before) if fits else {},
+                    block=_tensors_of_part(part, output),
+                    flight=_tensors_of_part(part, flights),
+                    after=_tensors_of_part(part, after) if fits else {},
                     same_split=same_split,
                     complete=fits and everywhere,
                 )
             )
 
 
-def dropped(
+def describe_dropped_states(
     place: CheckpointPlace, folder: Path, manifest: Mapping[str, Any], parts: Container[str]
 ) -> list[str]:
     """Notices for the user of what is not restored; empty if nothing is lost."""
     same = same_grid(manifest, place)
     blocks, replicas = len(manifest["cuts"]) + 1, manifest["replicas"]
     left = []
-    if replicas > 1 == place.replicas:
+    if replicas > 1 == place.place.replicas:
         left.append(
             f"{folder}: {replicas} replicas, kept together by {manifest['sync']}, go on as 1; "
             "--replicas and sync.name ask for more again"
         )
-    kept = "program" in parts and (place.replicas == 1 or "sync" in parts)
+    kept = "program" in parts and (place.place.replicas == 1 or "sync" in parts)
     if (same and kept) or not any(n.startswith(FLIGHTS) for n in manifest["states"]):
         return left
     changed = "number of replicas" if manifest["cuts"] == place.cuts else "cuts"
@@ -140,10 +148,10 @@ def dropped(
 
 def same_grid(manifest: Mapping[str, Any], place: CheckpointPlace) -> bool:
     """Whether a checkpoint is of the same blocks and as many replicas."""
-    return bool(manifest["cuts"] == place.cuts and manifest["replicas"] == place.replicas)
+    return bool(manifest["cuts"] == place.cuts and manifest["replicas"] == place.place.replicas)
 
 
-def totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
+def read_totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
     """What was counted so far; for other blocks (None) only what is the same on all ranks."""
     counted: dict[str, float] = manifest["totals"][rank or 0]
     return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
@@ -187,25 +195,17 @@ def check_same_run(
 
 
 @contextmanager
-def _fitting(folder: Path) -> Iterator[None]:
+def _name_checkpoint_in_errors(folder: Path) -> Iterator[None]:
     """Turn any fault in restoring a part into a ValueError that names the checkpoint."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
-            f"{folder} holds what this run cannot go on with ({type(error).__name__}: "
+            f"{folder} holds states that this run cannot restore ({type(error).__name__}: "
             f"{one_line(error)}): resume with the settings it was made with"
         ) from error
 
 
-def _of(part: str, tensors: Tensors) -> Tensors:
+def _tensors_of_part(part: str, tensors: Tensors) -> Tensors:
     prefix = f"{part}/"
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
-
-def _cut_name(cut: str, replica: int) -> str:
-    return f"cut before {cut}{_of_replica(replica)}"
-
-
-def _of_replica(replica: int) -> str:
-    return f" of replica {replica}" if replica else ""

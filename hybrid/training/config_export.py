@@ -18,7 +18,7 @@ OWN_DATA = "custom"
 """The name of data that were given to `fit`."""
 
 
-def described(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
+def make_config_text(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
     """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
     name = method.solver.name
     notes = ["# a run of the library"]

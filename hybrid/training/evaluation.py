@@ -17,7 +17,7 @@ from solvers.blocks.block import Block
 from solvers.blocks.objective import Objective
 
 
-def measure(
+def measure_network(
     block: Block, links: RankLinks, data: Data, objective: Objective, batch_size: int = 500
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
@@ -43,31 +43,28 @@ def measure(
     return {name: known[name] for name in ("loss", *objective.metrics)}
 
 
-def measure_alone(block: Block, data: Data, objective: Objective, threads: int) -> dict[str, float]:
+def measure_one_block(
+    block: Block, data: Data, objective: Objective, threads: int
+) -> dict[str, float]:
     """The same of a network that is one block, in this process on so many threads."""
-    return run_threads(1, lambda links: measure(block, links, data, objective), threads)[0]
+    return run_threads(1, lambda links: measure_network(block, links, data, objective), threads)[0]
 
 
-def gathered(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
+def gather_outputs(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
     """The outputs of the whole chain of blocks for `data`, (N, ...), on every rank."""
-    found = [out for _, out in outputs(block, links, data, batch_size)]
+    batches = torch.arange(len(data)).split(batch_size)
+    found = [out for _, out in _outputs(block, links, data, batches)]
     whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None
     return links.all_gather(whole)[-1]
-
-
-def outputs(
-    block: Block, links: RankLinks, data: Data, batch_size: int = 500
-) -> Iterator[tuple[Tensor, Any]]:
-    """The samples' numbers and the network's outputs, batch by batch, on the last block.
-
-    All ranks go through it; on the others it gives nothing.
-    """
-    return _outputs(block, links, data, torch.arange(len(data)).split(batch_size))
 
 
 def _outputs(
     block: Block, links: RankLinks, data: Data, batches: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Any]]:
+    """The samples' numbers and the network's outputs, batch by batch, on the last block.
+
+    All ranks go through it; on the others it gives nothing.
+    """
     batches = list(batches)
     if block.first or block.last:
         data.expect(batches, 0, 0)
@@ -77,7 +74,14 @@ def _outputs(
     block.module.eval()
     links.all_gather(None)
     try:
-        yield from _passes(block, links, data, batches)
+        with torch.no_grad():
+            for number, ids in enumerate(batches):
+                out = _forward_batch(block, links, data, ids)
+                if block.last:
+                    yield ids, out
+                if number % 4 == 3:
+                    # the first block waits for the last one, or its outputs would pile up
+                    links.all_gather(None)
         links.flush()
         links.all_gather(None)
     finally:
@@ -85,20 +89,13 @@ def _outputs(
             module.training = training
 
 
-def _passes(
-    block: Block, links: RankLinks, data: Data, batches: list[Tensor]
-) -> Iterator[tuple[Tensor, Any]]:
-    with torch.no_grad():
-        for number, ids in enumerate(batches):
-            if block.first:
-                inputs = data.batch(ids, seed=0, epoch=0, augment=False)
-                out = block.forward(inputs.to(block.device))
-            else:
-                out = block.forward(links.from_previous())
-            if block.last:
-                yield ids, out
-            else:
-                links.to_next(out)
-            if number % 4 == 3:
-                # the first block waits for the last, or its outputs would pile up
-                links.all_gather(None)
+def _forward_batch(block: Block, links: RankLinks, data: Data, ids: Tensor) -> Any:
+    """One mini-batch through this block, whose output also goes to the next one."""
+    if block.first:
+        inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
+    else:
+        inputs = links.from_previous()
+    out = block.forward(inputs)
+    if not block.last:
+        links.to_next(out)
+    return out

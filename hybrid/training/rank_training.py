@@ -8,7 +8,7 @@ from typing import Any
 from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.optimizers import making
+from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers import schedule as schedules
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
@@ -38,8 +38,8 @@ class RankTraining:
                 optimizer_state(exact, group["params"][0])
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
-        self.peak = making.peak(exact)
-        schedule = schedules.make(options.schedule, self.peak, method.steps, train.epochs)
+        self.peak = optimizers.peak_rate(exact)
+        schedule = schedules.make_schedule(options.schedule, self.peak, method.steps, train.epochs)
         self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
 
     @property
@@ -49,27 +49,25 @@ class RankTraining:
 
     def parts(self, manifest: Mapping[str, Any] | None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights; of another solver's only what is common."""
-        rounds, same = (
-            self.rounds,
-            manifest
-            or {
-                "solver": self.options.names["solver"],
-                "gaps": self.gaps,
-                "sync": self.options.sync.name,
-            },
-        )
+        mine = {
+            "solver": self.options.names["solver"],
+            "gaps": self.gaps,
+            "sync": self.options.sync.name,
+        }
+        of_checkpoint = manifest or mine
+        same = {key for key, value in mine.items() if of_checkpoint[key] == value}
         parts: dict[str, Stateful] = {
-            "rounds": rounds,
+            "rounds": self.rounds,
             "block": self.block,
             "sampler": self.sampler,
         }
-        if same["solver"] != self.options.names["solver"]:
+        if "solver" not in same:
             return parts
-        if rounds.program is not None:
-            parts["program"] = rounds.program
-        if rounds.fill is not None and same["gaps"] == self.gaps:
-            parts["fill"] = rounds.fill
-        if self.block.sync is not None and same["sync"] == self.options.sync.name:
+        if self.rounds.program is not None:
+            parts["program"] = self.rounds.program
+        if self.rounds.fill is not None and "gaps" in same:
+            parts["fill"] = self.rounds.fill
+        if self.block.sync is not None and "sync" in same:
             parts["sync"] = self.block.sync  # after the program, whose weights it may keep
         return parts
 

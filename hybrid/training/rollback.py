@@ -50,7 +50,9 @@ def check_inputs(
         )
 
 
-def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_since: bool) -> Path:
+def choose_checkpoint(
+    found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_since: bool
+) -> Path:
     """The checkpoint to go back to, of those found, which are sorted from the oldest.
 
     It is the newest one or, if none was written since the last roll-back, the one before that
@@ -61,7 +63,7 @@ def target(found: Sequence[Path], rollbacks: Sequence[dict[str, Any]], kept_sinc
     return found[-1]
 
 
-def rates(rollbacks: int, local: bool) -> dict[str, float]:
+def step_factors(rollbacks: int, local: bool) -> dict[str, float]:
     """Factors of the step sizes after this number of roll-backs.
 
     The first one halves local steps, if there are any; each later one halves all steps.
@@ -69,7 +71,7 @@ def rates(rollbacks: int, local: bool) -> dict[str, float]:
     return {"local": 0.5**rollbacks, "exact": 0.5 ** max(rollbacks - local, 0)}
 
 
-def remedy(
+def write_remedy(
     error: DivergedError,
     method: Method,
     rounds: Rounds,
@@ -80,7 +82,7 @@ def remedy(
 ) -> str:
     """The error with its remedy; `peak` is the learning rate that the schedule starts from."""
     lower = f"lower --lr (now {peak:g})"
-    if clipping := _clipping(error.phase, method, rounds):
+    if clipping := _clipping_settings(error.phase, method, rounds):
         lower += f" or set {' or '.join(clipping)}"
     if out is None:
         return f"{error}; {lower}"
@@ -89,7 +91,7 @@ def remedy(
     return f"{error}; {tried}{good}; {lower}"
 
 
-def _clipping(phase: str, method: Method, rounds: Rounds) -> list[str]:
+def _clipping_settings(phase: str, method: Method, rounds: Rounds) -> list[str]:
     own = ["solver.clip_norm"] if hasattr(method.solver, "clip_norm") else []
     if phase == "parallel" or method.solver.exact:
         return own

@@ -18,13 +18,13 @@ from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
-from hybrid.training.callbacks.calling import CallbackError, Callbacks, info
+from hybrid.training.callbacks.calling import CallbackError, Callbacks, make_run_info
 from hybrid.training.callbacks.progress import ProgressPrinter
-from hybrid.training.evaluation import measure
+from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import RankStatus, SharedFolder
-from hybrid.training.summary import has_ended, share, summary, title
+from hybrid.training.summary import describe_run, explain_ended_run, make_summary, share_of_rank
 from solvers.state import Stateful
 from solvers.windows import Batch, Window
 
@@ -48,12 +48,9 @@ class Run:
             method = method.copied()
         self.method = method.of_replica(links.place)
         self.blocks = self.method.problem.blocks
-        # a forward pass takes a third of a step
-        test_steps = len(test) / options.train.batch_size / 3
-        quiet = options.quiet or links.place.number > 0
-        self.progress = ProgressPrinter(quiet, options.train.evaluate_every, test_steps)
+        self.progress = ProgressPrinter(options.quiet or links.place.number > 0)
         self.callbacks = Callbacks(self.progress, options, links)
-        made = self.callbacks.checkpoint
+        made = partial(self.callbacks.call, "on_checkpoint")
         self.folder = SharedFolder(options.out, links, options.checkpoint, made)
         self.stopped = ""
         """Why any rank has been asked to stop."""
@@ -70,21 +67,19 @@ class Run:
         self.residual = [0.0] * (links.size - 1)
         self.notices = self.blocks.notices
         """Notices for the user about the cuts, and about the checkpoint of a resumed run."""
-        last_unit, place = self.blocks.of(links.rank)[-1].name, links.place
-        self.place = checkpointing.CheckpointPlace(
-            links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
-        )
+        last_unit = self.blocks.of(links.rank)[-1].name
+        self.place = checkpointing.CheckpointPlace(links.place, self.blocks.cuts, last_unit)
         with links.agreement():
-            self._begin()
+            self._build_training()
 
     def fit(self) -> dict[str, Any]:
         """Train to the last epoch; give the summary. Meanwhile the run folder is this run's."""
         try:
             self.notices += self.folder.claim(self.options.resume)
             if self.options.resume:
-                self._go_on_from(self.folder.checkpoints()[-1])
-            ended = self._ended()
-            found = self._fit() if ended is None else ended
+                self._restore(self.folder.checkpoints()[-1])
+            ended = self._stored_summary()
+            found = self._train() if ended is None else ended
             self.block.keep_tested_weights()
             return found
         except (AgreedError, StoppedError):
@@ -93,51 +88,55 @@ class Run:
         finally:
             self.callbacks.close()
             self.block.release()
-            self.folder.settle()
+            self.folder.complete_own_part()
             self.folder.release()
 
-    def _fit(self) -> dict[str, Any]:
+    def _train(self) -> dict[str, Any]:
         options = self.options
-        self.callbacks.start(self._info())
+        self.callbacks.call("on_start", self._run_info())
+        self.callbacks.agree()
         assert options.describe is not None
         described = partial(options.describe, self.blocks.cuts)
         self.folder.open(described, self.step, len(self.rollbacks))
-        self.progress.say(title(self.method, options, self.step))
+        self.progress.say(describe_run(self.method, options, self.step))
         for notice in self.notices:
             self.progress.say(notice)
         try:
             if self.step == 0:
-                self._keep()
+                self._write_checkpoint()
             while not self._is_done:
                 try:
-                    self._epoch()
+                    self._train_epoch()
                 except DivergedError as error:
                     self._roll_back(error)
-            self.folder.finish()
-            if self._early:
-                self.progress.say(f"stopped early after epoch {self.epoch}: {self._early}")
+            self.folder.finish_checkpoint()
+            if self._early_reason:
+                self.progress.say(f"stopped early after epoch {self.epoch}: {self._early_reason}")
         except (AgreedError, StoppedError) as error:
             if isinstance(error, CallbackError):
                 self.rounds.drain()
-                self.folder.finish()
-            self.folder.close(None, self.trace)
+                self.folder.finish_checkpoint()
+            self.folder.write_results(None, self.trace)
             raise
         finally:
             self.block.release()
-        found = self._summary()
-        self.folder.close(found, self.trace)
-        self.callbacks.end(found)
+        found = self._make_summary()
+        self.folder.write_results(found, self.trace)
+        self.callbacks.call("on_end", found)
+        self.callbacks.agree()
         return found
 
-    def _info(self) -> RunInfo:
+    def _run_info(self) -> RunInfo:
         tested = {f"test_{k}": v for k, v in self.tested.items()}
-        return info(self.method, self.options, self.step, tested)
+        return make_run_info(self.method, self.options, self.step, tested)
 
-    def _ended(self) -> dict[str, Any] | None:
-        """The summary of a run that was resumed though it had ended; it stays as it is."""
-        stored = self.folder.ended() if self._is_done else None
+    def _stored_summary(self) -> dict[str, Any] | None:
+        """The summary of a run that was resumed although it had ended, which is not changed."""
+        stored = self.folder.stored_summary() if self._is_done else None
         if stored is not None:
-            self.progress.say(has_ended(self.folder.path, self.epoch, self.callbacks.stopped))
+            self.progress.say(
+                explain_ended_run(self.folder.path, self.epoch, self.callbacks.stopped)
+            )
         return stored
 
     @property
@@ -146,22 +145,22 @@ class Run:
         return self.epoch >= self.options.train.epochs or bool(self.callbacks.stopped)
 
     @property
-    def _early(self) -> str:
-        """Why it ends before its last epoch; empty if it does not."""
+    def _early_reason(self) -> str:
+        """Why the run ends before its last epoch; empty if it does not."""
         return self.callbacks.stopped if self.epoch < self.options.train.epochs else ""
 
-    def _begin(self) -> None:
+    def _build_training(self) -> None:
         """Make what this rank trains with, as at the start of a run."""
         train = self.train
         self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
         self.block, self.rounds = self.training.block, self.training.rounds
-        self.rounds.status, self.rounds.trained = self._status, self.progress.tick
+        self.rounds.report_status = self._rank_status
 
-    def _parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
+    def _stateful_parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights."""
         return self.training.parts(manifest) | {"callbacks": self.callbacks}
 
-    def _go_on_from(self, folder: Path) -> None:
+    def _restore(self, folder: Path) -> None:
         """Restore a checkpoint; every rank calls it, at the beginning."""
         with self.links.agreement():
             manifest = checkpoint.read_manifest(folder)
@@ -175,20 +174,24 @@ class Run:
             self.rollbacks = list(manifest["rollbacks"])
             same = checkpointing.same_grid(manifest, self.place)
             number = self.links.place.number
-            self.totals |= checkpointing.totals(manifest, number if same else None)
+            self.totals |= checkpointing.read_totals(manifest, number if same else None)
             if manifest["cuts"] == self.blocks.cuts:
                 self.residual = manifest["residual"]
-            parts = self._parts(manifest)
+            parts = self._stateful_parts(manifest)
             first = {"sampler": parts.pop("sampler")}  # it knows which mini-batches came before
-            checkpointing.give_back(first, self.place, folder, manifest, self.block.device, ())
+            checkpointing.restore_states(first, self.place, folder, manifest, self.block.device, ())
         if self.rounds.fill is not None:
             self.rounds.fill.latest = self.training.windows.before(self.epoch, self.step)[::-1]
         with self.links.agreement():
             # variables of another layout are of no use: a forward pass makes new ones
             cuts = parts if manifest["carried_as"] == self.method.carried_layout else ()
-            checkpointing.give_back(parts, self.place, folder, manifest, self.block.device, cuts)
-            self.notices += checkpointing.dropped(self.place, folder, manifest, parts)
-        self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
+            checkpointing.restore_states(
+                parts, self.place, folder, manifest, self.block.device, cuts
+            )
+            self.notices += checkpointing.describe_dropped_states(
+                self.place, folder, manifest, parts
+            )
+        self.block.rates |= rollback.step_factors(len(self.rollbacks), self.rounds.local)
         self.callbacks.agree()
 
     def _roll_back(self, error: DivergedError) -> None:
@@ -205,43 +208,45 @@ class Run:
         tried = len(before) >= self.options.checkpoint.rollbacks
         if self.folder.path is None or tried:
             newest = self.folder.newest()
-            remedy = rollback.remedy(
+            remedy = rollback.write_remedy(
                 *(error, self.method, self.rounds, self.training.peak),
                 *(len(before), newest, self.options.out),
             )
             raise DivergedError(remedy) from None
-        self.folder.finish()
-        kept_since = self.folder.kept_since_rollback
-        folder = rollback.target(self.folder.checkpoints(), before, kept_since)
+        self.folder.finish_checkpoint()
+        kept_since = self.folder.saved_since_rollback
+        folder = rollback.choose_checkpoint(self.folder.checkpoints(), before, kept_since)
         self.block.release()
-        self._begin()
-        self._go_on_from(folder)
+        self._build_training()
+        self._restore(folder)
         self.rollbacks = [*before, {"step": step, "reason": str(error), "to": self.step}]
-        self.block.rates |= rollback.rates(len(self.rollbacks), self.rounds.local)
+        self.block.rates |= rollback.step_factors(len(self.rollbacks), self.rounds.local)
         rates = {kind: self.block.rates[kind] for kind in ("local", "exact")}
         self.rollbacks[-1]["rates"] = rates
         self.folder.rewind(self.step)
-        self._metric({"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]})
+        self._write_metric(
+            {"phase": "rollback", "from": step, "rates": [rates["exact"], rates["local"]]}
+        )
         self.progress.say(
             f"{error}; going on from the checkpoint of step {self.step} with exact steps "
             f"{rates['exact']:g} and local steps {rates['local']:g} times their size"
         )
-        self.callbacks.rollback(self._info())
+        self.callbacks.call("on_rollback", self._run_info())
 
-    def _epoch(self) -> None:
+    def _train_epoch(self) -> None:
         reports: list[PhaseReport] = []
         for pairs in self.training.groups(self.epoch, self.step):
-            reports = self._rounds(pairs)
+            reports = self._run_rounds(pairs)
             if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
-                    self._stop()
-                if self.rounds.statuses[0].due:
-                    self._keep()
+                    self._stop_with_checkpoint()
+                if self.rounds.rank_statuses[0].due:
+                    self._write_checkpoint()
         self.rounds.end_epoch()
         if said := self.training.sampler.report():
-            self._metric({"phase": "sampler", **said})
+            self._write_metric({"phase": "sampler", **said})
         self.epoch += 1
-        if self._due(self.options.train.evaluate_every):
+        if self._epoch_is_due(self.options.train.evaluate_every):
             self._evaluate()
         tested = self.tested_step == self.step
         results = {
@@ -250,46 +255,48 @@ class Run:
             "learning_rate": self.training.learning_rate(reports[0], self.step),
             **{f"test_{name}": v if tested else None for name, v in self.tested.items()},
         }
-        self.callbacks.epoch(self.epoch, results)
+        self.callbacks.end_epoch(self.epoch, results)
         if self.callbacks.stopped and not tested:
             self._evaluate()
         if self.stopped and not self._is_done:
-            self._stop()
-        if self._due(self.options.checkpoint.every):
-            self._keep()
+            self._stop_with_checkpoint()
+        if self._epoch_is_due(self.options.checkpoint.every):
+            self._write_checkpoint()
 
     def _next_batches(self) -> list[Batch]:
-        """Those of the next call of the rounds."""
+        """The mini-batches of the next call of the rounds."""
         if self._is_done:
             return []
         pairs = next(self.training.groups(self.epoch, self.step), [])
         return [batch for trained, _ in pairs for batch in trained.batches]
 
     def _evaluate(self) -> None:
-        with self.trace.span("evaluate"), self.progress.testing():
+        with self.trace.span("evaluate"):
             tested = self.method.problem.objectives.test
             size = 500 if isinstance(self.test, Dataset) else self.options.train.batch_size
             with self.block.as_tested():
-                self.tested = measure(self.block, self.links, self.test, tested, size)
+                self.tested = measure_network(self.block, self.links, self.test, tested, size)
         self.tested_step = self.step
-        self._metric({"phase": "test", **self.tested})
+        self._write_metric({"phase": "test", **self.tested})
 
-    def _status(self) -> RankStatus:
-        return RankStatus(self.stop(), self.folder.share, self.folder.due(), self.callbacks.failure)
+    def _rank_status(self) -> RankStatus:
+        return RankStatus(
+            self.stop(), self.folder.share, self.folder.checkpoint_is_due(), self.callbacks.failure
+        )
 
-    def _hear(self, everyone: list[RankStatus]) -> None:
+    def _take_statuses(self, everyone: list[RankStatus]) -> None:
         self.stopped = next((news.stop for news in everyone if news.stop), "")
-        self.folder.hear([news.share for news in everyone])
-        self.callbacks.hear(everyone[0].failure)
+        self.folder.advance_checkpoint([news.share for news in everyone])
+        self.callbacks.raise_failure(everyone[0].failure)
 
-    def _keep(self) -> None:
+    def _write_checkpoint(self) -> None:
         """Begin a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
         rollback.check_weights(self.block, self.links, self.step)
         if self.folder.path is None:
             return
         method, blocks = self.method, self.blocks
         with self.trace.span("checkpoint"):
-            files, shared = checkpointing.collect(self._parts(), self.place)
+            files, shared = checkpointing.collect_states(self._stateful_parts(), self.place)
             manifest = {
                 **self.options.names,
                 "epoch": self.epoch,
@@ -312,31 +319,31 @@ class Run:
                 # of the first replica only: the others have the same weights, or weights under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
-                    for unit in ([] if self.place.replica else blocks.of(self.links.rank))
+                    for unit in ([] if self.links.place.replica else blocks.of(self.links.rank))
                 }
-                self.folder.keep(self.step, units, files, manifest)
+                self.folder.begin_checkpoint(self.step, units, files, manifest)
 
-    def _stop(self) -> None:
-        """Keep a checkpoint and raise StoppedError."""
+    def _stop_with_checkpoint(self) -> None:
+        """Write a checkpoint and raise StoppedError."""
         when = f"{self.stopped} after step {self.step}"
         if self.folder.path is None:
             self.rounds.drain()
             leave(self.links, f"{when}; nothing is kept, because there is no run folder")
-        self._keep()
-        self.folder.finish()
+        self._write_checkpoint()
+        self.folder.finish_checkpoint()
         leave(self.links, f"{when}; go on with --resume --out {self.folder.path}")
 
-    def _due(self, every: int) -> bool:
+    def _epoch_is_due(self, every: int) -> bool:
         return self.epoch % every == 0 or self._is_done
 
-    def _rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
+    def _run_rounds(self, pairs: list[tuple[Window, Window]]) -> list[PhaseReport]:
         traffic = self.links.traffic
         waited, sent = traffic.total_waiting, traffic.total_bytes
         steps = sum(len(trained.batches) for trained, _ in pairs)
         ends = self.step + steps == (self.epoch + 1) * self.method.steps
         closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
-        self._hear(self.rounds.statuses)
+        self._take_statuses(self.rounds.rank_statuses)
         self.training.sampler.take_losses(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
@@ -349,22 +356,22 @@ class Run:
             for notice in report.notices:
                 self.progress.say(notice)
             self.totals[f"{report.phase}_seconds"] += report.seconds
-            self._metric(
+            self._write_metric(
                 {
                     **report.as_json(),
                     "learning_rate": self.training.learning_rate(report, self.step),
                 }
             )
-        self.callbacks.report(self.step, self.epoch, reports)
+        self.callbacks.call("on_report", self.step, self.epoch, reports)
         return reports
 
-    def _metric(self, line: dict[str, Any]) -> None:
-        if notice := self.folder.metric({"step": self.step, "epoch": self.epoch, **line}):
+    def _write_metric(self, line: dict[str, Any]) -> None:
+        if notice := self.folder.write_metric({"step": self.step, "epoch": self.epoch, **line}):
             self.progress.say(notice)
 
-    def _summary(self) -> dict[str, Any]:
+    def _make_summary(self) -> dict[str, Any]:
         blocked = self.folder.blocked_seconds
-        mine = share(self.totals, self.block, self.options.train.graphs, blocked)
+        mine = share_of_rank(self.totals, self.block, self.options.train.graphs, blocked)
         results: dict[str, Any] = {
             "kernels": self.kernels,
             "tested": self.tested,
@@ -372,6 +379,6 @@ class Run:
             "returns_to_serial": self.rounds.returns,
             "rollbacks": self.rollbacks,
         }
-        if self._early:
-            results |= {"epochs": self.epoch, "stopped_early": self._early}
-        return summary(self.method, self.options, self.links.everyone(mine), results)
+        if self._early_reason:
+            results |= {"epochs": self.epoch, "stopped_early": self._early_reason}
+        return make_summary(self.method, self.options, self.links.everyone(mine), results)

@@ -44,8 +44,8 @@ class SharedFolder:
         """Called on the first rank for every checkpoint that is complete."""
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
-        self._kept_at = monotonic()
-        self.kept_since_rollback = True
+        self._saved_at = monotonic()
+        self.saved_since_rollback = True
 
     def claim(self, resume: bool) -> list[str]:
         """Own the folder until `release`; gives notices about the checkpoints that were found.
@@ -67,7 +67,7 @@ class SharedFolder:
         self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
         return notices
 
-    def settle(self) -> None:
+    def complete_own_part(self) -> None:
         """Complete this rank's part of a checkpoint, even if another rank has failed."""
         if self._writer is not None:
             self._writer.settle()
@@ -76,7 +76,7 @@ class SharedFolder:
         """Give up the ownership of the folder; only the first rank has it."""
         self._folder.release()
 
-    def ended(self) -> dict[str, Any] | None:
+    def stored_summary(self) -> dict[str, Any] | None:
         """The summary of a run that has ended, which is printed again; None without one."""
         if self.path is None:
             return None
@@ -102,12 +102,12 @@ class SharedFolder:
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run has gone back."""
-        self.kept_since_rollback = False
+        self.saved_since_rollback = False
         with self.links.agreement():
             if self._first:
                 self._folder.rewind(to_step)
 
-    def metric(self, line: Mapping[str, Any]) -> str:
+    def write_metric(self, line: Mapping[str, Any]) -> str:
         """Append a line of metrics; gives a notice for the user, or an empty text."""
         if self.path is None or not self._first:
             return ""
@@ -124,30 +124,32 @@ class SharedFolder:
         """Seconds that training has waited for checkpoints."""
         return self._writer.blocked_seconds if self._writer else 0.0
 
-    def due(self) -> bool:
+    def checkpoint_is_due(self) -> bool:
         """Whether, by this rank's clock, it is time for a checkpoint."""
         minutes = self.settings.minutes
-        return bool(minutes) and monotonic() - self._kept_at >= 60 * minutes
+        return bool(minutes) and monotonic() - self._saved_at >= 60 * minutes
 
-    def keep(self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]) -> None:
+    def begin_checkpoint(
+        self, step: int, units: Files, states: Files, manifest: Mapping[str, Any]
+    ) -> None:
         """Begin a checkpoint."""
         assert self._writer is not None
         self._writer.begin(step, units, states, manifest)
-        self._kept_at, self.kept_since_rollback = monotonic(), True
+        self._saved_at, self.saved_since_rollback = monotonic(), True
 
-    def hear(self, shares: list[Share]) -> None:
+    def advance_checkpoint(self, shares: list[Share]) -> None:
         """Advance the checkpoint by what the ranks report of their parts."""
         if self._writer is not None:
             self._writer.hear(shares)
-            self._tell(self._writer)
+            self._announce_checkpoints(self._writer)
 
-    def finish(self) -> None:
+    def finish_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun last is complete."""
         if self._writer is not None:
             self._writer.finish()
-            self._tell(self._writer)
+            self._announce_checkpoints(self._writer)
 
-    def close(self, summary: dict[str, Any] | None, trace: Trace) -> None:
+    def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write summary and trace; without a summary, after a failure, only if that is possible."""
         if self.path is None:
             return
@@ -156,7 +158,7 @@ class SharedFolder:
             if self._first:
                 self._folder.close(summary, [event for rank in everyone for event in rank])
 
-    def _tell(self, writer: Writer) -> None:
+    def _announce_checkpoints(self, writer: Writer) -> None:
         while writer.made:
             folder = writer.made.pop(0)
             self.made(int(folder.name), folder)

@@ -15,7 +15,7 @@ from solvers.blocks.block import Block
 from solvers.kernels.choice import memory_pools
 
 
-def title(method: Method, options: RunOptions, resumed_after: int) -> str:
+def describe_run(method: Method, options: RunOptions, resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
     names, blocks, device = options.names, method.problem.blocks, method.device
     count = len(blocks)
@@ -32,7 +32,7 @@ def title(method: Method, options: RunOptions, resumed_after: int) -> str:
     )
 
 
-def has_ended(run: Path | None, epochs: int, stopped: str) -> str:
+def explain_ended_run(run: Path | None, epochs: int, stopped: str) -> str:
     """The message for a run that is resumed although it has ended."""
     ended = f"{run} has ended after {epochs} epochs"
     if stopped:
@@ -40,20 +40,22 @@ def has_ended(run: Path | None, epochs: int, stopped: str) -> str:
     return f"{ended}, and stays as it is: to train on, give --epochs {epochs + 1} or more"
 
 
-def share(totals: dict[str, float], block: Block, graphs: bool, blocked: float) -> dict[str, Any]:
+def share_of_rank(
+    totals: dict[str, float], block: Block, graphs: bool, blocked: float
+) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
     device = block.device
-    held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return {
         "totals": totals,
         "peak_memory_bytes": _peak_memory_bytes(device),
-        "gpu_memory_bytes": held + memory_pools(),
+        "gpu_memory_bytes": reserved + memory_pools(),
         "graphs": _graphs(block, graphs),
         "checkpoint_seconds": blocked,
     }
 
 
-def summary(
+def make_summary(
     method: Method,
     options: RunOptions,
     everyone: Sequence[dict[str, Any]],

@@ -28,8 +28,8 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
-from hybrid.training.config_export import OWN_DATA, described
-from hybrid.training.evaluation import gathered, measure
+from hybrid.training.config_export import OWN_DATA, make_config_text
+from hybrid.training.evaluation import gather_outputs, measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
 from solvers import Solver, registry
@@ -55,26 +55,25 @@ class Trainer(RunOptions, RoundOptions):
     """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
     rounds: RoundSettings = field(init=False)
     """The settings of [rounds], with everything decided that was unset."""
-    _side: Arrangement = field(init=False, default="chain")
-    """As the blocks have been trained, which decides what rank has which."""
+    _arrangement: Arrangement = field(init=False, default="chain")
+    """How the grid lay on the ranks in training, which decides what block a rank has."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        asked = {option.name: getattr(self, option.name) for option in fields(RoundOptions)}
         try:
-            rounds = RoundSettings(**asked)
+            rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
         except ValidationError as error:
             raise ValueError(first_fault(error)) from None
         self.rounds = settled(self.solver, rounds)
-        if self.correction is not None:
-            known = self.correction, PassSettings, "correction"
-            self.correction = understood(*known, registry.solver_class)
-        else:
+        if self.correction is None:
             share = self.train.batch_size // max(1, self.replicas)
-            wanted = dict(wanted_correction(self.solver, self.rounds, share))
-            self.correction = PassSettings(**wanted)
+            self.correction = PassSettings(**wanted_correction(self.solver, self.rounds, share))
+        else:
+            self.correction = understood(
+                self.correction, PassSettings, "correction", registry.solver_class
+            )
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,
@@ -115,22 +114,18 @@ class Trainer(RunOptions, RoundOptions):
                 method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
                 device, options = method.device, self.run_options(method)
                 kernels = choose(self.train.kernels, device.type == "cuda")
-                self._side = method.arrangement
+                self._arrangement = method.arrangement
         except ValueError as error:
             failed = error
 
         def program(links: RankLinks) -> dict[str, Any]:
-            with links.agreement():
-                if failed is not None:
-                    raise failed
             run = Run(method, options, links, data[0], data[1], request, kernels)
             leave_if_asked(links, request)
             return run.fit()
 
-        grid = Grid(len(self.blocks), self.replicas)
         try:
             with listening() as request:
-                return start(program, grid, self.links, device, failed, self._side)
+                return self._start(program, self.replicas, device, failed)
         finally:
             for each in data:
                 each.close()
@@ -138,12 +133,12 @@ class Trainer(RunOptions, RoundOptions):
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
 
-        def measured(
+        def measure(
             block: Block, links: RankLinks, known: Data, objectives: Objectives
         ) -> dict[str, float]:
-            return measure(block, links, known, objectives.test, self.train.batch_size)
+            return measure_network(block, links, known, objectives.test, self.train.batch_size)
 
-        return self._through(data, measured)
+        return self._use_network(data, measure)
 
     def predict(self, data: Any) -> Any:
         """The network's outputs for `data`, (N, ...), on every rank.
@@ -151,52 +146,65 @@ class Trainer(RunOptions, RoundOptions):
         `data` is as in `fit`, or a tensor of inputs alone.
         """
 
-        def predicted(block: Block, links: RankLinks, known: Data, objectives: Objectives) -> Any:
-            return gathered(block, links, known, self.train.batch_size)
+        def gather(block: Block, links: RankLinks, known: Data, objectives: Objectives) -> Any:
+            return gather_outputs(block, links, known, self.train.batch_size)
 
         inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
-        return self._through(inputs, predicted, tried=data is inputs)
+        return self._use_network(inputs, gather, has_targets=data is inputs)
 
-    def _through(
-        self, given: Any, use: Callable[[Block, RankLinks, Data, Objectives], T], tried: bool = True
+    def _use_network(
+        self,
+        given: Any,
+        use: Callable[[Block, RankLinks, Data, Objectives], T],
+        has_targets: bool = True,
     ) -> T:
-        """Use every rank's block, as it is, on data."""
+        """What `use` gives of every rank's block, as it is, on data."""
         comm = launch.communicator()
         torch.set_num_threads(self.threads(len(self.blocks)))
         device = launch.device(self.train.device)
         failed: ValueError | None = None
+        objectives = Objectives.none()
         try:
             with no_exit():
                 data = as_data(given)
                 self._check_ranks(1 if comm is None else comm.size)
                 self.blocks = self.blocks.fitted(data.sample(2)[0])
-                options = replace(self, batch_transform=None)
-                objectives = (
-                    Objectives.settle(options, self.blocks, data, data)
-                    if tried
-                    else Objectives.none()
-                )
+                if has_targets:
+                    options = replace(self, batch_transform=None)
+                    objectives = Objectives.settle(options, self.blocks, data, data)
         except ValueError as error:
             failed = error
 
         def program(links: RankLinks) -> T:
-            with links.agreement():
-                if failed is not None:
-                    raise failed
             module, rank = placed(self.blocks.module(links.rank), device), links.rank
             precision = getattr(torch, self.train.precision)
-            return use(
-                Block(module, rank, links.size, {}, device, precision), links, data, objectives
-            )
+            block = Block(module, rank, links.size, {}, device, precision)
+            return use(block, links, data, objectives)
 
         try:
             # under mpirun each replica has the weights; in one process one will do
-            count = self.replicas if comm is not None else 1
-            grid = Grid(len(self.blocks), count)
-            return start(program, grid, self.links, device, failed, self._side)
+            return self._start(program, 1 if comm is None else self.replicas, device, failed)
         finally:
             if failed is None and data is not given:
                 data.close()
+
+    def _start(
+        self,
+        program: Callable[[RankLinks], T],
+        replicas: int,
+        device: torch.device | None,
+        failed: ValueError | None,
+    ) -> T:
+        """Run the program on every rank; raise on all ranks what `failed` on any."""
+
+        def agreed_program(links: RankLinks) -> T:
+            with links.agreement():
+                if failed is not None:
+                    raise failed
+            return program(links)
+
+        grid = Grid(len(self.blocks), replicas)
+        return start(agreed_program, grid, self.links, device, failed, self._arrangement)
 
     def threads(self, blocks: int) -> int:
         """Intra-operation threads of one rank; one, unless it is said, on a clock of its own."""
@@ -219,7 +227,7 @@ class Trainer(RunOptions, RoundOptions):
     def run_options(self, method: Method) -> RunOptions:
         """As they are now, with the text of config.toml that the settings give."""
         options = RunOptions(**{f.name: getattr(self, f.name) for f in fields(RunOptions)})
-        options.describe = self.describe or partial(described, options, method)
+        options.describe = self.describe or partial(make_config_text, options, method)
         return options
 
     def _check_ranks(self, ranks: int) -> None:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from torch import nn
-from trainings import assert_same, digits, fitted, newest
+from trainings import assert_same, digits, newest, trained_weights
 
 from hybrid import Trainer, split
 from hybrid.folder import checkpoint
@@ -61,7 +61,7 @@ def trained(solver, out=None, resume=False, **settings):
         **settings,
     )
     images, test = digits(4)
-    return fitted(made, (images.take(8 * STEPS), test))
+    return trained_weights(made, (images.take(8 * STEPS), test))
 
 
 @pytest.mark.parametrize(

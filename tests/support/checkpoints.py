@@ -11,7 +11,7 @@ from hybrid.cuts.partition import Blocks
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 
 MANIFEST = {"model": "resnet8", "epoch": 1}
@@ -24,8 +24,8 @@ def trained(blocks: int, seed: int, name: str = "sgd", own: bool = False) -> tup
     cut = split(model, blocks, balance="even")
     optimizers = []
     for rank in range(blocks):
-        exact = make(cut.module(rank), OptimizerSettings(name=name))
-        local = make(cut.module(rank), OptimizerSettings(momentum=0.5)) if own else exact
+        exact = make_optimizer(cut.module(rank), OptimizerSettings(name=name))
+        local = make_optimizer(cut.module(rank), OptimizerSettings(momentum=0.5)) if own else exact
         optimizers.append({"exact": exact, "local": local})
         for optimizer in optimizers[-1].values():
             for _ in range(2):

@@ -4,11 +4,10 @@ from unittest import mock
 
 import torch
 from torch import nn
+from trainings import trainer_of
 
-from hybrid import Callback, OptimizerSettings, Trainer, split
+from hybrid import Callback, OptimizerSettings
 from hybrid.ranks import launch
-from hybrid.settings.config import TrainSettings
-from solvers import Backprop
 
 CLASSES, BATCH = 3, 16
 _random = torch.Generator().manual_seed(0)
@@ -77,15 +76,13 @@ def trainer(blocks=1, replicas=1, solver=None, metrics=None, settings=None, **ot
     network = nn.Sequential(
         nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES)
     )
-    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **(settings or {})}
-    return Trainer(
-        split(network, blocks, sample=X[:4], balance="operations"),
-        solver or Backprop(),
+    return trainer_of(
+        *(network, solver, blocks),
+        sample=X[:4],
         replicas=replicas,
-        train=TrainSettings(**wanted),
+        train={"batch_size": BATCH, **(settings or {})},
         metrics=metrics or {"kappa": Kappa(), "F1": macro_f1, "AUROC": auroc},
         optimizer=OptimizerSettings(lr=others.pop("lr", 0.1)),
-        quiet=True,
         **others,
     )
 

@@ -1,19 +1,15 @@
-"""What users give that cannot work, a training that is given it, and the same on MPI ranks."""
+"""What users give that cannot work, a training that is given it."""
 
 import os
 import signal
 import sys
 from fcntl import F_GETSIG, fcntl
 from multiprocessing import parent_process
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-
-from hybrid import Trainer, split
-from hybrid.settings.config import TrainSettings
-from solvers import Backprop
+from trainings import trainer_of
 
 SAMPLES, FEATURES, CLASSES, BATCH = 64, 6, 3, 16
 X = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -32,10 +28,10 @@ def fit(
     out=None, model=None, blocks=2, cuts=None, sample=X[:4], solver=None, settings=(), **changed
 ):
     """One epoch of four mini-batches on two threads, with what is not as usual."""
-    cut = split(model or layers(), None if cuts else blocks, cuts=cuts, sample=sample)
-    train = TrainSettings(**{"epochs": 1, "batch_size": BATCH, "threads": 1, **dict(settings)})
     data = {**LINES, **{k: changed.pop(k) for k in ("train", "test") if k in changed}}
-    made = Trainer(cut, solver or Backprop(), out=out, train=train, quiet=True, **changed)
+    train = {"epochs": 1, "batch_size": BATCH, **dict(settings)}
+    how = {"cuts": cuts, "sample": sample, "train": train, "out": out}
+    made = trainer_of(model or layers(), solver, blocks, **how, **changed)
     return made.fit(data["train"], data["test"])
 
 
@@ -70,14 +66,6 @@ class Items(Dataset):
 
     def __getitem__(self, i):
         return self.item(i)
-
-
-class Shrinking(Items):
-    """Has ten samples as soon as training begins."""
-
-    def __getitem__(self, i):
-        self.count = SAMPLES if i < 2 else 10
-        return [(X[k], Y[k]) for k in range(self.count)][i]
 
 
 class Deadly(Items):
@@ -181,25 +169,3 @@ class Twofold(nn.Module):
     def forward(self, x):
         hidden = torch.relu(self.a(x))
         return self.b(hidden), hidden
-
-
-def on_ranks(kind, out):
-    """A training under mpirun, of which one thing fails on the last rank."""
-    from hybrid.ranks import launch
-
-    last = launch.communicator().rank == launch.communicator().size - 1
-    entropy = nn.functional.cross_entropy
-    lost = Items(lambda i: failing() if last and i >= 10 else (X[i], Y[i]))
-    given = {
-        "item": {"train": lost},
-        "loss": {"loss": after(9, entropy, failing) if last else entropy},
-        "shrinking": {"train": Shrinking()},
-        "exit": {"loss": after(9, entropy, leaving) if last else entropy},
-    }
-    fit(out, **given[kind])
-
-
-if __name__ == "__main__":
-    from hybrid.cli.failure import run_command
-
-    sys.exit(run_command(lambda: on_ranks(sys.argv[1], Path(sys.argv[2]))))

@@ -13,10 +13,11 @@ from small_networks import Characters, Masked, TwoHeads, UNet, mlp, signals
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils._pytree import tree_map
+from trainings import trainer_of
 from zoo_packages import package
 
-from hybrid import Trainer, split
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
+from hybrid import Trainer
+from hybrid.settings.config import OptimizerSettings
 
 BATCH, EPOCHS = 16, 2
 
@@ -40,13 +41,13 @@ class Network:
     def trainer(self, blocks: int, **settings: Any) -> Trainer:
         """Of few steps on so many blocks."""
         sample = tree_map(lambda x: x[:4], self.data().inputs)
-        made = split(self.make(), blocks, sample=sample)
-        settings = {"loss": self.loss, "metrics": self.metrics, "quiet": True, **settings}
-        return Trainer(
-            made,
-            train=TrainSettings(epochs=EPOCHS, batch_size=BATCH, threads=1),
+        settings = {"loss": self.loss, "metrics": self.metrics, **settings}
+        return trainer_of(
+            self.make(),
+            blocks=blocks,
+            sample=sample,
+            train={"epochs": EPOCHS, "batch_size": BATCH},
             optimizer=OptimizerSettings(lr=self.rate),
-            checkpoint=CheckpointSettings(keep_last=0),
             **settings,
         )
 

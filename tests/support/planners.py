@@ -14,8 +14,10 @@ FORWARD, BACKWARD = 0.01, 0.02
 def planner(network=None, limit=256):
     given = {"model.name": "resnet8", "data.name": "digits", "data.limit": limit}
     resolved = load(None, {**given, "train.batch_size": 32, "train.report_every": 1000})
-    images, _ = build.data_sets(resolved.data)
-    made = plan.Planner(resolved, build.model(resolved, images), images, network or Network(1e12))
+    images, _ = build.load_data_sets(resolved.data)
+    made = plan.Planner(
+        resolved, build.build_model(resolved, images), images, network or Network(1e12)
+    )
     names = tuple(unit.name for unit in units(made.model))
     made.subject.times[names] = {n: [Cost(FORWARD, BACKWARD)] * 5 for n in (4, 8, 16, 32)}
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from hybrid.links import RankLinks, run_threads
 from solvers import Batch, Block, Solver, Window
 from solvers.base import Program, Setup
 from solvers.exact.exact_pass import ExactPass, PassSettings
+from solvers.layers.bundle import call_network
 from solvers.layers.projection import leading_projection
 from solvers.layers.reversible import Reversible
 from solvers.state import State, Tensors
@@ -121,20 +123,31 @@ class Problem:
         return copied(self.blocks.model.state_dict())
 
 
+NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+
+
 def trained_by_hand(
-    model: nn.Module, steps: Iterable[tuple[Tensor, Tensor, float]], decay: float = 5e-4
+    model: nn.Module,
+    steps: Iterable[tuple[Any, Tensor, float]],
+    decay: float | None = 5e-4,
+    loss: Callable[..., Tensor] = nn.functional.cross_entropy,
+    optimizer: Callable[..., torch.optim.Optimizer] = NESTEROV,
+    after_step: Callable[[], object] = lambda: None,
 ) -> Tensors:
-    """Plain PyTorch: nesterov momentum on (images, labels, learning rate); vectors do not decay."""
+    """Plain PyTorch over (inputs, targets, learning rate); vectors do not decay."""
     matrices = [p for p in model.train().parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
-    for images, labels, rate in steps:
-        for group in sgd.param_groups:
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    if decay is not None:  # else that of the optimizer holds
+        groups[0]["weight_decay"] = decay
+    made = optimizer(groups)
+    for inputs, targets, rate in steps:
+        for group in made.param_groups:
             group["lr"] = rate
-        nn.functional.cross_entropy(model(images), labels).backward()
-        sgd.step()
-        sgd.zero_grad()
+        loss(call_network(model, inputs), targets).backward()
+        made.step()
+        made.zero_grad()
+        after_step()
     return model.state_dict()
 
 

@@ -6,13 +6,13 @@ from unittest import mock
 
 import numpy as np
 import torch
+import trainings
 from torch import nn
 from torch.utils.data import Dataset
+from trainings import trainer_of
 
-from hybrid import Trainer, split
 from hybrid.ranks import launch
-from hybrid.settings.config import TrainSettings
-from solvers import AugmentedLagrangian, Backprop
+from solvers import AugmentedLagrangian
 
 SAMPLES, BATCH = 48, 8
 
@@ -59,14 +59,12 @@ def layers():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def trained(train, solver=None, blocks=1, test=None, settings=(), **more):
+def trained(data, solver=None, blocks=1, test=None, settings=(), model=None, **more):
     """The weights after two epochs of six mini-batches."""
-    model = more.pop("model", None) or layers()
-    cut = split(model, blocks, sample=more.pop("sample", torch.zeros(4, 6)))
-    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **dict(settings)}
-    made = Trainer(cut, solver or Backprop(), train=TrainSettings(**wanted), quiet=True, **more)
-    made.fit(train, test or train)
-    return dict(model.state_dict())
+    train = {"batch_size": BATCH, **dict(settings)}
+    more = {"sample": torch.zeros(4, 6), **more}
+    made = trainer_of(model or layers(), solver, blocks, train=train, **more)
+    return trainings.trained_weights(made, (data, test or data))
 
 
 def read_on_rank(comm, window):

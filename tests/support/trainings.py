@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.cuts.partition import SAMPLES
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
-from solvers import Solver
+from solvers import Backprop, Solver
 
 BATCH = 32
 Data = tuple[data.Dataset, data.Dataset]
@@ -37,17 +38,33 @@ def network(name: str = "resnet8") -> nn.Sequential:
     return models.build(name, classes=10, channels=1, image_size=8)
 
 
-def trainer(solver: Solver, out: Path | None = None, blocks: int = 2, **settings: Any) -> Trainer:
-    """Two epochs on blocks of counted costs; `train` and `model` say what is other than usual."""
-    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **settings.pop("train", {})}
-    sample = torch.zeros(SAMPLES, 1, 8, 8)
-    model = network(settings.pop("model", "resnet8"))
-    cut = split(model, blocks, balance="operations", sample=sample)
+def trainer_of(
+    model: nn.Module,
+    solver: Solver | None = None,
+    blocks: int | None = 1,
+    *,
+    cuts: Sequence[str] | None = None,
+    sample: Any = None,
+    train: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Trainer:
+    """Two epochs of a model on blocks of counted costs, or cut as `cuts` says.
+
+    `train` and `settings` say what is other than usual.
+    """
+    cut = split(model, None if cuts else blocks, cuts=cuts, balance="operations", sample=sample)
+    wanted = {"epochs": 2, "batch_size": BATCH, "threads": 1, **(train or {})}
     settings = {"checkpoint": CheckpointSettings(keep_last=0), "quiet": True, **settings}
-    return Trainer(cut, solver, out=out, train=TrainSettings(**wanted), **settings)
+    return Trainer(cut, solver or Backprop(), train=TrainSettings(**wanted), **settings)
 
 
-def fitted(made: Trainer, loaded: Data) -> dict[str, Tensor]:
+def trainer(solver: Solver, out: Path | None = None, blocks: int = 2, **settings: Any) -> Trainer:
+    """`trainer_of` a model by name, on digits."""
+    model, sample = network(settings.pop("model", "resnet8")), torch.zeros(SAMPLES, 1, 8, 8)
+    return trainer_of(model, solver, blocks, sample=sample, out=out, **settings)
+
+
+def trained_weights(made: Trainer, loaded: Any) -> dict[str, Tensor]:
     """The weights after training."""
     made.fit(*loaded)
     return dict(made.blocks.model.state_dict())

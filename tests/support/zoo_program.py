@@ -13,11 +13,8 @@ from solvers import DDG, AugmentedLagrangian, Backprop
 SERIAL, DELAYED = {"solver": Backprop()}, {"solver": DDG(micro_batches=2)}
 PARALLEL = {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "a U-Net, delayed": ("U-Net", DELAYED),
     "a U-Net, in parallel": ("U-Net", PARALLEL),
     "a Transformer, delayed": ("character Transformer", DELAYED),
-    "a Transformer, in parallel": ("character Transformer", PARALLEL),
-    "two inputs, serially": ("two inputs", SERIAL),
     "two outputs, serially": ("two outputs", SERIAL),
 }
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
-from hybrid.rounds.report import PhaseReport
 from hybrid.settings.config import Section
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.callbacks.early_stopping import EarlyStopping
@@ -24,7 +22,7 @@ class CallbackError(AgreedError):
     """A callback has failed; every rank knows."""
 
 
-def info(
+def make_run_info(
     method: Method, options: RunOptions, step: int, results: Mapping[str, float | None]
 ) -> RunInfo:
     """What callbacks know of a run after `step` steps."""
@@ -49,14 +47,14 @@ def info(
 
 
 class Callbacks:
-    """A run's callbacks, `shown` first. All ranks call `start`, `epoch`, `agree`, `end`, `state`.
+    """A run's callbacks, `shown` first. All ranks call its methods but `load_state` and `close`.
 
         first rank   on_report fails          reports        raises
         others                                reports        raise
-                          |__ `failure`, kept __|__ `hear` __|
+                          |__ `failure`, kept __|__ `raise_failure` __|
 
-    After a failure no callback is called. The other ranks learn of it with the next report, in
-    `hear`, or in `agree`, where only the ranks of a run with callbacks of its own communicate.
+    After a failure no callback is called. The other ranks learn of the failure with the next report
+    (`raise_failure`), or in `agree`, which communicates only if the run has callbacks of its own.
     """
 
     def __init__(self, shown: Callback, options: RunOptions, links: RankLinks) -> None:
@@ -72,34 +70,17 @@ class Callbacks:
         self._asked = ""
         """The same on the first rank, before the others know it."""
 
-    def start(self, run: RunInfo) -> None:
-        """Raise CallbackError on all ranks if one cannot start."""
-        self._call("on_start", run)
-        self.agree()
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback; the other ranks learn of a failure later."""
+        for callback in self._all:
+            self._try(callback, hook, *arguments)
 
-    def report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        """Call `on_report` with the phases since the last report."""
-        self._call("on_report", step, epoch, reports)
-
-    def epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+    def end_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Call `on_epoch`; all ranks agree whether the run stops."""
         for callback in self._all:
             if self._try(callback, "on_epoch", epoch, dict(results)):
                 why = callback.reason or f"asked for it after epoch {epoch}"
-                self._asked = self._asked or _because(callback, why)
-        self.agree()
-
-    def checkpoint(self, step: int, folder: Path) -> None:
-        """Call `on_checkpoint` for a checkpoint that is complete."""
-        self._call("on_checkpoint", step, folder)
-
-    def rollback(self, run: RunInfo) -> None:
-        """Call `on_rollback`."""
-        self._call("on_rollback", run)
-
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Call `on_end`."""
-        self._call("on_end", summary)
+                self._asked = self._asked or _name_reason(callback, why)
         self.agree()
 
     def close(self) -> None:
@@ -112,9 +93,9 @@ class Callbacks:
         """Learn whether a callback asks to stop; CallbackError if one has failed."""
         if self._agrees:
             self.failure, self.stopped = self.links.everyone((self.failure, self._asked))[0]
-            self.hear(self.failure)
+            self.raise_failure(self.failure)
 
-    def hear(self, failure: str) -> None:
+    def raise_failure(self, failure: str) -> None:
         """Raise CallbackError if there is a failure, which is the same on all ranks."""
         if failure:
             raise CallbackError(failure)
@@ -135,7 +116,7 @@ class Callbacks:
             if self.failure:
                 raise ValueError(self.failure)
             if callback.reason:
-                self._asked = self._asked or _because(callback, callback.reason)
+                self._asked = self._asked or _name_reason(callback, callback.reason)
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
         """Each callback with its class and its number among those of its class."""
@@ -145,21 +126,17 @@ class Callbacks:
             count[name] += 1
             yield f"{name} {count[name]}", callback
 
-    def _call(self, hook: str, *told: Any) -> None:
-        for callback in self._all:
-            self._try(callback, hook, *told)
-
-    def _try(self, callback: Callback, hook: str, *told: Any) -> Any:
+    def _try(self, callback: Callback, hook: str, *arguments: Any) -> Any:
         """The result of a hook; None once one has failed."""
         if self.failure:
             return None
         try:
-            found = getattr(callback, hook)(*told)
+            found = getattr(callback, hook)(*arguments)
             return json.loads(json.dumps(found)) if hook == "state" else found
         except (Exception, SystemExit) as error:
             self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
             return None
 
 
-def _because(callback: Callback, why: str) -> str:
+def _name_reason(callback: Callback, why: str) -> str:
     return f"{type(callback).__name__}: {why}"

@@ -21,9 +21,9 @@ _MOST_BYTES = 1 << 30
 class CSVLogger(Callback):
     """Writes a CSV file: one row for each phase of a report, and one of phase `epoch` per epoch.
 
-    `residual` is that of the worst cut; test metrics have a column each. A row is written at once,
-    and a last one that was cut off is dropped when the run is resumed, as are the rows of later
-    steps. Raises ValueError if there is another file of that name, OSError if it cannot be written.
+    `residual` is that of the worst cut, and each test metric has a column. A row is written at
+    once. When the run is resumed, an incomplete last row and the rows of later steps are dropped.
+    Raises ValueError if there is another file of that name, OSError if it cannot be written.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -33,41 +33,41 @@ class CSVLogger(Callback):
     def on_start(self, run: RunInfo) -> None:
         if not self.file.parent.is_dir():
             raise ValueError(f"{self.file.parent} is not a folder: make it, or choose another file")
-        self._cut(run.step)
+        self._drop_rows_after(run.step)
 
     def on_rollback(self, run: RunInfo) -> None:
-        self._cut(run.step)
+        self._drop_rows_after(run.step)
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
         for report in reports:
-            told = {key: getattr(report, key) for key in _COLUMNS[2:-1]}
+            row = {key: getattr(report, key) for key in _COLUMNS[2:-1]}
             residual = max(report.residual, default=None)
-            self._add({"step": step, "epoch": epoch, **told, "residual": residual})
+            self._add_row({"step": step, "epoch": epoch, **row, "residual": residual})
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
-        self._add({"epoch": epoch, "phase": "epoch", **results})
+        self._add_row({"epoch": epoch, "phase": "epoch", **results})
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add_row(self, row: dict[str, Any]) -> None:
         new = [key for key in row if key not in self._columns]
         if new:
-            rows = self._rows()
+            rows = self._read_rows()
             self._columns += new
-            self._write(rows)
+            self._write_rows(rows)
         with naming(self.file), self.file.open("a", newline="") as file:
-            file.write(_text(self._columns, [row]))
+            file.write(_format_rows(self._columns, [row]))
 
-    def _cut(self, last_step: int) -> None:
+    def _drop_rows_after(self, last_step: int) -> None:
         """Keep the rows up to a step; without a file there are none."""
-        rows = self._rows() if self.file.exists() else []
+        rows = self._read_rows() if self.file.exists() else []
         try:
             kept = [row for row in rows if int(row["step"]) <= last_step]
         except (ValueError, TypeError):
             raise ValueError(f"{self.file} has a row without a step: choose another name") from None
         if not kept:
             self._columns = list(_COLUMNS)
-        self._write(kept)
+        self._write_rows(kept)
 
-    def _rows(self) -> list[dict[str, str]]:
+    def _read_rows(self) -> list[dict[str, str]]:
         """The complete rows of the file, whose columns are taken over."""
         text = read_whole(self.file, _MOST_BYTES).decode(errors="replace")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -78,12 +78,12 @@ class CSVLogger(Callback):
         self._columns = columns or list(_COLUMNS)
         return list(reader)
 
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def _write_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         header = dict(zip(self._columns, self._columns, strict=True))
-        write_atomically(self.file, _text(self._columns, [header, *rows]))
+        write_atomically(self.file, _format_rows(self._columns, [header, *rows]))
 
 
-def _text(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _format_rows(columns: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore").writerows(rows)
     return text.getvalue()

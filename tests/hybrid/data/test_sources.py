@@ -227,12 +227,12 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
     pair = TensorDataset(torch.zeros(2, 3), torch.ones(2).long())
     monkeypatch.setitem(sys.modules, "theirs", SimpleNamespace(noise=lambda: (pair, pair)))
-    train, test = build.data_sets(DataSettings(name="noise"))
+    train, test = build.load_data_sets(DataSettings(name="noise"))
     assert (len(train), len(test)) == (2, 2)
     assert train.sample(1)[1].tolist() == [1]
     assert "did you mean 'noise'?" in refusal(load, "noize")
     assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
-        build.data_sets, DataSettings(name="noise", limit=1)
+        build.load_data_sets, DataSettings(name="noise", limit=1)
     )
     points = EntryPoints([EntryPoint("mnist", "theirs:noise", sources.GROUP)])
     assert "adds a data set 'mnist', a name that is taken" in refusal(load, "noize")

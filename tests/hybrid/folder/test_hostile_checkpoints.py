@@ -256,7 +256,7 @@ def test_weights_that_are_not_finite_are_one_line(run) -> None:
 )
 def test_kept_variables_that_do_not_fit_are_one_line(edit, run) -> None:
     alter(run, "states", CUT, edit)
-    assert "holds what this run cannot go on with" in quickly_refused(run)
+    assert "holds states that this run cannot restore" in quickly_refused(run)
 
 
 def alter(run: Path, kind: str, name: str, edit: Callable[[dict[str, Any]], object]) -> None:

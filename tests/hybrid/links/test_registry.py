@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 from answers import refusal
 from problems import assert_same
-from trainings import digits, fitted, trainer
+from trainings import digits, trained_weights, trainer
 
 from hybrid.links import RankLinks, ThreadLinks
 from hybrid.links.registry import LINKS
@@ -43,7 +43,7 @@ def few():
 
 @pytest.fixture(scope="module")
 def expected(few):
-    return fitted(trained(), few)
+    return trained_weights(trained(), few)
 
 
 def trained(**settings):
@@ -60,12 +60,12 @@ def test_the_name_of_links_leads_to_their_class():
 
 @pytest.mark.parametrize("name", [n for n, cls in LINKS.items() if cls.in_one_process])
 def test_all_links_of_one_process_train_to_the_same_bits(name, few, expected):
-    assert_same(fitted(trained(kind=name), few), expected)
+    assert_same(trained_weights(trained(kind=name), few), expected)
 
 
 def test_links_of_another_package_train_by_their_name(another, few, expected):
     SENT.clear()
-    assert_same(fitted(trained(kind="counting"), few), expected)
+    assert_same(trained_weights(trained(kind="counting"), few), expected)
     assert min(SENT[0], SENT[1]) > 0
 
 

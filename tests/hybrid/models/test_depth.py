@@ -3,7 +3,7 @@
 import pytest
 import torch
 from answers import refusal
-from trainings import assert_same, digits, fitted, trainer
+from trainings import assert_same, digits, trained_weights, trainer
 
 from hybrid import models, split
 from hybrid.models.residual import BasicBlock, Bottleneck, PreActBlock
@@ -96,7 +96,7 @@ def test_threads_and_virtual_links_leave_out_the_same_and_training_differs_from_
     def run(survival, **links):
         made = trainer(Backprop(micro_batches=4), train={"epochs": 1}, **links)
         models.stochastic_depth(made.blocks.model, survival)
-        return fitted(made, digits(3))
+        return trained_weights(made, digits(3))
 
     some = run(0.5)
     assert_same(run(0.5, links=LinkSettings(kind="virtual")), some)

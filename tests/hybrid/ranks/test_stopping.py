@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from trainings import Data, assert_same, digits, fitted, lines, newest, trainer
+from trainings import Data, assert_same, digits, lines, newest, trained_weights, trainer
 from world import for_mpirun
 
 from hybrid.errors import STOPPED, StoppedError
@@ -65,7 +65,7 @@ def train(
     """Two epochs, with reports after mini-batches 4, 8 and 10 of each; rarer for some methods."""
     way = {"model": "plain", **WAYS[name], **settings}
     train = {"report_every": 4, "evaluate_every": 9} | way.get("train", {})
-    return fitted(trainer(**way | {"out": out, "blocks": blocks, "train": train}), few)
+    return trained_weights(trainer(**way | {"out": out, "blocks": blocks, "train": train}), few)
 
 
 def ask_at(monkeypatch: pytest.MonkeyPatch, report: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from answers import assert_one_line, output
-from trainings import digits, fitted, trainer
+from trainings import digits, trained_weights, trainer
 
 from hybrid.report.chart import chart
 from hybrid.report.comparison import compared
@@ -69,8 +69,8 @@ def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_pat
 
 def test_runs_of_the_library_and_runs_that_have_not_ended_take_part(runs, hybrid, tmp_path):
     own, going = tmp_path / "own", Path(shutil.copytree(runs[0], tmp_path / "going"))
-    fitted(trainer(DDG(), own), digits(2))
-    fitted(trainer(Backprop(), tmp_path / "second"), digits(2))
+    trained_weights(trainer(DDG(), own), digits(2))
+    trained_weights(trainer(Backprop(), tmp_path / "second"), digits(2))
     (going / "summary.json").unlink()
     output(hybrid("report", own, going, tmp_path / "second", "--out", tmp_path / "page"))
     assert "3 runs compared" in text(tmp_path / "page" / "index.html")

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from trainings import digits, fitted, trainer
+from trainings import digits, trained_weights, trainer
 
 from hybrid.ranks.grid import Place
 from hybrid.rounds import trace as traces
@@ -12,33 +12,25 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
 from solvers import (
     DDG,
-    FDG,
     PDASGD,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
     BlockADMM,
-    FeaturesReplay,
-    LocalUpdates,
-    Penalty,
     Petra,
 )
 
 WINDOW = {"window": 2}
 MODES = {
     "backprop": (Backprop(micro_batches=2), {}),
-    "penalty": (Penalty(), WINDOW),
     "augmented-lagrangian": (AugmentedLagrangian(), {"gaps": [(16, 8), (0, 24)]}),
     "block-admm": (BlockADMM(), WINDOW),
     "auxnet": (AuxNet(), WINDOW),
     "ddg": (DDG(micro_batches=2), {}),
-    "fdg": (FDG(), {}),
-    "features-replay": (FeaturesReplay(), {}),
     "petra": (Petra(), {"model": "revnet8"}),
-    "local-updates": (LocalUpdates(), {}),
     "pd-asgd": (PDASGD(), {"blocks": 1}),
 }
-ALTERNATE = ("penalty", "augmented-lagrangian", "block-admm")
+ALTERNATE = ("augmented-lagrangian", "block-admm")
 
 
 def events(run):
@@ -49,7 +41,7 @@ def events(run):
 def test_every_mode_shows_its_passes(name, tmp_path):
     solver, settings = MODES[name]
     run = tmp_path / "run"
-    fitted(trainer(solver, run, links=LinkSettings(kind="virtual"), **settings), digits(2))
+    trained_weights(trainer(solver, run, links=LinkSettings(kind="virtual"), **settings), digits(2))
     found = events(run)
     for rank in {event["pid"] for event in found}:
         own = [event for event in found if event["pid"] == rank and event["ph"] == "X"]
@@ -59,7 +51,7 @@ def test_every_mode_shows_its_passes(name, tmp_path):
         assert names["step"]
         assert names["checkpoint"]
         assert ("local step" in names) == (name in ALTERNATE)
-        if settings.get("blocks") != 1 and not (name == "local-updates" and rank):
+        if settings.get("blocks") != 1:
             assert any(what.startswith("send: ") for what in names)
         _check_nested(own)
     keys = [e["args"] for e in found if e["name"] == "forward" and "args" in e]
@@ -77,17 +69,6 @@ def _check_nested(own):
                 open_until.pop()
             assert not open_until or end <= open_until[-1] + 0.5, event
             open_until.append(end)
-
-
-def test_micro_batches_have_their_numbers(tmp_path):
-    run = tmp_path / "run"
-    fitted(trainer(Backprop(micro_batches=2), run), digits(2))
-    for name in ("forward", "backward"):
-        # those of the evaluation have none
-        own = [e for e in events(run) if e["name"] == name and e["pid"] == 1]
-        keys = [e["args"] for e in own if "args" in e]
-        expected = [{"step": s, "micro_batch": m} for s in range(4) for m in range(2)]
-        assert keys == expected
 
 
 def test_ranks_and_threads_have_names():

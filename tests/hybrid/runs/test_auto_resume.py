@@ -40,14 +40,6 @@ def test_what_a_run_without_a_checkpoint_left_is_set_aside_and_nothing_else(tmp_
     assert newest(run).name == "00000010"
 
 
-def test_a_folder_that_holds_no_run_is_left_as_it_is(tmp_path, hybrid):
-    (tmp_path / "runs" / "first" / "checkpoints").mkdir(parents=True)
-    out = tmp_path / "runs"
-    assert hybrid("train", *QUICK, "--auto-resume", "--epochs", 1, "--out", out)[0] == 0
-    assert (out / "first" / "checkpoints").is_dir()
-    assert not list(out.glob("without*"))
-
-
 @pytest.mark.parametrize("how", ["--resume", "--auto-resume", ""])
 def test_a_folder_with_an_owner_is_left_alone(how, run_folder, hybrid):
     before = {p: p.read_bytes() for p in run_folder.rglob("*") if p.is_file()}
@@ -59,9 +51,8 @@ def test_a_folder_with_an_owner_is_left_alone(how, run_folder, hybrid):
 
 
 EXTREME = (
-    *("optimizer.lr=1e308", "optimizer.weight_decay=1e300", "schedule.warmup_epochs=1e308"),
-    *("solver.beta=1e308", "solver.local_lr=1e-308", "train.epochs=1000000000000"),
-    *("rounds.sweeps=1000000000", "links.timeout=1e300", "checkpoint.keep_last=1e300"),
+    *("optimizer.lr=1e308", "solver.local_lr=1e-308", "train.epochs=1000000000000"),
+    *("links.timeout=1e300", "checkpoint.keep_last=1e300"),
 )
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from trainings import assert_same, digits, fitted, trainer
+from trainings import assert_same, digits, trained_weights, trainer
 
 from hybrid.data.augment import Augmentation
 from hybrid.data.dataset import Dataset
@@ -127,4 +127,4 @@ def test_a_sampler_of_ones_own_trains_alike_on_any_grid():
         trainer(solver, sampler=Favorites(few=50), model="plain", blocks=1, replicas=replicas)
         for solver, replicas in ((Backprop(micro_batches=2), 1), (Backprop(), 2))
     ]
-    assert_same(*(fitted(one, few) for one in made))
+    assert_same(*(trained_weights(one, few) for one in made))

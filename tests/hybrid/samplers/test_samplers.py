@@ -11,7 +11,17 @@ from answers import output
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from trainings import assert_same, digits, fitted, lines, newest, refused, summary, trainer, weights
+from trainings import (
+    assert_same,
+    digits,
+    lines,
+    newest,
+    refused,
+    summary,
+    trained_weights,
+    trainer,
+    weights,
+)
 
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
@@ -74,14 +84,14 @@ class Noting(Learning):
 def test_accepting_all_is_plain_training_bit_for_bit(name, grid, few):
     blocks, replicas = grid
     some = {"blocks": blocks, "replicas": replicas}
-    found = fitted(trainer(Backprop(), sampler=ALL[name], **some), few)
-    assert_same(found, fitted(trainer(Backprop(), **some), few))
+    found = trained_weights(trainer(Backprop(), sampler=ALL[name], **some), few)
+    assert_same(found, trained_weights(trainer(Backprop(), **some), few))
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_the_choice_depends_on_no_grid(name, few):
     found = [
-        fitted(trainer(Backprop(), blocks=blocks, sampler=BOTH[name], **more), few)
+        trained_weights(trainer(Backprop(), blocks=blocks, sampler=BOTH[name], **more), few)
         for blocks, more in (
             (1, {}),
             (2, {"links": LinkSettings(kind="virtual")}),
@@ -90,15 +100,15 @@ def test_the_choice_depends_on_no_grid(name, few):
     ]
     for other in found[1:]:
         assert_same(other, found[0])
-    plain = fitted(trainer(Backprop(), blocks=1), few)
+    plain = trained_weights(trainer(Backprop(), blocks=1), few)
     assert not torch.equal(plain["fc.weight"], found[0]["fc.weight"])
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_replicas_choose_as_one_chain_that_accumulates(name, few):
     sampler = BOTH[name]
-    found = fitted(trainer(Backprop(), blocks=2, replicas=2, sampler=sampler), few)
-    expected = fitted(trainer(Backprop(micro_batches=2), blocks=2, sampler=sampler), few)
+    found = trained_weights(trainer(Backprop(), blocks=2, replicas=2, sampler=sampler), few)
+    expected = trained_weights(trainer(Backprop(micro_batches=2), blocks=2, sampler=sampler), few)
     assert torch.equal(found["fc.weight"], expected["fc.weight"])
 
 
@@ -116,7 +126,7 @@ def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
     )
     sampler = AutoAssist(lag=2, lr=1.0)
     made = trainer(DDG(), replicas=replicas, sampler=sampler, train={"report_every": 2})
-    assert_same(weights(out), fitted(made, (few[0], digits()[1])))
+    assert_same(weights(out), trained_weights(made, (few[0], digits()[1])))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +151,7 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
     lag = 3
     Noting.log.clear()
     Noting(lag=1).start(few[0], 0).known.clear()
-    fitted(trainer(solver, sampler=Noting(lag=lag), model="plain", **more), few)
+    trained_weights(trainer(solver, sampler=Noting(lag=lag), model="plain", **more), few)
     seen = {}
     for epoch, number, known in Noting.log:
         seen.setdefault((epoch, number), known)
@@ -157,7 +167,9 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
 )
 def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypatch):
     """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {
         "sampler": BOTH[name],
@@ -166,46 +178,52 @@ def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypa
         "model": "plain",
     }
     run = tmp_path / "run"
-    expected = fitted(trainer(Backprop(), run, **some), few)
+    expected = trained_weights(trainer(Backprop(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
         if int(folder.name) > stopped:
             shutil.rmtree(folder)
     assert int(newest(run).name) == stopped
     (run / "summary.json").unlink()
     again = trainer(Backprop(), run, blocks=blocks, resume=True, **some)
-    assert_same(fitted(again, few), expected)
+    assert_same(trained_weights(again, few), expected)
 
 
 def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     sampler = SelectiveBackprop(lag=4)
     some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every, "model": "plain"}
     run = tmp_path / "run"
-    expected = fitted(trainer(DDG(), run, **some), few)
+    expected = trained_weights(trainer(DDG(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
         if int(folder.name) > 10:
             shutil.rmtree(folder)
     assert int(newest(run).name) == 10  # of the second epoch's six, two are under way
     (run / "summary.json").unlink()
-    assert_same(fitted(trainer(DDG(), run, resume=True, **some), few), expected)
+    assert_same(trained_weights(trainer(DDG(), run, resume=True, **some), few), expected)
 
 
 @pytest.mark.parametrize(("lag", "stopped"), [(2, 10), (3, 9), (4, 10)])
 def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_path, monkeypatch):
     """The records that fill gaps are of mini-batches that the sampler chose before."""
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     every = CheckpointSettings(keep_last=0, minutes=1)
     some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
     some |= {"train": {"report_every": 1}, "model": "plain"}
     run = tmp_path / "run"
-    expected = fitted(trainer(AugmentedLagrangian(), run, **some), few)
+    expected = trained_weights(trainer(AugmentedLagrangian(), run, **some), few)
     for folder in checkpoint.complete(run / "checkpoints"):
         if int(folder.name) > stopped:
             shutil.rmtree(folder)
     assert 6 < int(newest(run).name) <= stopped
     (run / "summary.json").unlink()
-    assert_same(fitted(trainer(AugmentedLagrangian(), run, resume=True, **some), few), expected)
+    assert_same(
+        trained_weights(trainer(AugmentedLagrangian(), run, resume=True, **some), few), expected
+    )
 
 
 def test_inputs_that_are_not_finite_are_one_line(few):
@@ -220,7 +238,7 @@ def test_inputs_that_are_not_finite_are_one_line(few):
 
 def test_every_epoch_says_what_it_accepted(few, tmp_path):
     run = tmp_path / "run"
-    fitted(trainer(Backprop(), run, sampler=BOTH["selective-backprop"]), few)
+    trained_weights(trainer(Backprop(), run, sampler=BOTH["selective-backprop"]), few)
     said = [line for line in lines(run) if line["phase"] == "sampler"]
     assert [line["epoch"] for line in said] == [0, 1]
     assert said[0]["accepted"] == 1  # no sample had a loss before

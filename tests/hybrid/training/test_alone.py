@@ -8,12 +8,12 @@ from trainings import (
     BATCH,
     assert_same,
     digits,
-    fitted,
     interrupted,
     lines,
     newest,
     refused,
     spans,
+    trained_weights,
     trainer,
 )
 
@@ -49,10 +49,8 @@ def admm(**settings):
     ("every", "window", "expected"),
     [
         (1, 2, {"serial": 4, "parallel": 4}),
-        (2, 2, {"serial": 2, "propagate": 2, "parallel": 4}),
         (3, 2, {"serial": 2, "propagate": 2, "parallel": 4}),
         (0, 2, {"propagate": 4, "parallel": 4}),
-        (1, "all", {"serial": 2, "parallel": 2}),
         (2, "all", {"serial": 1, "observe": 1, "propagate": 1, "parallel": 2}),
         (0, "all", {"propagate": 2, "parallel": 2}),
     ],
@@ -64,8 +62,9 @@ def test_every_nth_round_has_a_serial_phase(every, window, expected, few, tmp_pa
     assert found == ["serial", "parallel", "test"] * 2
 
 
-@pytest.mark.parametrize("window", [2, "all"])
-@pytest.mark.parametrize("solver", [Penalty(), AugmentedLagrangian(), admm()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    ("solver", "window"), [(Penalty(), 2), (AugmentedLagrangian(), "all"), (admm(), 2)], ids=str
+)
 def test_alone_no_weight_moves_outside_the_sub_problems(solver, window, few):
     still = type(solver)(local_lr=1e-30)
     made = trainer(still, window=window, **ALONE, **ONCE)
@@ -95,37 +94,14 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
     ("solver", "settings", "share"),
     [
         (BlockADMM(rho=0.1, lam_step=0.5), KEPT | {"sweeps": 2}, 0.7),
-        (AuxNet(local_lr=1.0), ALONE, 0.8),
     ],
-    ids=["block-admm", "auxnet"],
+    ids=["block-admm"],
 )
 def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path):
     trainer(solver, tmp_path / "run", train={"epochs": 8}, **settings).fit(*few)
     losses = [line["loss"] for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
     assert losses[-1] < share * losses[0]
     assert spans(tmp_path / "run")["serial"] == 0
-
-
-@pytest.mark.parametrize(
-    ("solver", "settings"),
-    [
-        (admm(storage="bfloat16", filter=2, momentum=0.5, optimizer="sgd"), KEPT),
-        (admm(order="gauss-seidel"), KEPT | {"correct_every": 2, "sweeps": 2}),
-        (AugmentedLagrangian(), KEPT),
-        (admm(), ALONE | {"sweeps": 2}),
-        (AuxNet(), ALONE),
-        (AuxNet(), KEPT),
-    ],
-    ids=["kept", "corrected", "lagrangian", "online", "auxnet", "auxnet-whole-set"],
-)
-def test_a_resumed_run_equals_an_undisturbed_one(solver, settings, few, tmp_path):
-    run, settings = tmp_path / "run", {"blocks": 3, "train": {"epochs": 3}, **settings}
-    whole = fitted(trainer(solver, run, **settings), few)
-    told, kept = lines(run), cut_files(run)
-    interrupted(run, after=1)
-    assert_same(fitted(trainer(solver, run, resume=True, **settings), few), whole)
-    assert lines(run) == told
-    assert cut_files(run) == kept
 
 
 def cut_files(run):
@@ -159,15 +135,12 @@ def test_a_damaged_file_of_a_cut_is_named_in_one_line(batch_run, few):
 @pytest.mark.parametrize(
     ("solver", "settings"),
     [
-        (AugmentedLagrangian(), KEPT),
         (Penalty(), KEPT),
-        (admm(filter=2), KEPT),
         (admm(filter=2, filter_mode="input"), KEPT),
-        (PLAIN, ALONE | {"window": 2}),
         (PLAIN, {"window": 2}),
         (Backprop(), {}),
     ],
-    ids=["lagrangian", "penalty", "filter", "filtered-input", "online", "hybrid", "backprop"],
+    ids=["penalty", "filtered-input", "hybrid", "backprop"],
 )
 def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few):
     summary = trainer(solver, batch_run, resume=True, **settings).fit(*few)
@@ -175,12 +148,9 @@ def test_a_kept_run_goes_on_with_other_settings(solver, settings, batch_run, few
     assert lines(batch_run)[-1]["epoch"] == 2
 
 
-@pytest.mark.parametrize("start", [AugmentedLagrangian(), Penalty()], ids=lambda s: s.name)
-def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_once(
-    start, few, tmp_path
-):
+def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_once(few, tmp_path):
     run = tmp_path / "run"
-    trainer(start, run, **KEPT, **ONCE).fit(*few)
+    trainer(AugmentedLagrangian(), run, **KEPT, **ONCE).fit(*few)
     (run / "summary.json").unlink()
     trainer(admm(kappa_step=1e9), run, resume=True, **KEPT).fit(*few)
     (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
@@ -199,15 +169,10 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
     )
 
 
-def test_auxiliary_networks_alone_wait_for_no_locked_pass_but_one_an_epoch(few, tmp_path):
-    trainer(AuxNet(), tmp_path / "run", window=1, train={"report_every": 1}, **ALONE).fit(*few)
-    assert spans(tmp_path / "run") == {"propagate": 2, "parallel": 2 * BATCHES}
-
-
 @pytest.mark.parametrize(("rounds", "rate"), [({}, 0.1), (ALONE, 1.0)], ids=["corrected", "alone"])
 def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
     found = [
-        fitted(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
+        trained_weights(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
         for asked in (None, rate)
     ]
     assert_same(*found)
@@ -215,20 +180,13 @@ def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
 
 def test_running_statistics_alone_do_not_depend_on_how_often_a_run_reports(few):
     found = [
-        fitted(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
+        trained_weights(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
         for every in (3, WINDOW * BATCHES)
     ]
     assert_same(*found)
 
 
-def test_only_phases_that_trained_are_reported(few, tmp_path):
-    settings = {"epochs": 1, "report_every": 1}
-    trainer(DDG(), tmp_path, train=settings, window=2, correct_every=2).fit(*few)
-    reported = [(line["phase"], line["samples"]) for line in lines(tmp_path) if "samples" in line]
-    assert reported == [("serial", 2 * BATCH), ("parallel", 2 * BATCH)]
-
-
-@pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2), (LocalUpdates(), 2)])
+@pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2)])
 def test_a_pipeline_is_emptied_by_reports_as_rare_as_there_are_blocks(solver, reports, tmp_path):
     settings = {"epochs": 1, "report_every": WINDOW}
     trainer(solver, tmp_path, train=settings).fit(*digits(4 * WINDOW))

@@ -11,10 +11,10 @@ from trainings import (
     assert_same,
     digests,
     digits,
-    fitted,
     interrupted,
     lines,
     refused,
+    trained_weights,
     trainer,
     weights,
 )
@@ -80,7 +80,7 @@ def test_a_resumed_run_gives_the_bits_of_an_undisturbed_one(after, run, few, tmp
 
 def test_virtual_clocks_give_the_bits_of_threads(run, few):
     # MPI: test_on_ranks.py
-    assert_same(fitted(made(None, links=LinkSettings(kind="virtual")), few), weights(run))
+    assert_same(trained_weights(made(None, links=LinkSettings(kind="virtual")), few), weights(run))
 
 
 def test_the_norm_of_a_store_is_that_of_the_windows_rows():

@@ -5,29 +5,29 @@ import json
 import os
 
 import pytest
-import torch
-from torch import nn
+import trainings
 
-from hybrid import Trainer, data, split
+from hybrid import split
 from hybrid.errors import AgreedError
 from hybrid.folder import runfolder
 from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings, TrainSettings
+from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from solvers import Backprop, Penalty
 
+SERIAL = Backprop()
 
-def trainer(out, **given):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    blocks = split(model, cuts=given.pop("cuts", ["3"]))
-    train = TrainSettings(batch_size=32, epochs=given.pop("epochs", 1), threads=1)
-    settings = {"solver": Backprop(), "train": train, "out": out, "quiet": False, **given}
-    return Trainer(blocks, **settings)
+
+def trainer(out, solver=SERIAL, cuts=("2",), **settings):
+    """One epoch of the small network."""
+    settings = {"quiet": False, "train": {"epochs": settings.pop("epochs", 1)}, **settings}
+    made = trainings.trainer(solver, out, model="plain", **settings)
+    made.blocks = split(trainings.network("plain"), cuts=cuts)
+    return made
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("digits", None, 96)
+    return trainings.digits(3)
 
 
 def contents(folder):
@@ -37,7 +37,7 @@ def contents(folder):
 def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, digits, capsys):
     summary = trainer(tmp_path / "run").fit(*digits)
     before = contents(tmp_path / "run")
-    for cuts in (["3"], ["1"]):
+    for cuts in (["2"], ["1"]):
         again = trainer(tmp_path / "run", resume=True, cuts=cuts)
         assert again.fit(*digits) == json.loads(json.dumps(summary))
         assert "has ended after 1 epochs" in (said := capsys.readouterr().out)
@@ -47,7 +47,7 @@ def test_a_run_that_has_ended_stays_as_it_is_and_says_how_to_train_on(tmp_path, 
     assert longer["epochs"] == 2
 
 
-@pytest.mark.parametrize("last", ["trace.json", "metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("last", ["metrics.jsonl", "summary.json"])
 def test_a_disk_that_fills_at_the_end_leaves_a_run_that_a_resume_completes(
     last, tmp_path, digits, monkeypatch
 ):

@@ -1,39 +1,30 @@
 """Trainings with other optimizers, schedules and averages: resumed, and on any blocks."""
 
-import shutil
+from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from problems import trained_by_hand
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from trainings import (
     BATCH,
     assert_same,
-    digests,
     digits,
-    fitted,
     interrupted,
     network,
     newest,
     refused,
+    trained_weights,
     trainer,
-    weights,
 )
 
 from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
 from hybrid.runs import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
-from solvers import DDG, AugmentedLagrangian, Backprop
+from solvers import Backprop
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
-OPTIMIZERS = [
-    ("RMSprop", {"centered": True, "momentum": 0.5}),
-    ("Adam", {"amsgrad": True}),
-    ("NAdam", {}),
-    ("Adagrad", {}),
-    ("Adafactor", {}),
-]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +34,6 @@ def few():
 
 def settings_of(name, arguments):
     return OptimizerSettings(name=name, lr=0.01, arguments=arguments)
-
-
-@pytest.mark.parametrize(("name", "arguments"), OPTIMIZERS)
-def test_a_resumed_run_equals_an_uninterrupted_one(name, arguments, few, tmp_path):
-    given = {"optimizer": settings_of(name, arguments), "model": "plain"}
-    trainer(Backprop(), tmp_path / "whole", **given).fit(*few)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    interrupted(tmp_path / "resumed", after=1)
-    trainer(Backprop(), tmp_path / "resumed", blocks=1, resume=True, **given).fit(*few)
-    assert digests(tmp_path / "resumed") == digests(tmp_path / "whole")
 
 
 def test_a_run_goes_on_with_the_slots_of_its_own_optimizer_alone(few, tmp_path):
@@ -69,35 +50,27 @@ def by_hand(few, optimizer, rate, epochs=2, ema=None):
     torch.set_num_threads(1)
     train, _ = few
     model = network("plain").to(memory_format=torch.channels_last)
-    made = optimizer(
-        [
-            {"params": [p for p in model.parameters() if p.ndim > 1]},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-    )
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(ema or 0.0))
-    for step in range(epochs * 3):
-        ids = epoch_order(0, step // 3, len(train)).split(BATCH)[step % 3]
-        for group in made.param_groups:
-            group["lr"] = rate(step)
-        images = train.batch(ids, 0, step // 3)
-        nn.functional.cross_entropy(model(images), train.labels[ids]).backward()
-        made.step()
-        made.zero_grad()
-        average.update_parameters(model)
+
+    def steps():
+        for step in range(epochs * 3):
+            ids = epoch_order(0, step // 3, len(train)).split(BATCH)[step % 3]
+            yield train.batch(ids, 0, step // 3), train.labels[ids], rate(step)
+
+    update = partial(average.update_parameters, model)
+    trained_by_hand(model, steps(), None, optimizer=optimizer, after_step=update)
     return (average.module if ema else model).state_dict()
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_a_factory_and_a_function_of_the_step_equal_a_plain_loop(blocks, few):
+def test_a_factory_and_a_function_of_the_step_equal_a_plain_loop(few):
     def factory(groups):
         return torch.optim.NAdam(groups, lr=0.02, weight_decay=0.1)
 
     def rate(step):
         return 0.02 / (1 + step)
 
-    given = {"optimizer": factory, "schedule": rate, "model": "plain", "blocks": blocks}
-    assert_same(fitted(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
+    given = {"optimizer": factory, "schedule": rate, "model": "plain"}
+    assert_same(trained_weights(trainer(Backprop(), **given), few), by_hand(few, factory, rate))
 
 
 class Tallying(torch.optim.SGD):
@@ -122,40 +95,28 @@ def test_what_a_run_folder_could_not_keep_is_refused_at_the_start(few, tmp_path)
 AVERAGED = {"schedule": CONSTANT, "train": {"ema": 0.8}, "model": "plain"}
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_the_model_ends_with_the_average_of_a_plain_loop(blocks, few):
+def test_the_model_ends_with_the_average_of_a_plain_loop(few):
     def sgd(groups):
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
     expected = by_hand(few, sgd, lambda step: 0.1, ema=0.8)
-    made = trainer(Backprop(), blocks=blocks, **AVERAGED)
-    assert_same(fitted(made, few), expected)
-
-
-@pytest.mark.parametrize("solver", [Backprop(), AugmentedLagrangian(momentum=0.5), DDG()])
-def test_a_resumed_average_equals_an_uninterrupted_one(solver, few, tmp_path):
-    alone = {"fill_step": "own"} if solver.name == "augmented-lagrangian" else {}
-    given = {"train": {"ema": 0.8}, "model": "plain", **alone}
-    found = fitted(trainer(solver, tmp_path / "whole", **given), few)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    interrupted(tmp_path / "resumed", after=1)
-    again = fitted(trainer(solver, tmp_path / "resumed", resume=True, **given), few)
-    assert_same(again, found)
-    assert digests(tmp_path / "resumed") == digests(tmp_path / "whole")
-    assert_same(weights(tmp_path / "whole"), found)
+    made = trainer(Backprop(), **AVERAGED)
+    assert_same(trained_weights(made, few), expected)
 
 
 def test_an_average_goes_on_with_other_blocks_and_ends_with_them(few, tmp_path):
-    found = fitted(trainer(Backprop(), tmp_path / "run", **AVERAGED), few)
+    found = trained_weights(trainer(Backprop(), tmp_path / "run", **AVERAGED), few)
     folder = newest(tmp_path / "run")
     unit = checkpoint.load_unit(folder, checkpoint.read_manifest(folder), "1")
     assert not torch.equal(unit["1.weight"], unit["1.weight:ema.average"])
     assert torch.equal(unit["1.weight:ema.average"], found["1.weight"])
     interrupted(tmp_path / "run", after=1)
     again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **AVERAGED)
-    assert_same(fitted(again, few), found)
+    assert_same(trained_weights(again, few), found)
     # ended, it stays as it is
-    assert_same(fitted(trainer(Backprop(), tmp_path / "run", resume=True, **AVERAGED), few), found)
+    assert_same(
+        trained_weights(trainer(Backprop(), tmp_path / "run", resume=True, **AVERAGED), few), found
+    )
 
 
 def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
@@ -168,9 +129,9 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
         "solver.name": "backprop",
         "model.name": "resnet8",
     }
-    config = build.read(None, given, None, False)
-    loaded = build.load_data(config)
-    made = build.trainer(config, loaded, tmp_path / "run", False)
+    config = build.read_settings(None, given, None, False)
+    loaded = build.load_rank_data(config)
+    made = build.build_trainer(config, loaded, tmp_path / "run", False)
     made.quiet = True
     tested = made.fit(*loaded)["test_accuracy"]
     assert restore.evaluate(tmp_path / "run")[0]["accuracy"] == tested

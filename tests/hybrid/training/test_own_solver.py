@@ -6,10 +6,11 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from trainings import trainer_of
 
-from hybrid import Trainer, data, split
+from hybrid import data
 from hybrid.samplers import Choice, Sampler
-from hybrid.settings.config import OptimizerSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings
 from solvers import Backprop, PhaseStats, Program, Solver
 from solvers.base import program_of
 from solvers.exact.exact_pass import ExactPass
@@ -83,10 +84,12 @@ def trained(solver, digits, **given):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     start = {name: t.clone() for name, t in model.state_dict().items()}
-    train = TrainSettings(batch_size=32, epochs=1, threads=1)
-    optimizer = OptimizerSettings(lr=0.25, momentum=0, weight_decay=0)
-    settings = {"train": train, "optimizer": optimizer, "quiet": True, **given}
-    summary = Trainer(split(model, cuts=["3"]), solver, **settings).fit(*digits)
+    settings = {
+        "train": {"epochs": 1},
+        "optimizer": OptimizerSettings(lr=0.25, momentum=0, weight_decay=0),
+        **given,
+    }
+    summary = trainer_of(model, solver, cuts=["3"], **settings).fit(*digits)
     moved = {name: t - start[name] for name, t in model.state_dict().items()}
     return summary, start, moved
 

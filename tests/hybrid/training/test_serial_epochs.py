@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from answers import output, refusal
+from answers import output
 from trainings import (
     BATCH,
     assert_same,
     digits,
-    fitted,
     interrupted,
     lines,
     refused,
     spans,
+    trained_weights,
     trainer,
     weights,
 )
@@ -69,7 +69,7 @@ def exact(few, tmp_path_factory):
     @cache
     def of(parts, model):
         run = root / f"{model} {parts}"
-        after = fitted(trainer(Backprop(micro_batches=parts), run, model=model), few)
+        after = trained_weights(trainer(Backprop(micro_batches=parts), run, model=model), few)
         interrupted(run, after=1)
         return weights(run), after
 
@@ -79,22 +79,14 @@ def exact(few, tmp_path_factory):
 @pytest.mark.parametrize("way", WAYS)
 def test_serial_epochs_are_back_propagation_and_what_follows_is_not(way, few, exact, tmp_path):
     (solver, settings), run = WAYS[way], tmp_path / "run"
+    settings = {"model": "plain", **settings}
     made = trainer(solver, run, serial_epochs=1, **settings)
-    whole = fitted(made, few)
+    whole = trained_weights(made, few)
     interrupted(run, after=1)
-    first, after = exact(made.correction.micro_batches, settings.get("model", "resnet8"))
+    first, after = exact(made.correction.micro_batches, settings["model"])
     assert_same(weights(run), first)
     assert not all(torch.equal(whole[name], after[name]) for name in whole)
     assert [line["phase"] for line in lines(run) if line["epoch"] == 0] == ["serial"]
-
-
-@pytest.mark.parametrize("way", ["ddg", "kept"])
-def test_a_run_resumed_after_its_serial_epoch_equals_an_undisturbed_one(way, few, tmp_path):
-    solver, settings = WAYS[way]
-    made = {"serial_epochs": 1.5, "train": {"epochs": 3}, "model": "plain", **settings}
-    whole = fitted(trainer(solver, tmp_path / "run", **made), few)
-    interrupted(tmp_path / "run", after=1)
-    assert_same(fitted(trainer(solver, tmp_path / "run", resume=True, **made), few), whole)
 
 
 def test_a_part_of_an_epoch_ends_with_the_round_that_it_ends_in(few, tmp_path):
@@ -111,20 +103,18 @@ def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world
     size = ("--set", f"data.limit={BATCHES * BATCH}", "--set", "checkpoint.keep_last=0")
     output(world.hybrid(2, "train", *flags, *fixed, *size, "--out", tmp_path / "run"))
     solver, _ = WAYS["ddg"]
-    threads = fitted(trainer(solver, serial_epochs=1), few)
+    threads = trained_weights(trainer(solver, serial_epochs=1), few)
     assert_same(weights(tmp_path / "run"), threads)
     virtual = LinkSettings(kind="virtual")
-    assert_same(fitted(trainer(solver, serial_epochs=1, links=virtual), few), threads)
+    assert_same(trained_weights(trainer(solver, serial_epochs=1, links=virtual), few), threads)
 
 
 @pytest.mark.parametrize(
     ("solver", "epochs", "settings"),
     [
         (DDG(), 2, {}),
-        (DDG(), 1.3, {}),
         (DDG(), 1.6, {"window": 2, "correct_every": 2}),
         (AugmentedLagrangian(), 1.3, {}),
-        (AugmentedLagrangian(), 1.8, {"window": 1}),
         (AugmentedLagrangian(), 1.6, {"window": "auto", "window_limit": 2}),
         (BlockADMM(rho=0.1), 1.1, KEPT),
     ],
@@ -140,9 +130,7 @@ def test_epochs_that_leave_the_method_nothing_are_refused(solver, epochs, settin
 @pytest.mark.parametrize(
     ("solver", "epochs", "settings"),
     [
-        (DDG(micro_batches=4), 1, {}),
         (DDG(micro_batches=4), 1.5, {"window": 1, "correct_every": 4}),
-        (AugmentedLagrangian(), 1.5, {"window": 2}),
         (AugmentedLagrangian(), 1.5, {"window": "auto", "window_limit": 2}),
         (BlockADMM(rho=0.1), 1, KEPT),
     ],
@@ -167,8 +155,3 @@ def test_a_loss_that_diverges_in_a_serial_epoch_has_the_remedy_of_serial_steps(f
     said = refused(trainer(DDG(), serial_epochs=1, optimizer=fast), few)
     assert "at serial step" in said
     assert "set correction.clip_norm" in said
-
-
-def test_what_has_serial_steps_alone_has_no_first_ones():
-    said = refusal(trainer, Backprop(), serial_epochs=1)
-    assert said.startswith("rounds.serial_epochs is 1.0, which has an effect only where the")

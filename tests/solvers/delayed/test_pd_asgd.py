@@ -14,7 +14,7 @@ from problems import assert_same, copied
 from setting_modes import Mode, alone
 from torch import nn
 from torch.func import functional_call
-from trainings import digits, fitted, interrupted, trainer, weights
+from trainings import digits, interrupted, trained_weights, trainer, weights
 from unit_steps import MOMENTUM, SGD, made, numbered, trained
 
 from hybrid.links import run_virtual
@@ -315,9 +315,9 @@ def test_a_run_on_threads_is_resumed_from_its_folder_bit_for_bit(tmp_path):
     loaded, often = digits(6), CheckpointSettings(minutes=1e-9, keep_last=0)
     settings = {"blocks": 1, "train": {"epochs": 1, "ema": 0.9, "report_every": 1}}
     threads = PDASGD(threads=True)
-    whole = fitted(trainer(PDASGD(), **settings), loaded)
-    fitted(trainer(threads, tmp_path / "run", checkpoint=often, **settings), loaded)
+    whole = trained_weights(trainer(PDASGD(), **settings), loaded)
+    trained_weights(trainer(threads, tmp_path / "run", checkpoint=often, **settings), loaded)
     assert_same(weights(tmp_path / "run"), whole)
     interrupted(tmp_path / "run", after=1)
     resumed = trainer(threads, tmp_path / "run", resume=True, **settings)
-    assert_same(fitted(resumed, loaded), whole)
+    assert_same(trained_weights(resumed, loaded), whole)

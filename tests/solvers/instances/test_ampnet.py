@@ -13,7 +13,7 @@ from instance_paths import Masked, deep, setup_of, trained
 from problems import assert_same
 from setting_modes import EXACT, Mode, alone
 from torch import nn
-from trainings import digits, fitted, interrupted, lines, trainer, weights
+from trainings import digits, interrupted, lines, trained_weights, trainer, weights
 from unit_steps import trained as by_units
 
 from hybrid import models, split
@@ -317,13 +317,15 @@ def test_a_run_is_resumed_from_its_folder_bit_for_bit_and_tells_its_staleness(tm
         models.stochastic_depth(found.blocks.model, 0.5)
         return found
 
-    whole = fitted(made(), loaded)
-    fitted(made(tmp_path / "run", checkpoint=often), loaded)
+    whole = trained_weights(made(), loaded)
+    trained_weights(made(tmp_path / "run", checkpoint=often), loaded)
     assert_same(weights(tmp_path / "run"), whole)
     undisturbed = lines(tmp_path / "run")
     for after in (4, 1):
         interrupted(tmp_path / "run", after)
-        assert_same(fitted(made(tmp_path / "run", resume=True, checkpoint=often), loaded), whole)
+        assert_same(
+            trained_weights(made(tmp_path / "run", resume=True, checkpoint=often), loaded), whole
+        )
         assert lines(tmp_path / "run") == undisturbed
     told = [line["staleness"] for line in lines(tmp_path / "run") if "staleness" in line]
     assert told

@@ -10,7 +10,7 @@ from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.optimizers.making import make
+from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers import LocalUpdates
 from solvers.blocks.heads import Head
@@ -194,7 +194,7 @@ def test_trained_heads_are_taken_back_where_a_block_ends_at_the_same_unit(tmp_pa
 def test_heads_step_with_the_settings_of_their_block(name):
     settings = OptimizerSettings(name=name, lr=0.2, momentum=0.8, weight_decay=0.01)
     block = four_blocks().build(0)
-    block.optimizers["exact"] = make(block.module, settings)
+    block.optimizers["exact"] = make_optimizer(block.module, settings)
     head = Head("mlp:3", block, (4, 2, 2), (10,))
     exact = block.optimizers["exact"]
     assert type(head.optimizer) is type(exact)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import assert_same, buffers, copied, exact_pass, make_problem, problems
 from trainings import assert_same as assert_same_weights
-from trainings import digits, fitted, trainer
+from trainings import digits, trained_weights, trainer
 
 from hybrid.links import run_threads, run_virtual
 from solvers import BlockADMM
@@ -39,7 +39,7 @@ def swept(problem, solver, corrected, **wire):
 
 def test_without_a_cut_both_orders_are_the_same():
     one, other = (
-        fitted(trainer(BlockADMM(order=order), blocks=1, window=2), digits(4))
+        trained_weights(trainer(BlockADMM(order=order), blocks=1, window=2), digits(4))
         for order in ("jacobi", "gauss-seidel")
     )
     assert_same_weights(one, other)

@@ -88,7 +88,7 @@ class Run:
                 self._say(notice)
             if self.resume:
                 self._go_on()
-                stored = self.folder.ended() if self.rounds >= self.rl.rounds else None
+                stored = self.folder.stored_summary() if self.rounds >= self.rl.rounds else None
                 if stored is not None:
                     self._say(f"{self.folder.path} has ended after {self._steps} steps, and stays")
                     return stored
@@ -96,15 +96,15 @@ class Run:
             try:
                 while self.rounds < self.rl.rounds:
                     self._to(self.rl.end_after(self.rounds))
-                self.folder.finish()
+                self.folder.finish_checkpoint()
             except (AgreedError, StoppedError):
-                self.folder.close(None, self.trace)
+                self.folder.write_results(None, self.trace)
                 raise
             found = self._summary()
-            self.folder.close(found, self.trace)
+            self.folder.write_results(found, self.trace)
             return found
         finally:
-            self.folder.settle()
+            self.folder.complete_own_part()
             self.folder.release()
 
     @property
@@ -133,7 +133,7 @@ class Run:
         if last or stopped or end % rl.checkpoint_interval == 0:
             self._write_checkpoint()
         if stopped:
-            self.folder.finish()
+            self.folder.finish_checkpoint()
             leave(self.links, f"{self.stopped} after step {self._steps}; go on with --resume")
 
     def _report(self, seconds: float, waited: float, learning: bool) -> None:
@@ -185,7 +185,7 @@ class Run:
         units, states = checkpointing.collect(self.course)
         own = {key: getattr(self.rl, key) for key in checkpointing.SAME}
         own |= {"rounds": self.rounds, "returns": self.returns, "seconds": self.seconds}
-        self.folder.keep(self._steps, units, states, own)
+        self.folder.begin_checkpoint(self._steps, units, states, own)
 
     def _go_on(self) -> None:
         folder = self.folder.checkpoints()[-1]
@@ -217,7 +217,7 @@ class Run:
         }
 
     def _write_metrics(self, line: dict[str, Any]) -> None:
-        notice = self.folder.metric(line)
+        notice = self.folder.write_metric(line)
         if notice:
             self._say(notice)
 

@@ -59,7 +59,7 @@ def test_a_resumed_run_whose_file_is_gone_begins_one(tmp_path):
 
 def test_a_new_metric_gets_a_column(tmp_path):
     log = CSVLogger(tmp_path / "log.csv")
-    log._cut(0)
+    log._drop_rows_after(0)
     for step, more in ((1, {}), (2, {"test_loss": 0.5})):
         log.on_epoch(step, {"step": step, **more})
     assert [row["test_loss"] for row in rows(log.file)] == ["", "0.5"]

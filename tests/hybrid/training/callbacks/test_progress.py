@@ -1,7 +1,5 @@
 """The progress line."""
 
-import pytest
-
 from hybrid.rounds.report import PhaseReport
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.progress import ProgressPrinter
@@ -19,11 +17,10 @@ def started(epochs, quiet=False):
     return progress
 
 
-def test_a_plain_line_an_epoch_where_there_is_no_terminal(capsys):
+def test_a_plain_line_an_epoch(capsys):
     progress = started(epochs=4)
     progress.on_report(10, 0, REPORTS)
     progress.on_epoch(1, {"test_accuracy": 0.75})
-    progress.close()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("epoch 1/4  test 75.00%  loss 1.5000  accuracy 50.00%  250 images/s")
     assert "residual 0.300" in line
@@ -38,9 +35,9 @@ def test_an_epoch_without_a_test_shows_the_newest(capsys):
     assert capsys.readouterr().out.count("test 75.00%") == 2
 
 
-def test_a_long_epoch_speaks_in_between(capsys, monkeypatch):
+def test_a_long_epoch_speaks_in_between(capsys):
     progress = started(epochs=4)
-    progress.spoken -= 31
+    progress.last_line_time -= 31
     progress.on_report(5, 0, REPORTS)
     progress.on_report(6, 0, REPORTS)
     (line,) = capsys.readouterr().out.splitlines()
@@ -53,22 +50,3 @@ def test_quiet_says_nothing(capsys):
     progress.on_report(10, 0, REPORTS)
     progress.on_epoch(1, {"test_accuracy": 0.5})
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("variable", ["CI", "NO_COLOR", "SLURM_JOB_ID"])
-def test_a_terminal_gets_plain_lines_where_a_log_is_expected(variable, monkeypatch):
-    monkeypatch.setattr("hybrid.training.callbacks.progress._terminal", lambda: True)
-    monkeypatch.setenv(variable, "1")
-    assert started(epochs=1)._bar is None
-
-
-def test_a_terminal_gets_a_live_line(monkeypatch, capsys):
-    for variable in ("CI", "NO_COLOR", "SLURM_JOB_ID"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("hybrid.training.callbacks.progress._terminal", lambda: True)
-    progress = started(epochs=2)
-    progress.on_report(5, 0, REPORTS)
-    progress.on_epoch(1, {"test_accuracy": 0.5})
-    progress.close()
-    assert progress._bar is not None
-    assert "epoch 1/2" in capsys.readouterr().out

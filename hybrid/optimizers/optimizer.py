@@ -23,7 +23,7 @@ the optimizer's own holds. Its learning rate, the same in all groups, is the pea
 """
 
 
-def make(module: nn.Module, wanted: OptimizerSettings | Factory) -> torch.optim.Optimizer:
+def make_optimizer(module: nn.Module, wanted: OptimizerSettings | Factory) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
@@ -37,18 +37,20 @@ def make(module: nn.Module, wanted: OptimizerSettings | Factory) -> torch.optim.
     decaying = [p for p in parameters if p.ndim > 1 or all_decay]
     if isinstance(wanted, OptimizerSettings):
         kinds = (decaying, {"weight_decay": wanted.weight_decay}), (plain, {"weight_decay": 0.0})
-        return _of_settings([{"params": own, **decay} for own, decay in kinds if own], wanted)
+        return _optimizer_of_settings(
+            [{"params": own, **decay} for own, decay in kinds if own], wanted
+        )
     groups: list[Group] = [{"params": decaying}] if decaying else []
     groups += [{"params": plain, "weight_decay": 0.0}] if plain else []
     try:
         made = wanted(groups)
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
-    _check_made(made, parameters)
+    _check_factory_result(made, parameters)
     return made
 
 
-def peak(optimizer: torch.optim.Optimizer) -> float:
+def peak_rate(optimizer: torch.optim.Optimizer) -> float:
     """Its learning rate, which the schedule starts from; ValueError unless all groups have one."""
     rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
     if any(rate is None or rate != rates[0] for rate in rates):
@@ -61,18 +63,22 @@ def peak(optimizer: torch.optim.Optimizer) -> float:
 
 def keeps_state(wanted: OptimizerSettings | Factory) -> bool:
     """Whether it keeps something of a weight from step to step; a factory's may."""
-    return not isinstance(wanted, OptimizerSettings) or copies(wanted) > 2
+    return not isinstance(wanted, OptimizerSettings) or count_copies(wanted) > 2
 
 
-def copies(settings: OptimizerSettings) -> int:
+def count_copies(settings: OptimizerSettings) -> int:
     """Numbers in memory for each of a large matrix: itself, its gradient, what is kept of it."""
     weight = nn.Parameter(torch.zeros(64, 64))
-    slots = optimizer_state(_of_settings([{"params": [weight]}], settings), weight).values()
+    slots = optimizer_state(
+        _optimizer_of_settings([{"params": [weight]}], settings), weight
+    ).values()
     numbers = sum(slot.numel() for slot in slots if isinstance(slot, torch.Tensor))
     return 2 + round(numbers / weight.numel())
 
 
-def _of_settings(groups: list[Group], settings: OptimizerSettings) -> torch.optim.Optimizer:
+def _optimizer_of_settings(
+    groups: list[Group], settings: OptimizerSettings
+) -> torch.optim.Optimizer:
     cls: Callable[..., torch.optim.Optimizer] = torch_classes.optimizer_class(settings.name)
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.arguments.items()}
     if settings.name == "sgd":
@@ -96,7 +102,7 @@ def _of_settings(groups: list[Group], settings: OptimizerSettings) -> torch.opti
     return made
 
 
-def _check_made(made: object, parameters: list[nn.Parameter]) -> None:
+def _check_factory_result(made: object, parameters: list[nn.Parameter]) -> None:
     """ValueError unless a factory has made an optimizer of exactly these."""
     if not isinstance(made, torch.optim.Optimizer):
         raise ValueError(
@@ -109,9 +115,9 @@ def _check_made(made: object, parameters: list[nn.Parameter]) -> None:
             f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
             "loss, and no sparse gradients: take one whose step needs neither"
         )
-    held = [p for group in made.param_groups for p in group["params"]]
-    if {id(p) for p in held} != {id(p) for p in parameters}:
+    found = [p for group in made.param_groups for p in group["params"]]
+    if {id(p) for p in found} != {id(p) for p in parameters}:
         raise ValueError(
-            f"the optimizer's factory gave {name} over {len(held)} parameters, of which a block "
+            f"the optimizer's factory gave {name} over {len(found)} parameters, of which a block "
             f"has {len(parameters)}: give it all of the groups, and nothing else"
         )
