@@ -70,7 +70,7 @@ class Run:
         self.residual = [0.0] * (links.size - 1)
         self.notices = self.blocks.notices
         """Notices for the user about the cuts, and about the checkpoint of a resumed run."""
-        last_unit, place = self.blocks.of(links.rank)[-1].name, links.place
+        last_unit, place = self.blocks.units_of(links.rank)[-1].name, links.place
         self.place = checkpointing.CheckpointPlace(
             links.rank, self.blocks.cuts, last_unit, place.replica, place.replicas
         )
@@ -167,7 +167,7 @@ class Run:
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
             checkpointing.check_same_run(self.method, self.options.names, folder, manifest)
-            units = self.blocks.of(self.links.rank)
+            units = self.blocks.units_of(self.links.rank)
             checkpoint.restore(folder, manifest, units, self.block.optimizers)
             self.epoch, self.step = manifest["epoch"], manifest["step"]
             self.tested = dict(manifest["tested"])
@@ -312,7 +312,7 @@ class Run:
                 # of the first replica only: the others have the same weights, or weights under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
-                    for unit in ([] if self.place.replica else blocks.of(self.links.rank))
+                    for unit in ([] if self.place.replica else blocks.units_of(self.links.rank))
                 }
                 self.folder.keep(self.step, units, files, manifest)
 
