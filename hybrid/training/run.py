@@ -238,7 +238,7 @@ class Run:
                 if self.rounds.statuses[0].due:
                     self._keep()
         self.rounds.end_epoch()
-        if said := self.training.sampler.report():
+        if said := self.training.sampler.share_statistics():
             self._metric({"phase": "sampler", **said})
         self.epoch += 1
         if self._due(self.options.train.evaluate_every):
