@@ -30,7 +30,7 @@ def describe_imbalance(names: Sequence[str], shares: Sequence[float]) -> list[st
     number = shares.index(most)
     return [
         f"block {number} ({names[number]}) has {most:.0%} of the cost, so {len(shares)} blocks are "
-        "hardly faster than one: give what is in it as units, let split.inside (inside=True) cut "
+        "hardly faster than one: give its modules as units, let split.inside (inside=True) cut "
         "units, or take one block"
     ]
 

@@ -103,7 +103,7 @@ def _compute_costs(model: nn.Module, chain: list[Unit], balance: str, sample: An
     except RuntimeError as error:
         raise ValueError(
             f"the units of {type(model).__name__} cannot be costed, one by one forward and "
-            f"backward: {one_line(error)[:200]}; give cuts=, or mend the unit"
+            f"backward: {one_line(error)[:200]}; give cuts=, or correct the unit"
         ) from error
 
 
@@ -180,7 +180,7 @@ def _balance_graph(
         if _slowest(tried[-1][0]) <= uneven * min(_mean_cost(one) for one, _ in tried):
             break
     if not tried:
-        return _split_chain(model, chain, blocks, None, balance, sample)  # which raises the error
+        return _split_chain(model, chain, blocks, None, balance, sample)  # raises the error
     least = min(_slowest(one) for one, _ in tried)
     chosen, places = next(pair for pair in tried if _slowest(pair[0]) <= uneven * least)
     return _move_cuts(chosen, places, made)

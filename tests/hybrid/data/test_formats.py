@@ -72,7 +72,7 @@ REFUSED = {
         *((pack(idx(data=b"")), "has 12 bytes, expected 18") for pack in PACKS),
         *((content, "is not an IDX file") for content in (b"", b"\x00", b"\x89PNG....")),
         (idx(magic=b"\x00\x00\x0d"), "is not an IDX file"),
-        (idx(shape=()), "is not an IDX file"),
+        *((idx(shape=(1,) * n), "is not an IDX file") for n in (0, 9, 255)),
         (idx()[:10], "10 bytes"),
         (idx(shape=(2**32 - 1,) * 3), "22 bytes, expected"),  # more than the memory holds
         *((gzip.compress(idx())[:cut], "") for cut in (2, 5, 15, -4)),
