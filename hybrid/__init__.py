@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybrid import data, models
-    from hybrid.cuts.partition import Blocks, split
+    from hybrid.cuts.blocks import Blocks
+    from hybrid.cuts.partition import split
     from hybrid.errors import StoppedError
     from hybrid.runs.restore import load
     from hybrid.settings.config import (
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Blocks": "hybrid.cuts.partition",
+    "Blocks": "hybrid.cuts.blocks",
     "split": "hybrid.cuts.partition",
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",

@@ -171,7 +171,7 @@ def _stand_ins():
         patch.object(torch.nn.Module, "compile"),
         patch.object(torch.cuda, "is_available", return_value=False),
         patch.object(costs, "operations", _operations),
-        patch.object(partition, "measured_costs", _even),
+        patch.object(partition, "measure_costs", _even),
         # or it would depend on what a few images show
         patch.object(EarlyStopping, "_better", lambda self, name, value: self.best is None),
     ):

@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.costs import measured_costs
-from hybrid.cuts.partition import default_sample, split
+from hybrid.cuts.blocks import default_sample
+from hybrid.cuts.costs import measure_costs
+from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.plan.planner import Planner
 from hybrid.runs import build
@@ -43,7 +44,7 @@ def main() -> None:
         planner = Planner(settings, build.build_model(settings, images), images, Network())
         sample = default_sample(planner.model, None)
         base = split(planner.model, 1)
-        costs = [sum(c) for c in measured_costs(planner.model, base.units, sample)]
+        costs = [sum(c) for c in measure_costs(planner.model, base.units, sample)]
         for count in options.blocks:
             blocks = {kind: split(planner.model, count, balance=kind) for kind in KINDS}
             rates: dict[str, list[float]] = {kind: [] for kind in KINDS}

@@ -54,7 +54,7 @@ def main() -> None:
     batch = Batch(torch.arange(options.batch_size), 0.01, source)
     program = Backprop().start(block, links, Setup(batch_size=options.batch_size))
     writer = Writer(options.folder, links, keep_last=2)
-    units = blocks.of(links.rank)
+    units = blocks.units_of(links.rank)
 
     def step() -> float:
         links.all_gather(None)

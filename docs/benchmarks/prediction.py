@@ -19,7 +19,8 @@ from typing import Any
 
 from hybrid.bench.measure import CPU, meet, still_batches, timed
 from hybrid.bench.recipes import MethodContender, Recipe, recipes
-from hybrid.cuts.partition import Blocks, split
+from hybrid.cuts.blocks import Blocks
+from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.mpi import MpiLinks
 from hybrid.plan.planner import Planner

@@ -8,7 +8,7 @@ ALL = 0.95
 """Share of the cost from which one block is said to have nearly all of it."""
 
 
-def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
+def balance_starts(costs: Sequence[float], blocks: int) -> list[int]:
     """Starts of `blocks` contiguous runs whose largest sum is smallest.
 
     The solution is exact, by dynamic programming. Among equal ones the sum of squares decides, then
@@ -22,7 +22,7 @@ def balanced_starts(costs: Sequence[float], blocks: int) -> list[int]:
     return starts
 
 
-def imbalance_notices(names: Sequence[str], shares: Sequence[float]) -> list[str]:
+def describe_imbalance(names: Sequence[str], shares: Sequence[float]) -> list[str]:
     """A notice if one block has nearly all of the cost."""
     most = max(shares, default=0.0)
     if len(shares) < 2 or most <= ALL:
@@ -30,7 +30,7 @@ def imbalance_notices(names: Sequence[str], shares: Sequence[float]) -> list[str
     number = shares.index(most)
     return [
         f"block {number} ({names[number]}) has {most:.0%} of the cost, so {len(shares)} blocks are "
-        "hardly faster than one: give what is in it as units, let split.inside (inside=True) cut "
+        "hardly faster than one: give its modules as units, let split.inside (inside=True) cut "
         "units, or take one block"
     ]
 

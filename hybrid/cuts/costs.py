@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from hybrid.cuts.modules import single_unit_blocks
+from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.models import Unit, mode
 from solvers.blocks.buffers import frozen_statistics
 from solvers.exact.pipeline import Cost
@@ -31,7 +31,7 @@ and layers that move much memory.
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def _unchanged_model(model: nn.Module) -> Iterator[None]:
     """A context in which all units run, and the model's gradients and buffers are kept."""
     gradients = [(p, p.grad) for p in model.parameters()]
     model.zero_grad(set_to_none=True)
@@ -41,7 +41,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         parameter.grad = gradient
 
 
-def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
+def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
     """Operations of each unit's forward and backward pass over one sample.
 
     `sample` is a batch (N, ...). A unit counts by the share of passes that it runs in. The model is
@@ -49,9 +49,9 @@ def counted_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> li
     """
     costs: list[Cost] = []
     x = sample
-    with _unchanged(model):
-        for i, module in enumerate(single_unit_blocks(chain)):
-            forward, backward = operations(module, x, i > 0)
+    with _unchanged_model(model):
+        for i, module in enumerate(make_single_unit_blocks(chain)):
+            forward, backward = count_operations(module, x, i > 0)
             often, n = _survival_rate(chain[i]), len(sample)
             costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():
@@ -69,14 +69,14 @@ class Passes:
     """Time of the units, one by one, over that of the undivided network in the same repetition."""
 
 
-def measured_costs(
+def measure_costs(
     model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
 ) -> list[Cost]:
     """Seconds of each unit's passes over one sample, times the share of passes it runs in."""
-    return measured_passes(model, chain, [sample], budget)[0].costs
+    return measure_passes(model, chain, [sample], budget)[0].costs
 
 
-def measured_passes(
+def measure_passes(
     model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor], budget: float = 1.5
 ) -> list[Passes]:
     """Medians over passes through the whole chain, after one to warm up, for each of `samples`.
@@ -86,14 +86,14 @@ def measured_passes(
     begins. Turns are repeated for `budget` seconds for each of `samples`, at least 3 and at most 9
     times. The model is not changed.
     """
-    modules = single_unit_blocks(chain)
+    modules = make_single_unit_blocks(chain)
     turns: list[list[tuple[list[Cost], float]]] = []
     began = perf_counter()
-    with _unchanged(model):
+    with _unchanged_model(model):
         while len(turns) < 4 or (
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
-            turns.append([(_timed_pass(modules, x), _timed_whole(modules, x)) for x in samples])
+            turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
     often = [_survival_rate(unit) for unit in chain]
     found = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
@@ -110,16 +110,16 @@ def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
     return Cost(forward, backward)
 
 
-def merged(run: Sequence[Unit]) -> Unit:
+def merge_units(run: Sequence[Unit]) -> Unit:
     """Several units as one."""
     parts = [part for unit in run for part in unit.parts.values()]
     return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
 
 
-def merge_packed(block: Sequence[Unit]) -> list[Unit]:
+def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
     """A block's units, merged where several tensors go between them: only cuts pack tensors."""
     starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
-    return [merged(block[a:b]) for a, b in pairwise([*starts, len(block)])]
+    return [merge_units(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
 def _survival_rate(unit: Unit) -> float:
@@ -127,34 +127,34 @@ def _survival_rate(unit: Unit) -> float:
     return prod(survival(part) for part in unit.parts.values())
 
 
-def _timed_pass(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
+def _time_units(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
     x, graphs, forwards, backwards = sample, [], [], []
     for i, module in enumerate(modules):
         lam = x.detach().requires_grad_(i > 0)
-        start = _synchronized(lam)
+        start = _read_clock(lam)
         x = module(lam)
-        forwards.append(_synchronized(x) - start)
+        forwards.append(_read_clock(x) - start)
         graphs.append((lam, x))
     p: Tensor | None = None
     for lam, out in reversed(graphs):
-        start = _synchronized(lam)
+        start = _read_clock(lam)
         _backward(out, p)
-        backwards.append(_synchronized(lam) - start)
+        backwards.append(_read_clock(lam) - start)
         p = lam.grad
     return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
 
 
-def _timed_whole(modules: Sequence[nn.Module], sample: Tensor) -> float:
+def _time_network(modules: Sequence[nn.Module], sample: Tensor) -> float:
     """Seconds of a forward and a backward pass through all modules at once."""
-    start = _synchronized(sample)
+    start = _read_clock(sample)
     x: Any = sample.detach()
     for module in modules:
         x = module(x)
     _backward(x)
-    return _synchronized(sample) - start
+    return _read_clock(sample) - start
 
 
-def operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
+def count_operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
     """Floating-point operations plus `OPERATIONS_A_BYTE` for each byte read or written."""
     with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
         out = module(x.detach().requires_grad_(with_input))
@@ -186,7 +186,7 @@ class _Traffic(TorchDispatchMode):
         return out
 
 
-def _synchronized(x: Any) -> float:
+def _read_clock(x: Any) -> float:
     """The time; on one thread that of the processor, which does not count other programs."""
     if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(x)):
         torch.cuda.synchronize()

@@ -11,7 +11,7 @@ from torch.fx.graph import inplace_methods
 
 
 @contextmanager
-def constants_made(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def collect_constants(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """A context that collects the tensors that a trace adds to the model, and removes them."""
     before, found = set(vars(model)), dict[str, Tensor]()
     try:
@@ -22,21 +22,23 @@ def constants_made(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                 found[name] = vars(model).pop(name)
 
 
-def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
+def list_buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Identity and version of each buffer, which change when it is replaced or written to."""
     return {name: (id(b), b._version) for name, b in model.named_buffers(remove_duplicate=False)}
 
 
-def written_buffer(before: dict[str, Any], model: nn.Module, graph: fx.Graph) -> str | None:
+def find_written_buffer(before: dict[str, Any], model: nn.Module, graph: fx.Graph) -> str | None:
     """A buffer that the trace has changed, or that the graph would change; None: no buffer."""
-    after = buffer_versions(model)
+    after = list_buffer_versions(model)
     changed = [name for name in before if before[name] != after.get(name)]
     to = [n.all_input_nodes[0] for n in graph.nodes if writes_in_place(n) and n.all_input_nodes]
     changed += [str(n.target) for n in to if n.op == "get_attr" and n.target in before]
     return changed[0] if changed else None
 
 
-def writing_module(model: nn.Module, buffer: str, whole: set[type[nn.Module]]) -> type[nn.Module]:
+def find_writing_module(
+    model: nn.Module, buffer: str, whole: set[type[nn.Module]]
+) -> type[nn.Module]:
     """The class of the module that writes to this buffer; ValueError if it is the model itself."""
     owner = model.get_submodule(buffer.rpartition(".")[0])
     if owner is model or type(owner) in whole:

@@ -47,14 +47,14 @@ class BlockModule(nn.Sequential):
         return full_name(prefix, rest)
 
 
-def single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
+def make_single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
     """Every unit as a block of its own."""
     return [
         BlockModule([unit], after) for unit, after in zip(chain, [*chain[1:], None], strict=True)
     ]
 
 
-def check_shared(blocks: Sequence[BlockModule]) -> None:
+def check_shared_tensors(blocks: Sequence[BlockModule]) -> None:
     """ValueError if two blocks share a parameter or statistic: their copies would differ soon."""
     owner: dict[int, int] = {}
     for index, module in enumerate(blocks):

@@ -46,7 +46,7 @@ class Graph:
         self.traced = trace(model, inputs)
         self.nodes = [n for n in self.traced.graph.nodes if n.op not in ("placeholder", "output")]
         self.steps = [n for n in self.nodes if n.op != "get_attr"]
-        tensors, self._memory = _rows(model, self.traced, inputs)
+        tensors, self._memory = _find_row_tensors(model, self.traced, inputs)
         self.boundaries = [b for b in self._boundaries() if tensors.issuperset(b.alive)]
 
     def units(self) -> list[Unit]:
@@ -63,7 +63,7 @@ class Graph:
         self._keep_rest(units)
         return units
 
-    def named(self, cuts: Sequence[str]) -> list[str]:
+    def find_units_named(self, cuts: Sequence[str]) -> list[str]:
         """The units that begin with these modules; ValueError if there is no such boundary."""
         known = {name: b.names[0] for b in self.boundaries if b.at for name in b.names}
         for cut in cuts:
@@ -170,7 +170,7 @@ class Graph:
         return made
 
 
-def module_calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
+def number_module_calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
     """The modules that a segment calls, and the places of the calls in the whole graph."""
     found: dict[nn.Module, tuple[int, ...]] = {}
     for node in segment.graph.nodes:
@@ -180,7 +180,7 @@ def module_calls(segment: fx.GraphModule) -> dict[nn.Module, tuple[int, ...]]:
     return found
 
 
-def _rows(
+def _find_row_tensors(
     model: nn.Module, traced: fx.GraphModule, inputs: Any
 ) -> tuple[set[fx.Node], dict[fx.Node, int]]:
     """The nodes that are tensors with one row for each of two and of three samples.
@@ -189,7 +189,7 @@ def _rows(
     """
     found: list[set[fx.Node]] = []
     for count in (2, 3):
-        some = tree_map(lambda x, n=count: _rows_of(x, n), inputs)
+        some = tree_map(lambda x, n=count: _repeat_rows(x, n), inputs)
         values = _Values(traced)
         names = [n.target for n in traced.graph.nodes if n.op == "placeholder"]
         if isinstance(some, dict):
@@ -211,7 +211,7 @@ def _rows(
     return found[0] & found[1], {n: x.data_ptr() for n, x in values.memory.items()}
 
 
-def _rows_of(x: Tensor, count: int) -> Tensor:
+def _repeat_rows(x: Tensor, count: int) -> Tensor:
     if len(x) == 0:
         raise ValueError("sample has no rows: give a batch of inputs with at least one")
     return x[torch.arange(count) % len(x)]

@@ -14,11 +14,11 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from hybrid.cuts.effects import (
-    buffer_versions,
-    constants_made,
+    collect_constants,
+    find_writing_module,
+    find_written_buffer,
+    list_buffer_versions,
     writes_in_place,
-    writing_module,
-    written_buffer,
 )
 from hybrid.models import mode
 
@@ -59,7 +59,7 @@ class _Tracer(fx.Tracer):
             given = self._constant(mask)
             if is_causal is None and given is not None:
                 # as the encoder itself does: this decides which kernel computes attention
-                is_causal = _causal(given)
+                is_causal = _is_causal(given)
             for layer in encoder.layers:
                 src = layer(src, mask, src_key_padding_mask, bool(is_causal))
             return src if encoder.norm is None else encoder.norm(src)
@@ -85,21 +85,21 @@ def trace(model: nn.Module, inputs: Any) -> fx.GraphModule:
     code, if that is the model itself.
     """
     whole: set[type[nn.Module]] = set()
-    unused = _unused(model, inputs)
+    unused = _default_arguments(model, inputs)
     for _ in range(ATTEMPTS):
         found = []
         for training in (True, False):
             tracer = _Tracer(whole)
             try:
-                with mode(model, training), constants_made(model) as constants:
-                    before = buffer_versions(model)
+                with mode(model, training), collect_constants(model) as constants:
+                    before = list_buffer_versions(model)
                     graph = tracer.trace(model, dict(unused))
-                    written = written_buffer(before, model, graph)
+                    written = find_written_buffer(before, model, graph)
             except Exception as error:  # a forward may fail in any way on what is no tensor
                 whole.add(_untraceable(tracer, model, error))
                 break
             if written is not None:
-                whole.add(writing_module(model, written, whole))
+                whole.add(find_writing_module(model, written, whole))
                 break
             found.append((graph, constants))
         else:
@@ -123,7 +123,7 @@ def _untraceable(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn
 
 
 def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) -> fx.GraphModule:
-    with constants_made(model):
+    with collect_constants(model):
         vars(model).update(constants)
         traced = fx.GraphModule(model, graph)
     # a call whose value is not used may write to its input, or to statistics
@@ -133,7 +133,7 @@ def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) 
     return traced
 
 
-def _causal(mask: Tensor) -> bool:
+def _is_causal(mask: Tensor) -> bool:
     if mask.dtype is torch.bool:
         mask = torch.zeros(mask.shape).masked_fill_(mask.cpu(), -inf)
     causal = nn.Transformer.generate_square_subsequent_mask(len(mask), dtype=mask.dtype)
@@ -154,13 +154,13 @@ def _first_difference(
         if a.op == "get_attr" and a.target in constants and same:
             same = torch.equal(constants[str(a.target)], others[str(b.target)])
         if not same:
-            return _innermost(model, a)
+            return _innermost_class(model, a)
     if len(one.nodes) != len(other.nodes):
-        return _innermost(model, [*one.nodes, *other.nodes][-1])
+        return _innermost_class(model, [*one.nodes, *other.nodes][-1])
     return None
 
 
-def _innermost(model: nn.Module, node: fx.Node) -> type[nn.Module]:
+def _innermost_class(model: nn.Module, node: fx.Node) -> type[nn.Module]:
     stack = list(node.meta.get("nn_module_stack", {}))
     if not stack:
         raise ValueError(
@@ -170,7 +170,7 @@ def _innermost(model: nn.Module, node: fx.Node) -> type[nn.Module]:
     return type(model.get_submodule(stack[-1]))
 
 
-def _unused(model: nn.Module, inputs: Any) -> dict[str, Any]:
+def _default_arguments(model: nn.Module, inputs: Any) -> dict[str, Any]:
     """The parameters of forward that get no input, with their defaults."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -53,14 +53,14 @@ class Augmentation:
             # a choice by arithmetic modulo 256: exact, and several times faster than torch.where
             images = images + mirrored * (images.flip(3) - images)
         if self.cutout:
-            rows = _band(draw(_CUTOUT_ROW, height), self.cutout, height)
-            columns = _band(draw(_CUTOUT_COLUMN, width), self.cutout, width)
+            rows = _mark_band(draw(_CUTOUT_ROW, height), self.cutout, height)
+            columns = _mark_band(draw(_CUTOUT_COLUMN, width), self.cutout, width)
             hole = rows[:, None, :, None] & columns[:, None, None, :]
             images = images * ~hole
         return images
 
 
-def _band(center: Tensor, length: int, size: int) -> Tensor:
+def _mark_band(center: Tensor, length: int, size: int) -> Tensor:
     """Which of `size` positions lie in the `length` around `center`: bool `(B, size)`."""
     offset = torch.arange(size, device=center.device) - (center - length // 2)[:, None]
     return (offset >= 0) & (offset < length)

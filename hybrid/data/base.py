@@ -23,7 +23,7 @@ class Data(ABC):
     answers: Bundle | None = None
     """The structure of the targets, if they are not one tensor."""
     together: bool = False
-    """Whether a mini-batch is made as a whole, of which parts are then taken."""
+    """Whether a mini-batch is made as a whole before parts of it are taken."""
     augmented: bool = False
     """Whether augmentation makes other samples in every epoch."""
 
@@ -42,13 +42,13 @@ class Data(ABC):
     def sample(self, count: int) -> tuple[Any, Any]:
         """Inputs and targets like those of `count` samples, as the network and the loss get them.
 
-        To learn shapes by: what they hold may be made up.
+        They serve to learn shapes, so their values may be made up.
         """
 
     def expect_classes(self, count: int) -> None:  # noqa: B027
         """Expect targets to be classes below `count`, or LEFT_OUT; 0: expect nothing.
 
-        ValueError for one that is not, if the targets are known; else `targets` raises it.
+        Raises ValueError for any other target; `targets` raises it where they are not known yet.
         """
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027

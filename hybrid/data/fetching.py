@@ -26,7 +26,7 @@ _DRAWING = threading.Lock()
 """The generators that transforms draw from belong to the process: one thread at a time."""
 
 
-def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
+def make_batch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
     """Items as one batch: number n is item n mod N of the data set's N.
 
     What their transforms draw is a function of (seed, epoch, n) alone. ValueError names the sample
@@ -52,12 +52,14 @@ def fetch(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: 
         ) from None
 
 
-def fetch_here(dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int) -> Any:
-    """The same as `fetch`, but the generators of this process are restored afterwards."""
+def make_batch_here(
+    dataset: Any, collate: Collate, ids: Sequence[int], seed: int, epoch: int
+) -> Any:
+    """The same as `make_batch`, but the generators of this process are restored afterwards."""
     with _DRAWING:
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
-            return fetch(dataset, collate, ids, seed, epoch)
+            return make_batch(dataset, collate, ids, seed, epoch)
         finally:
             random.setstate(kept[0])
             np.random.set_state(kept[1])
@@ -81,22 +83,24 @@ class Pool:
         if not self.workers:
             done: Future[Any] = Future()
             try:
-                done.set_result(fetch_here(self.dataset, self.collate, ids, seed, epoch))
+                done.set_result(make_batch_here(self.dataset, self.collate, ids, seed, epoch))
             except ValueError as error:
                 done.set_exception(error)
             return done
         if self.kind == "thread":
             self._executor = self._executor or ThreadPoolExecutor(self.workers, "data")
-            return self._executor.submit(fetch_here, self.dataset, self.collate, ids, seed, epoch)
+            return self._executor.submit(
+                make_batch_here, self.dataset, self.collate, ids, seed, epoch
+            )
         if self._executor is None:
             self._executor = ProcessPoolExecutor(
                 self.workers,
                 get_context("forkserver"),
-                _begin,
+                _initialize_worker,
                 (self.dataset, self.collate),
             )
         try:
-            return self._executor.submit(_fetch, ids, seed, epoch)
+            return self._executor.submit(_make_batch_in_worker, ids, seed, epoch)
         except BrokenProcessPool as error:
             lost: Future[Any] = Future()
             lost.set_exception(error)
@@ -131,14 +135,14 @@ _WORKER: dict[str, Any] = {}
 """The data set and its collate function, in a worker process."""
 
 
-def _begin(dataset: Any, collate: Collate) -> None:
+def _initialize_worker(dataset: Any, collate: Collate) -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     torch.set_num_threads(1)
     _WORKER.update(dataset=dataset, collate=collate)
 
 
-def _fetch(ids: Sequence[int], seed: int, epoch: int) -> Any:
-    found = fetch(_WORKER["dataset"], _WORKER["collate"], ids, seed, epoch)
+def _make_batch_in_worker(ids: Sequence[int], seed: int, epoch: int) -> Any:
+    found = make_batch(_WORKER["dataset"], _WORKER["collate"], ids, seed, epoch)
     # as arrays: tensors would go through shared memory that this process must outlive
     return tree_map(lambda x: x.numpy() if isinstance(x, Tensor) else x, found)

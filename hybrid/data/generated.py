@@ -55,10 +55,12 @@ def synthetic() -> tuple[Dataset, Dataset]:
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(10, 3, 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=(32, 32), mode="bilinear") * 127 + 64
-    return _noisy(patterns, 50_000, generator), _noisy(patterns, 10_000, generator)
+    return _make_noisy_images(patterns, 50_000, generator), _make_noisy_images(
+        patterns, 10_000, generator
+    )
 
 
-def _noisy(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
+def _make_noisy_images(patterns: Tensor, n: int, generator: torch.Generator) -> Dataset:
     labels = torch.arange(_SYNTHETIC_POOL) % len(patterns)
     pool = patterns[labels]
     noise = torch.rand(pool.shape, generator=generator) * 128 - 64

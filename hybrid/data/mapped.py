@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from hybrid.data.base import Data, check_classes
-from hybrid.data.fetching import Pool, fetch_here
+from hybrid.data.fetching import Pool, make_batch_here
 from hybrid.errors import format_error
 from hybrid.settings.config import WorkerKind
 from solvers.layers.bundle import Bundle
@@ -191,7 +191,7 @@ def _check_format(dataset: Any) -> None:
     form = getattr(dataset, "format", None) if hasattr(dataset, "with_format") else None
     if not isinstance(form, Mapping) or form.get("type", "") is not None:
         return
-    item = fetch_here(dataset, lambda items: items[0], [0], 0, 0)
+    item = make_batch_here(dataset, lambda items: items[0], [0], 0, 0)
     for key, value in item.items() if isinstance(item, Mapping) else ():
         nested = isinstance(value, list) and any(isinstance(x, list) for x in value)
         if nested or not isinstance(value, list | dict | str | int | float | None):

@@ -32,7 +32,7 @@ class Mix:
     @classmethod
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
         """The transform and what it makes of a sample; ValueError if that does not fit."""
-        inputs, targets = _transformed(transform, *data.sample(count), generator(0, 0))
+        inputs, targets = _apply_transform(transform, *data.sample(count), generator(0, 0))
         alone = isinstance(targets, Tensor)
         answers = None if alone else Bundle.of(targets, count, "a target")
         return cls(transform, data, answers), inputs, targets
@@ -44,14 +44,14 @@ class Mix:
         data = self.data
         known = inputs if data.inputs is None else data.inputs.unpack(inputs)
         goal = targets if data.answers is None else data.answers.unpack(targets)
-        known, goal = _transformed(self.transform, known, goal, generator(seed, step))
+        known, goal = _apply_transform(self.transform, known, goal, generator(seed, step))
         return (
             known if data.inputs is None else data.inputs.pack(known),
             goal if self.answers is None else self.answers.pack(goal),
         )
 
 
-def _transformed(
+def _apply_transform(
     transform: Transform, inputs: Any, targets: Any, random: Generator
 ) -> tuple[Any, Any]:
     """A transformed mini-batch; ValueError if it fails or changes the number of samples."""

@@ -45,7 +45,7 @@ def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tupl
     """
     fetch(name, directory)
     _, source = CATALOG[name]
-    train, test = source.read(_or_default(directory)) if isinstance(source, Source) else source()
+    train, test = source.read(_data_folder(directory)) if isinstance(source, Source) else source()
     return train.take(limit) if limit else train, test
 
 
@@ -62,8 +62,8 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     _, source = CATALOG[name]
     if not isinstance(source, Source):
         return
-    folder = _or_default(directory)
-    *_, lacking = source.found(folder)
+    folder = _data_folder(directory)
+    *_, lacking = source.find_files(folder)
     try:
         for download in source.downloads if lacking else ():
             download.into(folder)
@@ -76,7 +76,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
         ) from error
 
 
-def _or_default(directory: str | Path | None) -> Path:
+def _data_folder(directory: str | Path | None) -> Path:
     if directory:
         return Path(directory)
     return Path(os.environ.get("HYBRID_DATA") or "~/.cache/hybrid").expanduser()
@@ -120,7 +120,7 @@ class Source:
     std: tuple[float, ...]
     augmentation: Augmentation = field(default_factory=Augmentation)
 
-    def found(self, directory: Path) -> tuple[Layout, dict[str, Path], list[str]]:
+    def find_files(self, directory: Path) -> tuple[Layout, dict[str, Path], list[str]]:
         """The most complete layout, its files that are there, by name, and those it lacks."""
         found = [(layout, layout.find(directory)) for layout in self.layouts]
         best, files = max(found, key=lambda pair: len(pair[1]))
@@ -129,7 +129,7 @@ class Source:
 
     def read(self, directory: Path) -> tuple[Dataset, Dataset]:
         """The training and the test half; the files must be there."""
-        layout, files, _ = self.found(directory)
+        layout, files, _ = self.find_files(directory)
 
         def half(names: tuple[str, ...], records: int) -> Dataset:
             images, labels = layout.read([files[name] for name in names], records=records)

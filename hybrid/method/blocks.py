@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from solvers.blocks.average import Average

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_structure
 
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
@@ -61,7 +61,7 @@ class Objectives(NamedTuple):
                 f"training inputs have shape {shapes(inputs)}, those of the test {shapes(given)}: "
                 "give both alike"
             )
-        out = tree_map(_leaf, blocks.outputs(inputs))
+        out = tree_map(_leaf, blocks.compute_outputs(inputs))
         named = "the loss" if options.loss else f"the loss {options.train.loss!r}"
 
         if "loss" in (options.metrics or {}):

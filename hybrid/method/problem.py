@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from hybrid.cuts.partition import SAMPLES, Blocks
+from hybrid.cuts.blocks import SAMPLES, Blocks
 from hybrid.data import Data, Dataset
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
@@ -52,9 +52,9 @@ class Problem:
                 "that have some, or let theirs require gradients"
             )
         inputs, _ = train.sample(SAMPLES)
-        blocks = blocks.fitted(inputs)
+        blocks = blocks.with_bundles(inputs)
         objectives = Objectives.settle(options, blocks, train, test or train)
-        sample = blocks.packed(inputs)
+        sample = blocks.pack_inputs(inputs)
         shapes = tuple(blocks.cut_shapes(sample))
         choice = options.sampler.start(train, options.train.seed)
         modules = list(blocks.model.modules())
@@ -63,7 +63,7 @@ class Problem:
             objectives,
             inputs,
             shapes,
-            blocks.drawing(sample),
+            blocks.find_random_modules(sample),
             min(map(survival, modules)),
             any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
             choice.batches(options.train.batch_size),

@@ -1,6 +1,6 @@
 """Residual networks as chains of units."""
 
-from hybrid.models.chain import Chain, Unit, checked, full_name, is_sequence, mode, units
+from hybrid.models.chain import Chain, Unit, check_units, full_name, is_sequence, mode, units
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.depth import stochastic_depth
 from hybrid.models.factorized import factorized
@@ -13,7 +13,7 @@ __all__ = [
     "Chain",
     "Unit",
     "build",
-    "checked",
+    "check_units",
     "factorized",
     "full_name",
     "imagenet_resnet",

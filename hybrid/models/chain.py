@@ -68,7 +68,7 @@ class Chain(nn.Sequential):
         self.grouping = units
         self.input_shape = input_shape
         self.classes = classes
-        checked(_units_of_chain(self))
+        check_units(_units_of_chain(self))
 
     def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
         # a slice has no grouping of its own, and the inherited method would build a Chain
@@ -90,7 +90,7 @@ def units(model: nn.Module) -> list[Unit]:
     share a parameter or buffer (two ranks would then train copies that drift apart).
     """
     if isinstance(model, Chain):
-        return checked(_units_of_chain(model))
+        return check_units(_units_of_chain(model))
     if not (isinstance(model, nn.Sequential) and is_sequence(model)):
         raise ValueError(
             f"a {type(model).__name__} is no nn.Sequential, or has a forward of its own: its units "
@@ -102,7 +102,7 @@ def units(model: nn.Module) -> list[Unit]:
             found[-1].parts[path] = leaf
         else:
             found.append(Unit(path, {path: leaf}))
-    return checked(found)
+    return check_units(found)
 
 
 def is_sequence(model: nn.Module) -> bool:
@@ -164,7 +164,7 @@ def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Mo
             yield prefix + name, child
 
 
-def checked(found: list[Unit]) -> list[Unit]:
+def check_units(found: list[Unit]) -> list[Unit]:
     """The units; ValueError if there are none, or two share a tensor."""
     if not found:
         raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")

@@ -84,4 +84,6 @@ def _small(
     if not before:
         stem |= {"bn1": nn.BatchNorm2d(STEM_WIDTH), "relu": nn.ReLU(inplace=True)}
     image = channels, image_size, image_size
-    return residual.network(stem, block, STEM_WIDTH, 16 * width, (n, n, n), maker, image, classes)
+    return residual.build_network(
+        stem, block, STEM_WIDTH, 16 * width, (n, n, n), maker, image, classes
+    )

@@ -3,7 +3,7 @@
 from torch import nn
 
 from hybrid.models.chain import Chain
-from hybrid.models.residual import BasicBlock, Bottleneck, check_sizes, network, projection
+from hybrid.models.residual import BasicBlock, Bottleneck, build_network, check_sizes, projection
 
 BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
     18: (BasicBlock, (2, 2, 2, 2)),
@@ -36,4 +36,4 @@ def imagenet_resnet(
         "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
     }
     image = channels, image_size, image_size
-    return network(stem, block, 64, 64, num_blocks, projection, image, classes)
+    return build_network(stem, block, 64, 64, num_blocks, projection, image, classes)

@@ -37,7 +37,7 @@ class BasicBlock(Skippable):
 
     @property
     def skippable(self) -> bool:
-        return keeps(self.downsample)
+        return is_identity_shortcut(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.left_out():
@@ -73,7 +73,7 @@ class Bottleneck(Skippable):
 
     @property
     def skippable(self) -> bool:
-        return keeps(self.downsample)
+        return is_identity_shortcut(self.downsample)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.left_out():
@@ -141,7 +141,7 @@ def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     return nn.Sequential(conv1x1(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels))
 
 
-def network(
+def build_network(
     stem: dict[str, nn.Module],
     block: type[BasicBlock] | type[Bottleneck] | type[PreActBlock],
     in_channels: int,
@@ -165,11 +165,11 @@ def network(
         blocks += [block(out_channels, width) for _ in range(count - 1)]
         stages.append(nn.Sequential(*blocks))
         in_channels, width = out_channels, 2 * width
-    head = classifier(in_channels, classes, activates=block is PreActBlock)
-    return assemble(stem, stages, head, input_shape, classes)
+    head = make_classifier(in_channels, classes, activates=block is PreActBlock)
+    return assemble_chain(stem, stages, head, input_shape, classes)
 
 
-def keeps(shortcut: nn.Module | None) -> bool:
+def is_identity_shortcut(shortcut: nn.Module | None) -> bool:
     """Whether a shortcut is the identity: the unit without its branch, of x >= 0, is, too."""
     return shortcut is None or isinstance(shortcut, nn.Identity)
 
@@ -184,7 +184,7 @@ def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
 
 
-def assemble(
+def assemble_chain(
     stem: dict[str, nn.Module],
     stages: Iterable[nn.Sequential],
     head: dict[str, nn.Module],
@@ -204,7 +204,7 @@ def assemble(
     return chain
 
 
-def classifier(features: int, classes: int, activates: bool = False) -> dict[str, nn.Module]:
+def make_classifier(features: int, classes: int, activates: bool = False) -> dict[str, nn.Module]:
     """The mean over the pixels and a linear layer; before it, if asked, batch norm and ReLU."""
     before = {"bn": nn.BatchNorm2d(features), "relu": nn.ReLU(inplace=True)} if activates else {}
     return {

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.models.chain import Chain
-from hybrid.models.residual import assemble, check_sizes, classifier, conv1x1, conv3x3
+from hybrid.models.residual import assemble_chain, check_sizes, conv1x1, conv3x3, make_classifier
 from solvers.layers.reversible import Reversible
 
 LARGE_IMAGE = 64
@@ -96,5 +96,5 @@ def revnet(depth: int = 18, classes: int = 10, channels: int = 3, image_size: in
             blocks.append(Reversible(Residual(out, out, 1, bottleneck)))
         stages.append(nn.Sequential(*blocks))
         width, out = out, 2 * out
-    head = classifier(2 * width, classes, activates=True)
-    return assemble(stem, stages, head, (channels, image_size, image_size), classes)
+    head = make_classifier(2 * width, classes, activates=True)
+    return assemble_chain(stem, stages, head, (channels, image_size, image_size), classes)

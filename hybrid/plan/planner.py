@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.measure import CPU, still_batches
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.virtual import VirtualLinks

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.modules import single_unit_blocks
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
+from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Unit, mode
 from solvers.base import Shape
@@ -90,7 +90,7 @@ def stand_in(blocks: Blocks, table: Mapping[int, Sequence[Cost]], inputs: Tensor
     `inputs` are some rows as the first block takes them.
     """
     sizes, made, x = sorted(table), [], inputs
-    modules = single_unit_blocks(blocks.units)
+    modules = make_single_unit_blocks(blocks.units)
     with mode(blocks.model, training=False), torch.no_grad():
         for i, (unit, module) in enumerate(zip(blocks.units, modules, strict=True)):
             x, outputs = module(x), None

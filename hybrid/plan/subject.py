@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hybrid.bench.measure import CPU
-from hybrid.cuts.balance import balanced_starts
-from hybrid.cuts.costs import measured_passes
-from hybrid.cuts.partition import SAMPLES, Blocks, split
+from hybrid.cuts.balance import balance_starts
+from hybrid.cuts.blocks import SAMPLES, Blocks
+from hybrid.cuts.costs import measure_passes
+from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
 from hybrid.method.blocks import placed
@@ -80,7 +81,7 @@ class Subject:
         if cuts:
             made.starts = split(self.network, cuts=cuts).starts
         else:
-            made.starts = balanced_starts([sum(cost) for cost in made.costs], count)
+            made.starts = balance_starts([sum(cost) for cost in made.costs], count)
         return made
 
     def _split(self, count: int, cuts: Sequence[str] = ()) -> Blocks:
@@ -93,7 +94,7 @@ class Subject:
             inside=self._inside,
             sample=sample,
         )
-        return made.fitted(self._sample)
+        return made.with_bundles(self._sample)
 
     def measure(self, blocks: Blocks, *sizes: int) -> None:
         """Time every unit's passes over so many samples, unless that is done.
@@ -109,7 +110,7 @@ class Subject:
         turns = list(dict.fromkeys((self._size, *new)))
         try:
             rows = [self._rows(blocks, n) for n in turns]
-            whole, *others = measured_passes(blocks.model, blocks.units, rows)
+            whole, *others = measure_passes(blocks.model, blocks.units, rows)
         except (ValueError, RuntimeError) as error:  # whatever a user's module raises
             if len(new) > 1:  # which of them?
                 for n in new:
@@ -154,7 +155,7 @@ class Subject:
         def repeated(x: Tensor) -> Any:
             return x[torch.arange(count) % len(x)]
 
-        x = blocks.packed(tree_map(repeated, self._sample))
+        x = blocks.pack_inputs(tree_map(repeated, self._sample))
         return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -162,7 +163,7 @@ def _of_blocks(blocks: Blocks) -> Blocks:
     """The same blocks, each as one unit."""
     made = []
     for k in range(len(blocks)):
-        own = blocks.of(k)
+        own = blocks.units_of(k)
         parts = [part for unit in own for part in unit.parts.values()]
         named = {str(i): part for i, part in enumerate(parts)}
         made.append(Unit(own[0].name, named, own[0].bundle, own[0].begins))

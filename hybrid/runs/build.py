@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import data, models
-from hybrid.cuts.partition import SAMPLES, Blocks, split
+from hybrid.cuts.blocks import SAMPLES, Blocks
+from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
 from hybrid.method.options import Options

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import nn
 
 from hybrid import data, models
-from hybrid.cuts.given import units_of_list
+from hybrid.cuts.arguments import make_units_of_list
 from hybrid.cuts.partition import split
 from hybrid.data import Data
 from hybrid.folder import checkpoint
@@ -69,7 +69,7 @@ def evaluate(
         )
     loss = references.load_function(name, "--loss") if is_reference(name) else None
     named = resolved.train.model_copy(update={} if loss else {"loss": name})
-    blocks = split(network, 1).fitted(test.sample(2)[0])
+    blocks = split(network, 1).with_bundles(test.sample(2)[0])
     options = Options(train=named, loss=loss, metrics=references.load_metrics(own.metrics))
     objectives = Objectives.settle(options, blocks, test, test)
     precision = getattr(torch, resolved.train.precision)
@@ -95,7 +95,7 @@ def load(
         return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open_run(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
-    network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
+    network = made if isinstance(made, nn.Module) else make_units_of_list(made)[0]
     return _load_weights(network, folder, manifest, "model=").eval()
 
 
@@ -126,7 +126,7 @@ def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
     if is_reference(model):
         _check_code_is_given(run, "--model", resolved.model.name, own.model)
         made = references.make_network(model)
-        network = made if isinstance(made, nn.Module) else units_of_list(made)[0]
+        network = made if isinstance(made, nn.Module) else make_units_of_list(made)[0]
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
         raise ValueError(

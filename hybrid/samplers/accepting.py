@@ -16,7 +16,8 @@ from solvers.state import State
 
 _order = lru_cache(maxsize=2)(epoch_order)
 _STREAM = 1000
-"""Of random numbers: an epoch's first permutation takes this one, the next ones those after."""
+"""The first permutation of an epoch draws random numbers from this stream, the next from the one
+after it."""
 
 
 class Accepting(Choice):
@@ -31,9 +32,9 @@ class Accepting(Choice):
         super().__init__(data, seed)
         self._epoch = -1
         self._permutation = self._next = 0
-        """Which one of the epoch, and its next candidate."""
+        """The number of the permutation in the epoch, and the place of its next candidate."""
         self._chosen = torch.empty(0, dtype=torch.int64)
-        """This epoch's."""
+        """The samples chosen in this epoch."""
         self._looked = torch.zeros(2, 1, dtype=torch.int64)
         """Candidates of each class in this epoch, and how many of them were accepted."""
 
@@ -62,12 +63,12 @@ class Accepting(Choice):
             )
         accepted = u < p
         self._chosen = torch.cat([self._chosen, ids[accepted]])
-        self._count(ids, accepted)
+        self._count_candidates(ids, accepted)
         self._next += len(ids)
         if self._next == self.count:
             self._permutation, self._next = self._permutation + 1, 0
 
-    def _count(self, ids: Tensor, accepted: Tensor) -> None:
+    def _count_candidates(self, ids: Tensor, accepted: Tensor) -> None:
         classes = self.classes(ids)
         missing = int(classes.max()) + 1 - self._looked.shape[1]
         if missing > 0:
@@ -76,13 +77,13 @@ class Accepting(Choice):
             self._looked[row] += counted.bincount(minlength=self._looked.shape[1])
 
     def classes(self, ids: Tensor) -> Tensor:
-        """Of samples, (N,), int64; 0 where targets are no classes."""
+        """The classes of samples, (N,), int64; 0 where the targets are no classes."""
         targets = self.data.targets(ids, self.seed, max(0, self._epoch))
         if targets.dim() != 1 or targets.is_floating_point():
             return torch.zeros_like(ids)
         return targets.long().clamp_min(0)
 
-    def report(self) -> dict[str, Any]:
+    def epoch_statistics(self) -> dict[str, Any]:
         looked, accepted = self._looked.tolist()
         shares = [a / n if n else None for n, a in zip(looked, accepted, strict=True)]
         return {

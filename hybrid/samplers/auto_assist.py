@@ -15,7 +15,7 @@ from solvers.acting import NotNegative, Positive, ShareOrWhole
 from solvers.state import State
 
 DECAY = 0.75
-"""Of the sums of the running mean loss, a mini-batch, as in the authors' code."""
+"""Factor by which a mini-batch shrinks the running sums of losses, as in the authors' code."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class _Assistant(Accepting):
         self._w = torch.zeros(0, dtype=torch.float64)
         self._b = torch.zeros(0, dtype=torch.float64)
         self._sums = torch.zeros(2, dtype=torch.float64)
-        """Of losses, and of how many."""
+        """The sum of losses, and the number of them."""
 
     def probabilities(self, ids: Tensor) -> Tensor:
         a, _, _ = self._predictions(ids)
         return self.settings.gamma + (1 - self.settings.gamma) * a
 
     def _predictions(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """a, vec(x) and y of samples."""
+        """The assistant's a, vec(x) and y of samples."""
         x = self.data.batch(ids, self.seed, max(0, self._epoch), augment=False)
         x, y = x.flatten(1).double(), self.classes(ids)
         if not len(self._w):
@@ -96,11 +96,11 @@ class _Assistant(Accepting):
         super().load_state(state)
         if "w" in state.block:
             # of as many values as a sample has, or none before the first one
-            values = None if not len(state.block["w"]) else self._values()
+            values = None if not len(state.block["w"]) else self._input_size()
             self._w = check_tensor("w", state.block["w"], torch.float64, (values,))
             self._b = check_tensor("b", state.block["b"], torch.float64, (None,))
             self._sums = check_tensor("sums", state.block["sums"], torch.float64, (2,))
 
-    def _values(self) -> int:
+    def _input_size(self) -> int:
         first = torch.zeros(1, dtype=torch.int64)
         return self.data.batch(first, self.seed, 0, augment=False).numel()

@@ -1,4 +1,4 @@
-"""What a sampler is: settings, and what they start, which chooses on one rank for all."""
+"""The base classes of samplers: their settings, and the choice that they start."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ class Choice(ABC):
         """Mini-batches of an epoch; an incomplete last one is left out."""
         return self.count // batch_size
 
-    def report(self) -> dict[str, Any]:
-        """What to say of an epoch in the metrics, JSON-able; empty: nothing."""
+    def epoch_statistics(self) -> dict[str, Any]:
+        """Statistics of an epoch for the metrics, as JSON allows them; empty if there are none."""
         return {}
 
     def state(self) -> State:
-        """For a checkpoint; of one that learns `block` follows the rank that it lives on."""
+        """The state for a checkpoint. A sampler that learns puts all of it into `block`."""
         return State()
 
     def load_state(self, state: State) -> None:  # noqa: B027
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""

@@ -65,7 +65,7 @@ class BatchSampler:
         return [self._ids[i] for i in numbers]
 
     def _choose_for_all(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
-        """What the rank chooses that the sampler lives on, the same on all ranks."""
+        """The choice of the rank that the sampler lives on, sent to all ranks."""
         found: list[Tensor] | str | None = None
         if self._chooses:
             try:
@@ -80,69 +80,65 @@ class BatchSampler:
         return found
 
     def _choose_each(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
-        return [self._choose(epoch, i) for i in numbers]
-
-    def _choose(self, epoch: int, number: int) -> Tensor:
-        first = number * self.size
-        if self.learns:
-            ids = self._choose_after_losses(epoch, number)
-        else:
+        chosen = []
+        for number in numbers:
+            first = number * self.size
+            if isinstance(self.sampler, Learning):
+                self._learn_before(epoch * self.steps + number, self.sampler.lag)
             ids = self.choice.choose(epoch, first, self.size)
-        return self._numbering.numbered(epoch, first, ids)
+            self._expect_losses(epoch * self.steps + number, ids)
+            chosen.append(self._numbering.number_samples(epoch, first, ids))
+        return chosen
 
-    def _choose_after_losses(self, epoch: int, number: int) -> Tensor:
-        assert isinstance(self.sampler, Learning)
-        step = epoch * self.steps + number
-        known = step - self.sampler.lag
-        while self._with_losses and self._with_losses[0][0] <= known:
+    def _learn_before(self, step: int, lag: int) -> None:
+        """Give the sampler the losses that it may use at a step."""
+        while self._with_losses and self._with_losses[0][0] <= step - lag:
             _, ids, losses = self._with_losses.popleft()
             self.choice.learn(ids, losses)
         if self._fault:
             raise ValueError(self._fault)
-        ids = self.choice.choose(epoch, number * self.size, self.size)
-        if step >= self._next:
+
+    def _expect_losses(self, step: int, ids: Tensor) -> None:
+        if self.learns and step >= self._next:
             self._next = step + 1
             self._without_losses.append((step, ids))
-        return ids
 
     def take_losses(self, losses: Sequence[Sequence[Tensor]]) -> None:
-        """Take what each replica's last block has of losses (N,) since the last call, in order."""
+        """Take the losses (N,) that each replica's last block had since the last call, in order."""
         if not self.learns or not self._chooses:
             return
         shares = [ids.tensor_split(self._replicas) for _, ids in self._without_losses]
-        expected = [sum(len(own[r]) for own in shares) for r in range(self._replicas)]
-        found_losses = [torch.cat([torch.empty(0), *found]) for found in losses]
-        if [len(found) for found in found_losses] != expected:
+        sizes = [[len(own[r]) for own in shares] for r in range(self._replicas)]
+        expected = [sum(own) for own in sizes]
+        per_replica = [torch.cat([torch.empty(0), *found]) for found in losses]
+        if [len(found) for found in per_replica] != expected:
             self._fault = (
-                f"sampler {self.sampler.name!r} has {sum(map(len, found_losses))} losses of "
+                f"sampler {self.sampler.name!r} has {sum(map(len, per_replica))} losses of "
                 f"{sum(expected)} samples: take a solver that reports the loss of every one, or "
                 "sampler.name=uniform"
             )
             return
-        for own, (step, ids) in zip(shares, self._without_losses, strict=True):
-            taken = [found[: len(part)] for found, part in zip(found_losses, own, strict=True)]
-            found_losses = [
-                found[len(part) :] for found, part in zip(found_losses, own, strict=True)
-            ]
-            self._with_losses.append((step, ids, torch.cat(taken)))
+        split_losses = [x.split(own) for x, own in zip(per_replica, sizes, strict=True)]
+        for n, (step, ids) in enumerate(self._without_losses):
+            self._with_losses.append((step, ids, torch.cat([parts[n] for parts in split_losses])))
         self._without_losses.clear()
 
-    def report(self) -> dict[str, Any]:
-        """What the sampler says of the epoch, the same on every rank; all ranks call it."""
+    def share_statistics(self) -> dict[str, Any]:
+        """The sampler's statistics of the epoch, the same on every rank; all ranks call it."""
         if not self.learns or self.links is None:
             return {}
-        return dict(self.links.agree(self.choice.report())[-1])
+        return dict(self.links.agree(self.choice.epoch_statistics())[-1])
 
     def state(self) -> State:
         if not self._chooses:
             return State()
-        kept = self.choice.state()
+        sampler_state = self.choice.state()
         if self.learns:
-            late = [(f"late {step:012d}", ids, losses) for step, ids, losses in self._with_losses]
-            kept.block |= {f"{name} ids": ids for name, ids, _ in late}
-            kept.block |= {f"{name} losses": losses for name, _, losses in late}
-            kept.block["next"] = torch.tensor(self._next)
-        return kept
+            for step, ids, losses in self._with_losses:
+                sampler_state.block[f"late {step:012d} ids"] = ids
+                sampler_state.block[f"late {step:012d} losses"] = losses
+            sampler_state.block["next"] = torch.tensor(self._next)
+        return sampler_state
 
     def load_state(self, state: State) -> None:
         self._epoch, self._ids = -1, {}
@@ -150,12 +146,12 @@ class BatchSampler:
         if not self.learns or not self._chooses or "next" not in state.block:
             return
         self._next = int(check_tensor("next", state.block["next"], torch.int64, ()))
-        kept = {name: tensor.cpu() for name, tensor in entries(state.block, "late ").items()}
-        steps = sorted({name.split()[0] for name in kept})
+        late = entries(state.block, "late ")
         self._without_losses.clear()
-        for n in steps:
-            check_tensor(f"ids of step {n}", kept[f"{n} ids"], torch.int64, (self.size,))
-            losses = kept[f"{n} losses"]
-            kind = losses.dtype if losses.is_floating_point() else torch.float32
-            check_tensor(f"losses of step {n}", losses, kind, (self.size,))
-        self._with_losses = deque((int(n), kept[f"{n} ids"], kept[f"{n} losses"]) for n in steps)
+        self._with_losses.clear()
+        for step in sorted({name.split()[0] for name in late}):
+            ids, losses = late[f"{step} ids"], late[f"{step} losses"]
+            dtype = losses.dtype if losses.is_floating_point() else torch.float32
+            ids = check_tensor(f"ids of step {step}", ids, torch.int64, (self.size,))
+            losses = check_tensor(f"losses of step {step}", losses, dtype, (self.size,))
+            self._with_losses.append((int(step), ids, losses))

@@ -21,7 +21,7 @@ class Numbering:
         self._times = torch.zeros(choice.count, dtype=torch.int64)
         """How often the epoch has taken each sample."""
 
-    def numbered(self, epoch: int, first: int, ids: Tensor) -> Tensor:
+    def number_samples(self, epoch: int, first: int, ids: Tensor) -> Tensor:
         """Numbers (B,) of the samples `ids` (B,) that an epoch takes from its `first` on.
 
         ValueError for a sample that the data set does not have.
@@ -40,13 +40,13 @@ class Numbering:
         if (epoch, first) != self._counted:
             earlier = self.choice.choose(epoch, 0, first) if first else ids[:0]
             self._times = earlier.bincount(minlength=self.choice.count)
-        numbers = ids + self.choice.count * (self._times[ids] + _earlier(ids))
+        numbers = ids + self.choice.count * (self._times[ids] + _count_earlier(ids))
         self._times += ids.bincount(minlength=self.choice.count)
         self._counted = epoch, first + len(ids)
         return numbers
 
 
-def _earlier(ids: Tensor) -> Tensor:
+def _count_earlier(ids: Tensor) -> Tensor:
     """How often each of `ids` (B,) stands before its place."""
     order = ids.argsort(stable=True)
     sorted_, place = ids[order], torch.arange(len(ids))

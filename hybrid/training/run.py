@@ -67,7 +67,7 @@ class Run:
         self.residual = [0.0] * (links.size - 1)
         self.notices = self.blocks.notices
         """Notices for the user about the cuts, and about the checkpoint of a resumed run."""
-        last_unit = self.blocks.of(links.rank)[-1].name
+        last_unit = self.blocks.units_of(links.rank)[-1].name
         self.place = checkpointing.CheckpointPlace(links.place, self.blocks.cuts, last_unit)
         with links.agreement():
             self._build_training()
@@ -166,7 +166,7 @@ class Run:
             manifest = checkpoint.read_manifest(folder)
             check(RunPosition, manifest, folder / "manifest.json")
             checkpointing.check_same_run(self.method, self.options.names, folder, manifest)
-            units = self.blocks.of(self.links.rank)
+            units = self.blocks.units_of(self.links.rank)
             checkpoint.restore(folder, manifest, units, self.block.optimizers)
             self.epoch, self.step = manifest["epoch"], manifest["step"]
             self.tested = dict(manifest["tested"])
@@ -243,7 +243,7 @@ class Run:
                 if self.rounds.rank_statuses[0].due:
                     self._write_checkpoint()
         self.rounds.end_epoch()
-        if said := self.training.sampler.report():
+        if said := self.training.sampler.share_statistics():
             self._write_metric({"phase": "sampler", **said})
         self.epoch += 1
         if self._epoch_is_due(self.options.train.evaluate_every):
@@ -319,7 +319,9 @@ class Run:
                 # of the first replica only: the others have the same weights, or weights under way
                 units = {
                     unit.name: checkpoint.tensors_of(unit, self.block.optimizers)
-                    for unit in ([] if self.links.place.replica else blocks.of(self.links.rank))
+                    for unit in (
+                        [] if self.links.place.replica else blocks.units_of(self.links.rank)
+                    )
                 }
                 self.folder.begin_checkpoint(self.step, units, files, manifest)
 

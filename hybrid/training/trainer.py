@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import ValidationError
 
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
@@ -168,7 +168,7 @@ class Trainer(RunOptions, RoundOptions):
             with no_exit():
                 data = as_data(given)
                 self._check_ranks(1 if comm is None else comm.size)
-                self.blocks = self.blocks.fitted(data.sample(2)[0])
+                self.blocks = self.blocks.with_bundles(data.sample(2)[0])
                 if has_targets:
                     options = replace(self, batch_transform=None)
                     objectives = Objectives.settle(options, self.blocks, data, data)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hybrid import models, split
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
@@ -53,4 +53,4 @@ def save(
 
 def units_of(rank: int, cut: Blocks, optimizers: Any) -> dict[str, dict[str, Tensor]]:
     """The tensors of one rank's unit files."""
-    return {u.name: checkpoint.tensors_of(u, optimizers[rank]) for u in cut.of(rank)}
+    return {u.name: checkpoint.tensors_of(u, optimizers[rank]) for u in cut.units_of(rank)}

@@ -11,7 +11,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hybrid.cuts.partition import Blocks, split
+from hybrid.cuts.blocks import Blocks
+from hybrid.cuts.partition import split
 from hybrid.links import RankLinks, run_threads
 from solvers import Batch, Block, Solver, Window
 from solvers.base import Program, Setup

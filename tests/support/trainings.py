@@ -13,7 +13,7 @@ from answers import refusal
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.cuts.partition import SAMPLES
+from hybrid.cuts.blocks import SAMPLES
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from solvers import Backprop, Solver

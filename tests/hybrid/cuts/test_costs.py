@@ -8,7 +8,7 @@ from small_networks import UNet
 from torch import nn
 
 from hybrid import split
-from hybrid.cuts.costs import counted_costs, measured_costs, operations
+from hybrid.cuts.costs import count_costs, count_operations, measure_costs
 from hybrid.models import units
 
 
@@ -25,7 +25,7 @@ def network():
 
 def counted(samples=8):
     model = network()
-    return counted_costs(model, units(model), torch.randn(samples, 2, 5, 5))
+    return count_costs(model, units(model), torch.randn(samples, 2, 5, 5))
 
 
 def test_costs_are_of_one_sample():
@@ -34,7 +34,7 @@ def test_costs_are_of_one_sample():
         assert 0.4 * sum(small) < sum(large) <= sum(small)
 
 
-@pytest.mark.parametrize("measure", [counted_costs, measured_costs])
+@pytest.mark.parametrize("measure", [count_costs, measure_costs])
 def test_the_model_is_left_as_it_was(measure):
     model = network()
     model(torch.randn(4, 2, 5, 5)).sum().backward()
@@ -57,4 +57,4 @@ def test_what_crosses_no_cut_costs_no_packing():
     # its skips go from unit to unit, and the cut is where one tensor is alive
     blocks = split(network, cuts=["head"], sample=x)
     found = sum(map(sum, blocks.block_costs(x)))
-    assert found == pytest.approx(sum(operations(network, x, False)) / 4, rel=0.05)
+    assert found == pytest.approx(sum(count_operations(network, x, False)) / 4, rel=0.05)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hybrid import Trainer, TrainSettings, models, split
-from hybrid.cuts.balance import balanced_starts
+from hybrid.cuts.arguments import BALANCES
+from hybrid.cuts.balance import balance_starts
 from hybrid.cuts.costs import OPERATIONS_A_BYTE
-from hybrid.cuts.given import BALANCES
 
 
 def resnet(depth=14):
@@ -30,7 +30,7 @@ def test_balanced_starts_are_the_best_of_all(costs, data):
     blocks = data.draw(st.integers(1, len(costs)))
     every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
     best = min(every, key=lambda starts: (*peak_and_squares(costs, starts), starts))
-    assert balanced_starts(costs, blocks) == best
+    assert balance_starts(costs, blocks) == best
 
 
 def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
@@ -83,7 +83,7 @@ def test_a_split_that_cannot_be_is_refused(model, blocks, settings, message):
 
 def test_a_users_model_is_cut_before_the_units_they_name():
     blocks = split(USERS, cuts=["body.1.0", "head"])
-    assert [[unit.name for unit in blocks.of(k)] for k in range(3)] == [
+    assert [[unit.name for unit in blocks.units_of(k)] for k in range(3)] == [
         ["stem", "body.0"],
         ["body.1.0", "body.1.1"],
         ["head"],
@@ -97,10 +97,10 @@ def test_units_are_cut_inside_where_that_is_asked_for():
         ValueError, match=r"split.inside \(inside=True\) cuts inside 'layer2.1', too"
     ):
         split(model, cuts=["layer2.1.conv2"])
-    blocks = split(model, cuts=["layer2.1.conv2"], inside=True).fitted(x)
+    blocks = split(model, cuts=["layer2.1.conv2"], inside=True).with_bundles(x)
     # what the convolution takes, and the residual block's input
     assert blocks.packed_cuts == {1}
-    assert torch.equal(blocks.outputs(x), model.eval()(x))
+    assert torch.equal(blocks.compute_outputs(x), model.eval()(x))
     many = split(model, 12, inside=True)
     assert len(many) == 12 > len(split(model, 1).units)
     # a checkpoint has a file a unit, whatever the cuts
@@ -149,7 +149,7 @@ def test_even_blocks_are_even_in_units_along_a_graph_too():
             return x
 
     blocks = split(Skips(), 4, balance="even", sample=torch.zeros(2, 4))
-    assert [len(blocks.of(k)) for k in range(4)] == [2, 2, 2, 2]
+    assert [len(blocks.units_of(k)) for k in range(4)] == [2, 2, 2, 2]
     one = split(resnet(), 1, inside=True)
     assert len(one.block_costs()) == 1
 

@@ -35,8 +35,8 @@ X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
 def run(blocks, inputs):
     """The blocks one after the other, on the network's own inputs."""
-    made = blocks.fitted(inputs)
-    value = made.packed(inputs)
+    made = blocks.with_bundles(inputs)
+    value = made.pack_inputs(inputs)
     for index in range(len(made)):
         value = made.module(index)(value)
     return value
@@ -44,7 +44,9 @@ def run(blocks, inputs):
 
 def names(blocks):
     """Of all tensors of the blocks, in the whole model."""
-    return sorted({name for i in range(len(blocks)) for u in blocks.of(i) for name in u.tensors()})
+    return sorted(
+        {name for i in range(len(blocks)) for u in blocks.units_of(i) for name in u.tensors()}
+    )
 
 
 @pytest.mark.parametrize("kind", [Statements, Odds])
@@ -79,7 +81,7 @@ def test_a_module_that_is_no_graph_is_kept_whole(between):
 def test_a_split_leaves_buffers_and_mode_as_they_were(between):
     model = Two(between).eval()
     before = deepcopy(model.state_dict())
-    split(model, 2, sample=X).fitted(X).drawing(X)
+    split(model, 2, sample=X).with_bundles(X).find_random_modules(X)
     assert_same(model.state_dict(), before)
     assert not model.training
 
@@ -114,7 +116,7 @@ def test_a_u_net_is_cut_by_the_names_of_its_modules():
     for cuts in (["bottom", "up1"], ["down2.3", "wider1"]):
         cut = split(model, cuts=cuts, sample=x)
         assert cut.cuts == cuts
-        crossing = [cut.fitted(x).of(index)[0].bundle for index in (1, 2)]
+        crossing = [cut.with_bundles(x).units_of(index)[0].bundle for index in (1, 2)]
         assert [1 if b is None else len(b.shapes) for b in crossing] == SKIPS[cuts[0]]
         assert torch.equal(run(cut, x), model(x))
     assert "no cut before 'botom' in UNet" in refusal(split, model, cuts=["botom"], sample=x)
@@ -133,7 +135,7 @@ def test_several_inputs_go_in_by_name_or_position():
     for inputs in ({"mask": mask, "tokens": tokens}, (tokens, mask)):
         cut = split(model, 3, sample=inputs)
         assert torch.equal(run(cut, inputs), model(tokens, mask))
-        assert cut.fitted(inputs).cuts_changed_by("int8") == cut.cuts
+        assert cut.with_bundles(inputs).cuts_changed_by("int8") == cut.cuts
     said = refusal(split, model, 2, sample={"tokens": tokens})
     assert said == "Masked needs mask, which is not among its inputs"
 
@@ -149,7 +151,7 @@ def test_a_causal_mask_crosses_no_cut_and_stays_out_of_checkpoints():
     tokens = torch.randint(9, (4, 6))
     model = Characters(9, 6).eval()
     cut = split(model, 4, sample=tokens)
-    assert not cut.fitted(tokens).cuts_changed_by("int8")
+    assert not cut.with_bundles(tokens).cuts_changed_by("int8")
     assert names(cut) == sorted(model.state_dict())
     assert torch.equal(run(cut, tokens), model(tokens))
 

@@ -12,7 +12,7 @@ from misused import Items, Listening
 from samples import SAMPLES, Drawing
 from torch.utils.data import default_collate
 
-from hybrid.data.fetching import Pool, fetch, fetch_here
+from hybrid.data.fetching import Pool, make_batch, make_batch_here
 
 WORKERS = {"inline": (0, "thread"), "threads": (3, "thread"), "processes": (2, "forkserver")}
 
@@ -29,7 +29,7 @@ def pool(request):
 @pytest.mark.parametrize("pool", WORKERS, indirect=True)
 def test_what_transforms_draw_does_not_depend_on_who_makes_the_sample_or_when(pool):
     # processes: 2 s and more, for each begins with an import of torch
-    alone = {i: fetch(Drawing(), default_collate, [i], 3, 1)[0][0] for i in range(SAMPLES)}
+    alone = {i: make_batch(Drawing(), default_collate, [i], 3, 1)[0][0] for i in range(SAMPLES)}
     orders = [torch.randperm(SAMPLES).split(size) for size in (7, 1, 48)]
     batches = [ids.tolist() for order in orders for ids in order]
     futures = [pool.submit(ids, 3, 1) for ids in batches]
@@ -48,7 +48,7 @@ def test_another_seed_epoch_or_sample_draws_anew(given):
 
 def noise(ids, seed, epoch):
     """What was drawn for the first value of a sample."""
-    images, _ = fetch(Drawing(), default_collate, ids, seed, epoch)
+    images, _ = make_batch(Drawing(), default_collate, ids, seed, epoch)
     return float(images[0, 0] + (ids[0] + 1) / SAMPLES)
 
 
@@ -74,13 +74,13 @@ class Failing(Drawing):
 
 
 def test_a_sample_that_fails_is_named_with_the_place():
-    said = refusal(fetch_here, Failing(100), default_collate, [3, 77], 0, 0)
+    said = refusal(make_batch_here, Failing(100), default_collate, [3, 77], 0, 0)
     assert "sample 77 of the data set: IndexError: beyond the end (test_fetching.py, line" in said
 
 
 def test_items_that_make_no_batch_are_told_with_the_remedy():
     items = Items(lambda i: torch.zeros(i + 1))
-    said = refusal(fetch_here, items, default_collate, [3, 4], 0, 0)
+    said = refusal(make_batch_here, items, default_collate, [3, 4], 0, 0)
     assert said.startswith("samples 3, ... do not make a batch: RuntimeError")
     assert said.endswith("give tensors of one shape, or collate=")
 

@@ -27,8 +27,8 @@ def binary(labels):
     return b"".join(bytes(x) + row.tobytes() for x, row in zip(labels, PIXELS, strict=True))
 
 
-def pickled(protocol=2, **changes):
-    return pickle.dumps({"data": PIXELS, "labels": LABELS} | changes, protocol)
+def pickled(**changes):
+    return pickle.dumps({"data": PIXELS, "labels": LABELS} | changes, 2)
 
 
 def cifar10(path, *rest):
@@ -72,7 +72,7 @@ REFUSED = {
         *((pack(idx(data=b"")), "has 12 bytes, expected 18") for pack in PACKS),
         *((content, "is not an IDX file") for content in (b"", b"\x00", b"\x89PNG....")),
         (idx(magic=b"\x00\x00\x0d"), "is not an IDX file"),
-        (idx(shape=()), "is not an IDX file"),
+        *((idx(shape=(1,) * n), "is not an IDX file") for n in (0, 9, 255)),
         (idx()[:10], "10 bytes"),
         (idx(shape=(2**32 - 1,) * 3), "22 bytes, expected"),  # more than the memory holds
         *((gzip.compress(idx())[:cut], "") for cut in (2, 5, 15, -4)),
@@ -88,12 +88,11 @@ REFUSED = {
     official_python: [(pickled(), "has 4 images and 4 labels, expected 10000")],
     read_cifar_python: [
         *(
-            (pickled(protocol, data=data), "is not a CIFAR batch (its data is no array of uint8 of")
+            (pickled(data=data), "is not a CIFAR batch (its data is no array of uint8 of")
             for data in (
                 *(np.array([[None] * 3072], dtype=object), PIXELS.astype(np.int8), PIXELS[:, :-1]),
                 *(PIXELS.astype(np.int16), PIXELS.reshape(-1), PIXELS.tolist(), 5),
             )
-            for protocol in (2, 5)
         ),
         (pickled(labels=[0, 1, 2]), "4 images and 3 labels"),
         (pickled(labels=[0, 1, 2, 10]), "the label 10 at image 3"),
@@ -102,10 +101,9 @@ REFUSED = {
             (pickled(labels=labels), "labels")
             for labels in (*([0, 1, 2, x] for x in (10**5000, 3.0, True)), (0, 1), np.arange(4))
         ),
-        (pickle.dumps([1]), "its data is no array"),
-        (pickle.dumps({"labels": LABELS}), "its data is no array"),
-        (pickle.dumps({"data": PIXELS}), "its labels are not a list of 64-bit integers"),
-        (b"csys\nexit\n.", "is not a CIFAR batch"),
+        (pickle.dumps({"labels": LABELS}, 2), "its data is no array"),
+        (pickle.dumps({"data": PIXELS}, 2), "its labels are not a list of 64-bit integers"),
+        (pickle.dumps({"data": PIXELS, "labels": LABELS}, 4), "it is no pickle of protocol 2"),
     ],
 }
 
@@ -138,15 +136,13 @@ def test_cifar10_records_hold_a_label_and_the_pixels(tmp_path):
     assert images.is_contiguous()
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("encode", [str, str.encode])
 @pytest.mark.parametrize("name", ["labels", "fine_labels"])
-def test_a_pickled_batch_is_read_whatever_its_protocol_keys_and_order(
-    tmp_path, protocol, encode, name
-):
-    pixels = np.asfortranarray(PIXELS) if protocol % 2 else PIXELS
+def test_a_pickled_batch_is_read_whatever_its_keys_and_order(tmp_path, order, encode, name):
+    pixels = np.array(PIXELS, order=order)
     content = {encode("data"): pixels, encode(name): LABELS, encode("filenames"): [b"a.png"]}
-    path = write(tmp_path / "x", pickle.dumps(content, protocol))
+    path = write(tmp_path / "x", pickle.dumps(content, 2))
     images, labels = read_cifar_python(path, records=4)
     assert np.array_equal(images.numpy().reshape(4, 3072), PIXELS)
     assert labels.tolist() == LABELS

@@ -26,8 +26,7 @@ def plain():
     return trained(Mapped(Drawing(), augmented=True))
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("kind", ["thread", "forkserver"])
+@pytest.mark.parametrize(("kind", "blocks"), [("thread", 1), ("forkserver", 2)])
 def test_a_run_with_workers_equals_one_without_bit_for_bit(kind, blocks, plain):
     # forkserver: 2 s and more, for a process begins with an import of torch
     mapped = Mapped(Drawing(), workers=2, worker_kind=kind, augmented=True)
@@ -146,10 +145,9 @@ def test_the_blocks_in_the_middle_read_no_samples(more):
     assert len([i for _, i in data.read if i > 1]) <= SAMPLES
 
 
-@pytest.mark.parametrize("window", [0, 2])
-def test_the_ranks_in_the_middle_read_no_samples(window, world):
+def test_the_ranks_in_the_middle_read_no_samples(world):
     # seconds: three ranks start
-    found = world.run(3, "samples:read_on_rank", window)
+    found = world.run(3, "samples:read_on_rank", 2)
     assert found == [[*range(SAMPLES)], [0, 1], [*range(SAMPLES)]]
 
 

@@ -158,13 +158,6 @@ def test_micro_batches_get_their_part_of_the_mixed_mini_batch():
         assert torch.allclose(found[name], whole[name], atol=1e-5)
 
 
-def test_a_transform_is_a_function_of_seed_and_step_alone():
-    mix, _, _ = Mix.of(mixup, Mapped(TensorDataset(X, Y)), 2)
-    once, again, other = (mix(X[:8], Y[:8], 5, step)[0] for step in (1, 1, 2))
-    assert torch.equal(once, again)
-    assert not torch.equal(once, other)
-
-
 FAULTS = {
     "raises": (lambda x, y, g: {}["key"], "KeyError: 'key' (test_mixing.py, line"),
     "gives three things": (lambda x, y, g: (x, y, g), "must give (inputs, targets)"),

@@ -186,16 +186,6 @@ def test_a_download_is_extracted_and_read(tmp_path, monkeypatch):
     assert (tmp_path / "cifar-10-batches-bin/test_batch.bin").is_file()
 
 
-def test_mnist_downloads_every_file_into_its_folder(tmp_path, monkeypatch):
-    def retrieve(url, known_hash, fname, path):
-        put(Path(path), {fname: MNIST_ZIPPED[fname]})
-        return str(Path(path) / fname)
-
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    fetch("mnist", tmp_path)
-    assert {x.name for x in (tmp_path / "mnist").iterdir()} == set(MNIST_ZIPPED)
-
-
 def test_a_limit_keeps_the_first_images_of_the_directory_in_the_environment(tmp_path, monkeypatch):
     put(tmp_path, CIFAR10_BINARY)
     monkeypatch.setenv("HYBRID_DATA", str(tmp_path))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid import models, split
-from hybrid.cuts.partition import Blocks
+from hybrid.cuts.blocks import Blocks
 from hybrid.folder import checkpoint
 
 
@@ -37,7 +37,7 @@ def test_weights_and_optimizer_state_come_back_bit_for_bit_on_any_number_of_bloc
     other, others = trained(after, 1, name, own)
     manifest = checkpoint.read_manifest(folder)
     for rank in range(after):
-        checkpoint.restore(folder, manifest, other.of(rank), others[rank])
+        checkpoint.restore(folder, manifest, other.units_of(rank), others[rank])
     expected = cut.model.state_dict()
     for key, value in other.model.state_dict().items():
         assert torch.equal(value, expected[key])
@@ -113,4 +113,4 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path) -> None:
     other = models.build("resnet8", 5, 1, 8)
     cut = split(other, 1)
     with pytest.raises(ValueError, match=r"fc\.weight, \(5, 64\) of torch\.float32: it is of"):
-        checkpoint.restore(folder, checkpoint.read_manifest(folder), cut.of(0), {})
+        checkpoint.restore(folder, checkpoint.read_manifest(folder), cut.units_of(0), {})

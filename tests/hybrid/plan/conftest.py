@@ -24,7 +24,7 @@ def quick_plans(request, monkeypatch):
     monkeypatch.setattr(Planner, "solvers", few)
     timed = "timed_units" in request.fixturenames or request.node.get_closest_marker("alone")
     if not timed:
-        monkeypatch.setattr(subject, "measured_passes", given)
+        monkeypatch.setattr(subject, "measure_passes", given)
 
 
 @pytest.fixture

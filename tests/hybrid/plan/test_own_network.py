@@ -149,10 +149,10 @@ def test_bytes_are_those_of_the_cuts_a_training_would_have(kind):
     made = planner(kind)
     subject = made.subject
     inputs = made.data.sample(4)[0]
-    trained = split(subject.network, 2, sample=inputs).fitted(inputs)
+    trained = split(subject.network, 2, sample=inputs).with_bundles(inputs)
     blocks = made.blocks(2)
     assert blocks.cuts == trained.cuts
-    (shape,) = trained.cut_shapes(trained.packed(inputs))
+    (shape,) = trained.cut_shapes(trained.pack_inputs(inputs))
     sent = 2 * 4 * torch.Size(shape).numel()
     for solver in (Backprop(micro_batches=2), DDG(2), AugmentedLagrangian()):
         assert made.predict(blocks, Recipe("asked", solver)).bytes_per_image == sent
@@ -167,8 +167,8 @@ def test_stand_ins_have_the_blocks_weights_and_give_what_the_network_gives(kind)
     for k in range(2):
         real, other = (sum(p.numel() for p in b.module(k).parameters()) for b in (blocks, instead))
         assert real == other
-        assert all(isinstance(m, StandIn) for u in instead.of(k) for m in u.parts.values())
-    x = blocks.packed(made.data.sample(3)[0])
+        assert all(isinstance(m, StandIn) for u in instead.units_of(k) for m in u.parts.values())
+    x = blocks.pack_inputs(made.data.sample(3)[0])
     found, expected = (b.module(1)(b.module(0)(x)) for b in (instead, blocks))
     if kind == "reader":
         found, expected = found["logits"], expected["logits"]

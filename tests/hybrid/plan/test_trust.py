@@ -29,7 +29,7 @@ def unmeasured(monkeypatch):
             for x in rows
         ]
 
-    monkeypatch.setattr(subject, "measured_passes", measured)
+    monkeypatch.setattr(subject, "measure_passes", measured)
     return made, machine
 
 

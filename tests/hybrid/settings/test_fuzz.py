@@ -47,7 +47,7 @@ def set_up_only(tmp_path_factory):
         patch.setattr(torch, "set_num_threads", lambda _: None)
         patch.setattr("hybrid.training.run.Run.fit", lambda _: {})
         # what units cost depends on no input, and takes the longest
-        for costs in ("counted_costs", "measured_costs"):
+        for costs in ("count_costs", "measure_costs"):
             patch.setattr(f"hybrid.cuts.partition.{costs}", even)
         yield counts
 

@@ -117,7 +117,8 @@ def test_random_layers_draw_the_same_on_threads_and_after_a_resume():
 
     def drawing():
         problem = chain(dropping)
-        build, (units,) = problem.build, problem.blocks.drawing(problem.batches[0].images())
+        (units,) = problem.blocks.find_random_modules(problem.batches[0].images())
+        build = problem.build
         assert len(units) == 2
         problem.build = lambda *arguments: replace(build(*arguments), draws=Draws(3, units))
         return problem

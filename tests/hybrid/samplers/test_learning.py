@@ -1,37 +1,24 @@
-"""Samplers that learn: what they accept, when they know a loss, and that no grid changes it."""
+"""Samplers that learn: what they accept, when they know a loss, and where they are refused."""
 
-import shutil
 from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
 import pytest
 import torch
-from answers import output
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from trainings import (
-    assert_same,
-    digits,
-    lines,
-    newest,
-    refused,
-    summary,
-    trained_weights,
-    trainer,
-    weights,
-)
+from trainings import digits, lines, refused, summary, trained_weights, trainer
 
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
-from hybrid.folder import checkpoint
-from hybrid.samplers import AutoAssist, Choice, Learning, SelectiveBackprop, Uniform
-from hybrid.settings.config import CheckpointSettings, LinkSettings
+from hybrid.samplers import AutoAssist, Choice, Learning, SelectiveBackprop
 from solvers import (
     DDG,
     FDG,
     PDASGD,
+    AMPNet,
     AugmentedLagrangian,
     AuxNet,
     Backprop,
@@ -40,9 +27,6 @@ from solvers import (
     Penalty,
 )
 from solvers.blocks.objective import Objective
-
-BOTH = {"auto-assist": AutoAssist(lag=2, lr=1.0), "selective-backprop": SelectiveBackprop(lag=2)}
-ALL = {"auto-assist": AutoAssist(gamma=1), "selective-backprop": SelectiveBackprop(beta=0)}
 
 
 @pytest.fixture(scope="module")
@@ -79,56 +63,6 @@ class Noting(Learning):
         return Notes(data, seed)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (2, 2)])
-def test_accepting_all_is_plain_training_bit_for_bit(name, grid, few):
-    blocks, replicas = grid
-    some = {"blocks": blocks, "replicas": replicas}
-    found = trained_weights(trainer(Backprop(), sampler=ALL[name], **some), few)
-    assert_same(found, trained_weights(trainer(Backprop(), **some), few))
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_the_choice_depends_on_no_grid(name, few):
-    found = [
-        trained_weights(trainer(Backprop(), blocks=blocks, sampler=BOTH[name], **more), few)
-        for blocks, more in (
-            (1, {}),
-            (2, {"links": LinkSettings(kind="virtual")}),
-            (4, {"train": {"report_every": 1}}),
-        )
-    ]
-    for other in found[1:]:
-        assert_same(other, found[0])
-    plain = trained_weights(trainer(Backprop(), blocks=1), few)
-    assert not torch.equal(plain["fc.weight"], found[0]["fc.weight"])
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_replicas_choose_as_one_chain_that_accumulates(name, few):
-    sampler = BOTH[name]
-    found = trained_weights(trainer(Backprop(), blocks=2, replicas=2, sampler=sampler), few)
-    expected = trained_weights(trainer(Backprop(micro_batches=2), blocks=2, sampler=sampler), few)
-    assert torch.equal(found["fc.weight"], expected["fc.weight"])
-
-
-def test_the_choice_is_the_same_under_mpirun(world, tmp_path, few):
-    """Four processes take seconds to start."""
-    out, replicas = tmp_path / "run", 2
-    flags = ["sampler.name=auto-assist", "sampler.lag=2", "sampler.lr=1.0"]
-    flags += ["train.threads=1", "data.limit=192", "train.report_every=2"]
-    words = [word for flag in flags for word in ("--set", flag)]
-    output(
-        world.hybrid(
-            *(2 * replicas, "train", "--epochs", 2, "--batch-size", 32, "--solver", "ddg"),
-            *("--replicas", replicas, *words, "--out", out),
-        )
-    )
-    sampler = AutoAssist(lag=2, lr=1.0)
-    made = trainer(DDG(), replicas=replicas, sampler=sampler, train={"report_every": 2})
-    assert_same(weights(out), trained_weights(made, (few[0], digits()[1])))
-
-
 @pytest.mark.parametrize(
     ("solver", "more"),
     [
@@ -161,76 +95,11 @@ def test_losses_are_known_exactly_lag_mini_batches_later(solver, more, few):
         assert known == first[: max(0, n - lag + 1)]
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks", "stopped"),
-    [("auto-assist", 2, 2), ("selective-backprop", 3, 6), ("selective-backprop", 2, 8)],
-)
-def test_resumed_is_uninterrupted(name, blocks, stopped, few, tmp_path, monkeypatch):
-    """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    some = {
-        "sampler": BOTH[name],
-        "train": {"report_every": 1},
-        "checkpoint": every,
-        "model": "plain",
-    }
-    run = tmp_path / "run"
-    expected = trained_weights(trainer(Backprop(), run, **some), few)
-    for folder in checkpoint.complete(run / "checkpoints"):
-        if int(folder.name) > stopped:
-            shutil.rmtree(folder)
-    assert int(newest(run).name) == stopped
-    (run / "summary.json").unlink()
-    again = trainer(Backprop(), run, blocks=blocks, resume=True, **some)
-    assert_same(trained_weights(again, few), expected)
-
-
-def test_a_pipeline_that_is_under_way_goes_on(few, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    sampler = SelectiveBackprop(lag=4)
-    some = {"sampler": sampler, "train": {"report_every": 1}, "checkpoint": every, "model": "plain"}
-    run = tmp_path / "run"
-    expected = trained_weights(trainer(DDG(), run, **some), few)
-    for folder in checkpoint.complete(run / "checkpoints"):
-        if int(folder.name) > 10:
-            shutil.rmtree(folder)
-    assert int(newest(run).name) == 10  # of the second epoch's six, two are under way
-    (run / "summary.json").unlink()
-    assert_same(trained_weights(trainer(DDG(), run, resume=True, **some), few), expected)
-
-
-@pytest.mark.parametrize(("lag", "stopped"), [(2, 10), (3, 9), (4, 10)])
-def test_gaps_go_on_with_the_samples_that_were_chosen(lag, stopped, few, tmp_path, monkeypatch):
-    """The records that fill gaps are of mini-batches that the sampler chose before."""
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    some = {"sampler": SelectiveBackprop(lag=lag), "gaps": [(16, 8), (0, 24)], "checkpoint": every}
-    some |= {"train": {"report_every": 1}, "model": "plain"}
-    run = tmp_path / "run"
-    expected = trained_weights(trainer(AugmentedLagrangian(), run, **some), few)
-    for folder in checkpoint.complete(run / "checkpoints"):
-        if int(folder.name) > stopped:
-            shutil.rmtree(folder)
-    assert 6 < int(newest(run).name) <= stopped
-    (run / "summary.json").unlink()
-    assert_same(
-        trained_weights(trainer(AugmentedLagrangian(), run, resume=True, **some), few), expected
-    )
-
-
 def test_inputs_that_are_not_finite_are_one_line(few):
     """They would never be accepted, and an epoch of them would never end."""
     images = few[0].batch(torch.arange(64), 0, 0).clone()
     images[5] = torch.nan
-    made = trainer(Backprop(), sampler=AutoAssist(lag=1))
+    made = trainer(Backprop(), model="plain", sampler=AutoAssist(lag=1))
     assert "probability for sample 5 is not finite" in refused(
         made, ((images, few[0].targets(torch.arange(64))), few[1])
     )
@@ -238,7 +107,7 @@ def test_inputs_that_are_not_finite_are_one_line(few):
 
 def test_every_epoch_says_what_it_accepted(few, tmp_path):
     run = tmp_path / "run"
-    trained_weights(trainer(Backprop(), run, sampler=BOTH["selective-backprop"]), few)
+    trained_weights(trainer(Backprop(), run, sampler=SelectiveBackprop(lag=2), model="plain"), few)
     said = [line for line in lines(run) if line["phase"] == "sampler"]
     assert [line["epoch"] for line in said] == [0, 1]
     assert said[0]["accepted"] == 1  # no sample had a loss before
@@ -259,12 +128,12 @@ def test_rejected_candidates_are_replaced_by_the_next(count, size, gamma, seed):
         assert all(len(part) == size for part in ids)
         assert torch.equal(ids[0], choice.choose(epoch, 0, size))  # asked once more
         found = torch.cat(ids).tolist()
-        looked = choice.report()["candidates"]
+        looked = choice.epoch_statistics()["candidates"]
         turns = -(-looked // count)
         order = torch.cat([epoch_order(seed, epoch, count, turn) for turn in range(turns)])
         candidates = iter(order.tolist()[:looked])
         assert all(i in candidates for i in found)  # in this order
-        assert choice.report()["accepted"] == pytest.approx(len(found) / looked)
+        assert choice.epoch_statistics()["accepted"] == pytest.approx(len(found) / looked)
 
 
 def test_the_rate_of_acceptance_is_its_expectation():
@@ -273,7 +142,7 @@ def test_the_rate_of_acceptance_is_its_expectation():
     half = AutoAssist(gamma=0.4).start(data, 0)  # an assistant that has learned nothing
     half.choose(0, 0, n)
     expected = 0.4 + 0.6 / 2
-    found = half.report()
+    found = half.epoch_statistics()
     deviation = sqrt(expected * (1 - expected) / found["candidates"])
     assert abs(found["accepted"] - expected) < 4 * deviation
     for beta in (1.0, 3.0):
@@ -281,7 +150,7 @@ def test_the_rate_of_acceptance_is_its_expectation():
         losses = torch.rand(n, generator=torch.Generator().manual_seed(1))
         by_loss.learn(torch.arange(n), losses)
         by_loss.choose(0, 0, 2000)
-        found = by_loss.report()
+        found = by_loss.epoch_statistics()
         expected = 1 / (1 + beta)  # the mean of a uniform number to the power beta
         deviation = sqrt(expected * (1 - expected) / found["candidates"])
         assert abs(found["accepted"] - expected) < 4 * deviation
@@ -341,7 +210,7 @@ def test_losses_of_samples_are_those_of_the_loss():
 
 def test_losses_that_do_not_come_are_one_line(few):
     """Of a method of one's own that tells none."""
-    made = trainer(Silent(), sampler=SelectiveBackprop(lag=2))
+    made = trainer(Silent(), model="plain", sampler=SelectiveBackprop(lag=2))
     assert "has 0 losses of 64 samples: take a solver that reports" in refused(made, few)
 
 
@@ -361,7 +230,58 @@ class Silent(Backprop):
         return program
 
 
-def test_uniform_is_known_by_every_rank_without_talk(few):
-    assert not isinstance(Uniform(), Learning)
-    choice = Uniform().start(few[0], 3)
-    assert torch.equal(choice.choose(2, 32, 32), epoch_order(3, 2, 192)[32:64])
+REFUSED = [
+    (
+        AugmentedLagrangian(),
+        {"sampler": AutoAssist(lag=2), "window": 3},
+        "(--window), which are chosen together, and here it is 2 of 3: set a larger sampler.lag",
+    ),
+    (
+        BlockADMM(),
+        {"sampler": AutoAssist(), "window": "all"},
+        "sampler.name is 'auto-assist', which works only where a window is a number",
+    ),
+    (
+        PDASGD(any_order=True),
+        {"sampler": SelectiveBackprop(), "blocks": 1},
+        "as none does with solver.any_order: take another solver",
+    ),
+    (
+        AMPNet(),
+        {"sampler": SelectiveBackprop()},
+        "only where the solver reports the losses of all samples",
+    ),
+    (
+        AuxNet(),
+        {"sampler": SelectiveBackprop(), "window": 2, "correct_every": 2},
+        "take another solver, rounds.correct_every=1",
+    ),
+    (
+        Backprop(),
+        {"sampler": SelectiveBackprop(), "loss": nn.CrossEntropyLoss()},
+        "the sampler learns from a loss of each: give one that takes reduction='none'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("solver", "some", "reason"), REFUSED)
+def test_what_cannot_learn_is_refused(solver, some, reason, few):
+    assert reason in refused(trainer(solver, **some), few)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: AutoAssist(gamma=0), "gamma is 0; it must lie in (0, 1]"),
+        (lambda: AutoAssist(gamma=1.5), "gamma is 1.5; it must lie in (0, 1]"),
+        (lambda: AutoAssist(lr=4.0, decay=1.0), "decay is 1; it must be under 2 / lr = 0.5"),
+        (lambda: AutoAssist(lag=0), "lag is 0; it must be at least 1"),
+        (lambda: SelectiveBackprop(beta=-1.0), "beta is -1.0; it must lie in [0, 10]"),
+        (lambda: SelectiveBackprop(beta=11.0), "beta is 11.0; it must lie in [0, 10]"),
+        (lambda: SelectiveBackprop(history=0), "history is 0; it must be at least 1"),
+    ],
+)
+def test_settings_have_limits(make, reason):
+    with pytest.raises(ValueError, match="it must") as caught:
+        make()
+    assert reason in str(caught.value)

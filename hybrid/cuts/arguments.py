@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hybrid.models import Unit, checked
+from hybrid.models import Unit, check_units
 from solvers.checks import nearest
 from solvers.layers.depth import Skippable, survival
 from solvers.layers.projection import Projection
@@ -18,7 +18,7 @@ from solvers.layers.reversible import Reversible
 BALANCES = ("operations", "measured", "even")
 
 
-def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: Any) -> None:
+def check_split(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: Any) -> None:
     """ValueError for invalid arguments."""
     if cuts is None and blocks is None:
         raise ValueError("split needs a number of blocks, or cuts by unit name")
@@ -33,7 +33,7 @@ def check(blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: 
         )
 
 
-def check_inside(model: nn.Module) -> None:
+def check_uncut_modules(model: nn.Module) -> None:
     """ValueError for a module that must stay a unit of its own."""
     for module in model.modules():
         skipped = isinstance(module, Skippable) and survival(module) < 1
@@ -44,7 +44,9 @@ def check_inside(model: nn.Module) -> None:
             )
 
 
-def units_of_list(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequential, list[Unit]]:
+def make_units_of_list(
+    modules: Sequence[tuple[str, nn.Module]],
+) -> tuple[nn.Sequential, list[Unit]]:
     """A network of a user's list of (name, module), and its units; ValueError for other lists."""
     if not isinstance(modules, list | tuple):
         raise ValueError(
@@ -66,10 +68,10 @@ def units_of_list(modules: Sequence[tuple[str, nn.Module]]) -> tuple[nn.Sequenti
         raise ValueError(f"a unit cannot have that name: {error.args[0]}") from None
     if len(network) != len(modules):
         raise ValueError("two units have the same name: name every unit once")
-    return network, checked([Unit(name, {name: module}) for name, module in modules])
+    return network, check_units([Unit(name, {name: module}) for name, module in modules])
 
 
-def cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+def find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
     """The places of cuts among the units; ValueError for unknown names or another order."""
     found: list[int] = []
     for cut in cuts:
