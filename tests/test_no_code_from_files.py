@@ -26,6 +26,7 @@ IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py"),
     *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "hybrid/links/__init__.py"),
     *("solvers/named.py", "hybrid/runs/references.py"),
+    "hybrid/training/callbacks/services.py",  # packages that it names itself
 }
 
 

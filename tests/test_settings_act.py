@@ -46,6 +46,7 @@ def triples():
     return [(setting, mode) for mode in MODES for setting in known(mode)]
 
 
+@cache
 def known(mode):
     """The settings that a mode has."""
     return known_settings(mode.solver, names(mode))
@@ -170,7 +171,7 @@ def _stand_ins():
         patch.dict(SAMPLERS.places, {"backwards": f"{__name__}:Backwards"}),
         patch.object(torch.nn.Module, "compile"),
         patch.object(torch.cuda, "is_available", return_value=False),
-        patch.object(costs, "operations", _operations),
+        patch.object(costs, "count_operations", _operations),
         patch.object(partition, "measure_costs", _even),
         # or it would depend on what a few images show
         patch.object(EarlyStopping, "_better", lambda self, name, value: self.best is None),
@@ -185,7 +186,7 @@ def _even(model, chain, sample):
     return [costs.Cost(1.0, 2.0)] * len(chain)
 
 
-_counting = costs.operations
+_counting = costs.count_operations
 
 
 def _operations(module, x, with_input):

@@ -119,7 +119,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
         run.epoch = run.options.train.epochs
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
-    monkeypatch.setattr(Run, "_epoch", skip)
+    monkeypatch.setattr(Run, "_train_epoch", skip)
     monkeypatch.setattr("hybrid.report.single.curves", lambda _: {})
 
 

@@ -121,7 +121,9 @@ def test_resumed_is_uninterrupted(
     solver, sampler, blocks, stopped, more, few, tmp_path, monkeypatch
 ):
     """From a checkpoint in mid-epoch or between epochs, on other blocks, too."""
-    monkeypatch.setattr("hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True)
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
     settings = {"sampler": sampler, "train": {"report_every": 1}, **more}
     settings["checkpoint"] = CheckpointSettings(keep_last=0, minutes=1)
     run = tmp_path / "run"
