@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.models import Unit, mode
@@ -156,11 +156,11 @@ def _time_network(modules: Sequence[nn.Module], sample: Tensor) -> float:
 
 def count_operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
     """Floating-point operations plus `OPERATIONS_A_BYTE` for each byte read or written."""
-    with FlopCounterMode(display=False) as flops, _Traffic() as traffic:
+    with _Counter() as counter:
         out = module(x.detach().requires_grad_(with_input))
-        forward = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
+        forward = counter.operations
         _backward(out)
-        total = flops.get_total_flops() + OPERATIONS_A_BYTE * traffic.bytes
+        total = counter.operations
     return forward, total - forward
 
 
@@ -171,18 +171,29 @@ def _backward(out: Any, p: Tensor | None = None) -> None:
         torch.autograd.backward(outputs, [torch.ones_like(x) if p is None else p for x in outputs])
 
 
-class _Traffic(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations read and write."""
+class _Counter(TorchDispatchMode):
+    """Counts operations, and the bytes of the tensors that they read and write.
+
+    torch's own FlopCounterMode imports the compiler, which takes a second and 90 MB of every rank.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
+        self._flops = self._bytes = 0
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations so far, and those that moving the bytes would be worth."""
+        return self._flops + OPERATIONS_A_BYTE * self._bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(func.overloadpacket)
+        if flops is not None:
+            self._flops += flops(*args, **(kwargs or {}), out_val=out)
         if not func.is_view:
             tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
-            self.bytes += sum(t.numel() * t.element_size() for t in tensors)
+            self._bytes += sum(t.numel() * t.element_size() for t in tensors)
         return out
 
 
