@@ -22,7 +22,12 @@ class Source(Protocol):
 
     @property
     def mixes(self) -> bool:
-        """Whether a sample depends on the others of its mini-batch: parts need the whole."""
+        """Whether a sample depends on the others of its mini-batch: replicas need the whole."""
+        ...
+
+    @property
+    def joint(self) -> bool:
+        """Whether samples are best made all at once: parts are taken of a replica's share."""
         ...
 
     def images(self, ids: Tensor, step: int) -> Tensor:
@@ -43,7 +48,8 @@ class Batch:
     source: Source
     step: int = 0
     within: tuple[Tensor, Rows] | None = None
-    """For a part: the sample numbers of its mini-batch, and its samples' places there."""
+    """For a part: the sample numbers of its mini-batch, or of a replica's share of it, and its
+    samples' places there."""
     total: int = 0
     """For one replica's share: samples of the mini-batch; 0: these are all of them."""
 
@@ -78,13 +84,15 @@ class Batch:
         """The share of one replica; shares differ by at most one sample."""
         if replicas == 1:
             return self
+        if not self.source.mixes:
+            return replace(self, ids=self.ids.tensor_split(replicas)[replica], total=len(self))
         sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
         start = sum(sizes[:replica])
         mine = self.part(slice(start, start + sizes[replica]))
         return replace(mine, total=len(self))
 
     def _of_source(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
-        if self.within is None or not self.source.mixes:
+        if self.within is None or not (self.source.mixes or self.source.joint):
             return give(self.ids, self.step)
         ids, places = self.within
         return give(ids, self.step)[places]

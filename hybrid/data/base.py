@@ -22,8 +22,8 @@ class Data(ABC):
     """The structure of the network's inputs, if they are not one tensor."""
     answers: Bundle | None = None
     """The structure of the targets, if they are not one tensor."""
-    together: bool = False
-    """Whether a mini-batch is made as a whole before parts of it are taken."""
+    joint: bool = False
+    """Whether a replica's share of a mini-batch is made at once, of which parts are then taken."""
     augmented: bool = False
     """Whether augmentation makes other samples in every epoch."""
 

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from hybrid.data.base import Data, check_classes
 from hybrid.data.fetching import Pool, make_batch_here
@@ -35,9 +41,12 @@ class Mapped(Data):
 
     An item is (input, target), (input, input, ..., target) or a dict. What its transforms draw from
     `random`, numpy and torch is a function of (seed, epoch, number of the sample) alone.
+
+    Every replica reads its own samples and collates them by itself. Where the data set lists its
+    targets, as those of torchvision do, who needs nothing else reads no items.
     """
 
-    together = True
+    joint = True
 
     def __init__(
         self,
@@ -84,6 +93,9 @@ class Mapped(Data):
         self._place: dict[tuple[Any, ...], int] = {}
         if collate is None:
             _check_format(dataset)
+        self._targets = None if collate or target else listed_targets(dataset)
+        if self._targets is not None and not self._agrees(self._targets):
+            self._targets = None
         first, second = self.sample(2)
         self.inputs = None if isinstance(first, Tensor) else Bundle.of(first, 2, "an input")
         self.answers = None if isinstance(second, Tensor) else Bundle.of(second, 2, "a target")
@@ -100,7 +112,11 @@ class Mapped(Data):
         return inputs.clone(memory_format=torch.channels_last if image else torch.contiguous_format)
 
     def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
-        targets: Tensor = self._pair(ids, seed, epoch)[1]
+        targets: Tensor = (
+            self._pair(ids, seed, epoch)[1]
+            if self._targets is None
+            else self._targets[ids % len(self)]
+        )
         if self.answers is not None:
             return self.answers.pack(targets)
         if self._classes:
@@ -117,6 +133,13 @@ class Mapped(Data):
         rows = torch.arange(count) % len(ids)
         inputs, targets = tree_map(lambda x: x[rows], self._pair(ids, 0, 0))
         return inputs, targets
+
+    def _agrees(self, targets: Tensor) -> bool:
+        """Whether a few items have the targets that the data set lists."""
+        ids = torch.arange(0, self._count, max(1, self._count // 3))
+        found = self._pair(ids, 0, 0)[1]
+        mine = targets[ids]
+        return isinstance(found, Tensor) and found.dtype == mine.dtype and torch.equal(found, mine)
 
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:
         with self._lock:
@@ -200,6 +223,25 @@ def _check_format(dataset: Any) -> None:
                 f"{key!r} of the {type(dataset).__name__}'s items is {what}, and a network takes "
                 'tensors: give the data set as dataset.with_format("torch")'
             )
+
+
+def listed_targets(dataset: Any) -> Tensor | None:
+    """The classes of all items, int64 (N,), where a data set lists them and transforms none."""
+    if isinstance(dataset, Subset):
+        whole = listed_targets(dataset.dataset)
+        return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    for name in ("targets", "labels"):
+        found = getattr(dataset, name, None)
+        if isinstance(found, list | tuple | np.ndarray | Tensor) and len(found) == len(dataset):
+            try:
+                targets = torch.as_tensor(found)
+            except (TypeError, ValueError, RuntimeError):
+                continue
+            if targets.dtype == torch.int64 and targets.dim() == 1:
+                return targets
+    return None
 
 
 def _length(dataset: Any) -> int:

@@ -37,21 +37,22 @@ class EpochSource:
 
     @property
     def mixes(self) -> bool:
-        """Whether a part of a mini-batch is best taken from the whole."""
-        return self._transforms or self.data.together
+        """Whether a transform takes whole mini-batches."""
+        return self.mix is not None and self.augment
 
     @property
-    def _transforms(self) -> bool:
-        return self.mix is not None and self.augment
+    def joint(self) -> bool:
+        """Whether the data set makes several samples at once."""
+        return self.data.joint
 
     def images(self, ids: Tensor, step: int) -> Tensor:
         """Inputs (N, ...), such as normalized images (N, C, H, W)."""
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        return (self._mixed(inputs, ids, step)[0] if self._transforms else inputs).to(self.device)
+        return (self._mixed(inputs, ids, step)[0] if self.mixes else inputs).to(self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
         """Targets (N, ...), such as classes (N,)."""
-        if not self._transforms:
+        if not self.mixes:
             return self.data.targets(ids, self.seed, self.epoch).to(self.device)
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
         return self._mixed(inputs, ids, step)[1].to(self.device)

@@ -39,7 +39,7 @@ class Noted:
     cores: list = field(default_factory=list)
     busy_seconds: float = 0.0
 
-    mixes = False
+    mixes = joint = False
 
     def images(self, ids, step=0):
         self.images_made += len(ids)

@@ -30,7 +30,7 @@ class Fixed:
     x: Tensor
     y: Tensor
 
-    mixes = False
+    mixes = joint = False
 
     def images(self, ids: Tensor, step: int = 0) -> Tensor:
         return self.x[ids]

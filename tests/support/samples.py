@@ -76,3 +76,23 @@ def read_on_rank(comm, window):
     with mock.patch.object(launch, "ranks", return_value=here):
         trained(data, blocks=comm.size, test=known, model=model, **more)
     return sorted({i for _, i in data.read})
+
+
+class Listed(Counted):
+    """The same, with a list of its targets."""
+
+    def __init__(self, count=SAMPLES):
+        super().__init__(count)
+        self.targets = [i % 3 for i in range(count)]
+
+
+def reads_on_rank(comm, replicas, lists):
+    """On a rank of a grid: how many items it reads in two epochs."""
+    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
+    data, known = Listed() if lists else Counted(), Drawing(BATCH)
+    blocks = comm.size // replicas
+    model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3))
+    with mock.patch.object(launch, "ranks", return_value=here):
+        grid = {"side_by_side": "chain"} if replicas > 1 else {}
+        trained(data, blocks=blocks, test=known, model=model, replicas=replicas, **grid)
+    return len(data.read)

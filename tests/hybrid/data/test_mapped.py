@@ -7,9 +7,9 @@ import pytest
 import torch
 from answers import refusal
 from misused import Items, X, Y
-from samples import BATCH, SAMPLES, Counted, Drawing, Rows, layers, trained
+from samples import BATCH, SAMPLES, Counted, Drawing, Listed, Rows, layers, trained
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from trainings import assert_same
 
 from hybrid import Trainer, split
@@ -149,6 +149,37 @@ def test_the_ranks_in_the_middle_read_no_samples(world):
     # seconds: three ranks start
     found = world.run(3, "samples:read_on_rank", 2)
     assert found == [[*range(SAMPLES)], [0, 1], [*range(SAMPLES)]]
+
+
+PROBES = 8
+"""Items that every rank reads to learn their form."""
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_rank_reads_its_own_share_alone(world, replicas, lists):
+    """On 4 ranks: those of a block in the middle read nothing, nor does the last of listed targets.
+
+    Ranks that have started train within a second.
+    """
+    found = world.run(4, "samples:reads_on_rank", replicas, lists)
+    blocks = 4 // replicas
+    share = 2 * SAMPLES // replicas
+    for rank, count in enumerate(found):
+        block = rank % blocks
+        asks = block == 0 or (block == blocks - 1 and not lists)
+        assert share * asks <= count <= share * asks + PROBES
+
+
+def test_listed_targets_are_those_of_the_items():
+    mapped, items = Mapped(Subset(Listed(), [5, 3, 1, 4])), Mapped(Subset(Counted(), [5, 3, 1, 4]))
+    assert torch.equal(mapped.targets(FIRST + 4), items.targets(FIRST + 4))
+
+
+def test_listed_targets_that_items_do_not_have_are_not_believed():
+    data = Listed()
+    data.targets = data.targets[::-1]
+    assert torch.equal(Mapped(data).targets(FIRST), Mapped(Counted()).targets(FIRST))
 
 
 def test_a_pair_of_tensors_and_a_data_set_of_the_package_are_data():
