@@ -90,7 +90,7 @@ class Recipe:
         if before is None or _BITS[before] <= _BITS[messages]:
             return None
         name = self.name.removesuffix(f", {before} between replicas")
-        sync = replace(self.sync, messages=messages)  # type: ignore[type-var]
+        sync = replace(self.sync, messages=messages)  # type: ignore[call-arg]
         return replace(self, name=f"{name}, {messages} between replicas", sync=sync)
 
     def kept_by(self, sync: Strategy) -> Recipe:

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links.base import PeerError, Program, RankLinks, Start
+from hybrid.errors import PeerError
+from hybrid.links.base import Program, RankLinks, Start
+from hybrid.links.shared_sum import SharedSum
 from hybrid.ranks.grid import Grid
 
 T = TypeVar("T")
@@ -56,6 +58,21 @@ class Room:
         self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
         self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
+        self._sums: dict[tuple[int, int], SharedSum] = {}
+        self._lock = threading.Lock()
+
+    def sum(self, block: int, number: int) -> SharedSum:
+        """The sum of that number, from 0, over the replicas of a block."""
+        with self._lock:
+            return self._sums.setdefault((block, number), SharedSum(len(self.chains)))
+
+    def forget_sum(self, block: int, number: int) -> None:
+        """Called by every replica that has the result; the last frees it."""
+        with self._lock:
+            shared = self._sums[block, number]
+            shared.readers -= 1
+            if not shared.readers:
+                del self._sums[block, number]
 
     def fail(self) -> None:
         self.failed.set()
@@ -75,6 +92,7 @@ class ThreadLinks(RankLinks):
     def __init__(self, number: int, room: Room) -> None:
         super().__init__(room.places[number])
         self._room = room
+        self._num_sums = 0
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
@@ -113,6 +131,28 @@ class ThreadLinks(RankLinks):
         if self._room.failed.is_set():
             raise PeerError("another rank has ended")
         return not self._room.queues[number, self.place.number].empty()
+
+    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+        number, self._num_sums = self._num_sums, self._num_sums + 1
+        shared = self._room.sum(self.rank, number)
+        shared.put(self.place.replica, vector, self.now())
+
+        def finish() -> Tensor:
+            self._wait_for(shared)
+            total = self._total(shared)
+            self._room.forget_sum(self.rank, number)
+            return total
+
+        return finish
+
+    def _wait_for(self, shared: SharedSum) -> None:
+        """Wait for the vectors of all replicas."""
+        while not shared.complete.wait(0.5):
+            if self._room.failed.is_set():
+                raise PeerError("another rank has ended")
+
+    def _total(self, shared: SharedSum) -> Tensor:
+        return shared.total()[0]
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         if grid:

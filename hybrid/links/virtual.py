@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hybrid.links.base import Program, Start
+from hybrid.links.shared_sum import SharedSum
 from hybrid.links.threads import Room, ThreadLinks, run_threads
 from hybrid.settings.config import LinkSettings
 
@@ -38,6 +39,7 @@ class VirtualLinks(ThreadLinks):
         send      leaves = max(own clock, end of the last send) + bytes / bandwidth
         receive   own clock = max(own clock, leaves + latency)
         gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
+        sum       as a gather from its last vector on, and 2 (R-1)/R bytes / bandwidth
 
     To each neighbor, and to all peers together, a rank sends one message at a time.
 
@@ -92,6 +94,20 @@ class VirtualLinks(ThreadLinks):
             tensor, arrival = self._take(number)
         self._clock = max(self._clock, arrival)
         return tensor
+
+    def _wait_for(self, shared: SharedSum) -> None:
+        with self._paused():
+            super()._wait_for(shared)
+
+    def _total(self, shared: SharedSum) -> Tensor:
+        with self._paused():  # the vectors would be added up on their way, by all ranks together
+            total, begun = shared.total()
+        network, replicas = self._network, self.place.replicas
+        travels = 2 * (replicas - 1) / replicas * total.numel() * total.element_size()
+        hops = 2 * ceil(log2(replicas)) * network.latency_seconds
+        self._free[0] = max(begun, self._free[0]) + travels / network.bytes_per_second
+        self._clock = max(self._clock, self._free[0] + hops)
+        return total
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         with self._paused():

@@ -61,7 +61,7 @@ class AllReduced(Sync):
         self._gradients: dict[str, Reduction] = {}
         """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
-        self._statistics = Reduction(self.peers)
+        self._statistics = Reduction(self.peers, order=self.strategy.order)
         self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
         self._begun = 0
         """Buckets of the coming step that have left."""
@@ -111,8 +111,13 @@ class AllReduced(Sync):
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         if name not in self._gradients:
-            self._gradients[name] = Reduction(self.peers, self.strategy.messages)
+            self._gradients[name] = Reduction(
+                self.peers, self.strategy.messages, self.strategy.order
+            )
         self._under_way.append((bucket, self._gradients[name].start(packed(gradients))))
+
+    def _reduction(self) -> Reduction:
+        return Reduction(self.peers, self.strategy.messages, self.strategy.order)
 
     def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
         """What a step moves, from the last layer on, in runs of enough bytes."""
@@ -139,7 +144,9 @@ class AllReduced(Sync):
 
     def load_state(self, state: State) -> None:
         for name in {key.partition("/")[0] for key in state.flight}:
-            self._gradients[name] = Reduction(self.peers, self.strategy.messages)
+            self._gradients[name] = Reduction(
+                self.peers, self.strategy.messages, self.strategy.order
+            )
             self._gradients[name].load_state(entries(state.flight, f"{name}/"))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,21 @@ class Peers(Protocol):
     replica: int
     replicas: int
 
-    def exchange(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order."""
+    def exchange(
+        self, pieces: Sequence[Tensor], expected: Sequence[Tensor] = ()
+    ) -> Callable[[], list[Tensor]]:
+        """Send `pieces[r]` to replica r; the call of what it gives waits for theirs, in order.
+
+        `expected[r]` has the format of what replica r sends, if that is known.
+        """
+        ...
+
+    def sum(self, vector: Tensor) -> Callable[[], Tensor] | None:
+        """Begin the sum of all vectors (n,) in an order that the links' engine chooses.
+
+        All replicas get the same bits; the vector's memory may become the sum's. None where there
+        is no engine.
+        """
         ...
 
 
@@ -100,11 +114,19 @@ class Sync(ABC):
         """Take back what `state` gave."""
 
 
+EXACT_MESSAGES = Acts(
+    "sync.messages is float32, because sums of rounded numbers are in the order of the replicas",
+    lambda run: getattr(run.sync, "messages", "float32") == "float32",
+)
 ANOTHER = "choose another solver or sync.name=all-reduce"
 
 
+@dataclass(frozen=True, kw_only=True)
 class Strategy(Settings, ABC):
     """A way to keep replicas together: a frozen dataclass of its settings."""
+
+    order: Annotated[Literal["auto", "replicas", "engine"], EXACT_MESSAGES] = "auto"
+    """Order of sums: that of the replicas, or the engine's own; auto: the engine's beyond 8."""
 
     name: ClassVar[str]
     program: ClassVar[type[Sync]]

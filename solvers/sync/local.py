@@ -69,8 +69,8 @@ class LocalSync(Sync):
         """Steps since the rounds began."""
         self.apart = False
         """Whether replicas may have different weights."""
-        self._mean = Reduction(self.peers, self._messages)
-        self._plain = Reduction(self.peers)
+        self._mean = Reduction(self.peers, self._messages, self.strategy.order)
+        self._plain = Reduction(self.peers, order=self.strategy.order)
 
     @property
     def _messages(self) -> MessageFormat:

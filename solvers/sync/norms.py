@@ -101,7 +101,8 @@ class _Shared(torch.autograd.Function):
 
 def _gathered(peers: Peers, vector: Tensor) -> list[Tensor]:
     """Everyone's, in replica order."""
-    return peers.exchange([vector] * peers.replicas)()
+    everyone = [vector] * peers.replicas
+    return peers.exchange(everyone, everyone)()
 
 
 def _wide(per_channel: Tensor, x: Tensor) -> Tensor:

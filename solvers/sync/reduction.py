@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from solvers.sync.messages import Feedback, MessageFormat, decode
 
 BUCKET_BYTES = 1 << 20
 """Of a bucket: its sum travels while the next one is on its way."""
+ENGINE_BUCKET_BYTES = 1 << 23
+"""Of a bucket that the links' engine sums."""
+FEW_REPLICAS = 8
+"""Up to which sums are in the order of the replicas, unless another is asked for."""
+
+Order = Literal["auto", "replicas", "engine"]
+"""Of the terms of a sum over replicas; auto: of the replicas where they are few."""
 
 
 class Reduction:
@@ -26,17 +34,31 @@ class Reduction:
     Each sends 2 (R-1)/R of n numbers, as a ring does, in two hops; MPI_Allreduce promises no order.
     In a format of fewer bits both messages are rounded, each with its error feedback, and the owner
     of a sum takes what the others get: all replicas have the same bits.
+
+    Where the order may be the engine's, the links' own all-reduce sums the buckets of numbers that
+    travel as they are: in an order that it chooses, but with the same bits on all replicas.
     """
 
-    def __init__(self, peers: Peers, kind: MessageFormat = "float32") -> None:
+    def __init__(
+        self, peers: Peers, kind: MessageFormat = "float32", order: Order = "replicas"
+    ) -> None:
         self.peers, self.kind = peers, kind
+        few = peers.replicas <= FEW_REPLICAS
+        self.by_engine = kind == "float32" and (order == "engine" or (order == "auto" and not few))
+        """Whether the links' engine may choose the order."""
         self._up: dict[tuple[int, int], Feedback] = {}
         self._down: dict[int, Feedback] = {}
 
     def start(self, vector: Tensor) -> Callable[[], Tensor]:
         """Begin; the call of what it gives waits for the sum."""
-        length = max(1, BUCKET_BYTES // vector.element_size())
-        ends = [self._begin(i, bucket) for i, bucket in enumerate(vector.split(length))]
+        bucket_bytes = ENGINE_BUCKET_BYTES if self.by_engine else BUCKET_BYTES
+        buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
+        if self.by_engine:
+            sums = [self.peers.sum(bucket) for bucket in buckets]
+            engine = [end for end in sums if end is not None]
+            if len(engine) == len(buckets):
+                return lambda: torch.cat([end() for end in engine])
+        ends = [self._begin(i, bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:
             sums = [end() for end in ends]
@@ -48,13 +70,13 @@ class Reduction:
         peers, dtype = self.peers, x.dtype
         pieces = x.tensor_split(peers.replicas)
         messages = [self._sent(bucket, r, piece) for r, piece in enumerate(pieces)]
-        arrived = peers.exchange(messages)
+        arrived = peers.exchange(messages, [messages[peers.replica]] * len(messages))
 
         def add() -> Callable[[], list[Tensor]]:
             theirs = [decode(message, self.kind, dtype) for message in arrived()]
             total: Tensor = reduce(torch.add, theirs)
             message = self._down.setdefault(bucket, Feedback(self.kind)).send(total)
-            sums = peers.exchange([message] * peers.replicas)
+            sums = peers.exchange([message] * len(messages), messages)
             return lambda: [decode(each, self.kind, dtype) for each in sums()]
 
         return add

@@ -139,7 +139,10 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
         block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
         block.sync = AllReduce().start(block, links.peers, 0.5)
         left, start, sent = [], links.peers.exchange, []
-        links.peers.exchange = lambda pieces: (sent.append(sum(map(len, pieces))), start(pieces))[1]
+        links.peers.exchange = lambda pieces, expected=(): (
+            sent.append(sum(map(len, pieces))),
+            start(pieces, expected),
+        )[1]
         hooks = [m.register_full_backward_hook(lambda *_: left.append(len(sent))) for m in module]
         loss = (
             module(torch.full((2, 300), links.place.replica + 1.0, requires_grad=True))
