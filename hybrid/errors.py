@@ -47,6 +47,10 @@ class AgreedError(ValueError):
     """An error that all ranks know of and raise together; the first rank alone prints it."""
 
 
+class PeerError(RuntimeError):
+    """Another rank has failed, and reports the reason itself."""
+
+
 class StoppedError(SystemExit):
     """A training has stopped on request; every rank raises it, and the first has said why.
 
@@ -122,7 +126,7 @@ def reason(error: BaseException) -> str:
     kind = f"{type(error).__name__}: "
     if isinstance(error, CodeError):
         kind = ""
-    elif isinstance(error, (ValueError, OSError)):
+    elif isinstance(error, (ValueError, OSError, PeerError)):
         return one_line(error)
     with tempfile.NamedTemporaryFile(
         "w", prefix="hybrid-error-", suffix=".log", delete=False

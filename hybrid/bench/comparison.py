@@ -20,12 +20,12 @@ from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, th
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
-from hybrid.links.mpi import MpiLinks, arranged
+from hybrid.links.mpi import MpiLinks
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid, factorizations, share_size
+from hybrid.ranks.grid import Grid, arranged, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build

@@ -111,7 +111,7 @@ def together() -> Iterator[None]:
     if comm is None:
         yield
         return
-    from hybrid.links.mpi import MpiLinks
+    from hybrid.links.base import agreement
 
-    with MpiLinks(comm).agreement():
+    with agreement(comm.allgather):
         yield

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybrid.errors import AgreedError
-    from hybrid.links.base import PeerError, Program, RankLinks, Start, Traffic
+    from hybrid.errors import AgreedError, PeerError
+    from hybrid.links.base import Program, RankLinks, Start, Traffic
     from hybrid.links.threads import ThreadLinks, run_threads
     from hybrid.links.virtual import Network, VirtualLinks, run_virtual
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgreedError": "hybrid.errors",
+    **dict.fromkeys(("AgreedError", "PeerError"), "hybrid.errors"),
     **dict.fromkeys(("ThreadLinks", "run_threads"), "hybrid.links.threads"),
     **dict.fromkeys(("Network", "VirtualLinks", "run_virtual"), "hybrid.links.virtual"),
 }

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
 from typing import Any, ClassVar, Literal, TypeVar
@@ -21,8 +21,20 @@ POLL_SECONDS = 2e-5
 """Between two looks for a message, where a rank waits for any of several."""
 
 
-class PeerError(RuntimeError):
-    """Another rank has failed, and reports the reason itself."""
+@contextmanager
+def agreement(all_gather: Callable[[str | None], list[str | None]]) -> Iterator[None]:
+    """The body succeeds on all ranks, or all raise AgreedError with the first failure's reason.
+
+    The body must not communicate.
+    """
+    reason: str | None = None
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        reason = one_line(error)
+    first = next((r for r in all_gather(reason) if r is not None), None)
+    if first is not None:
+        raise AgreedError(first)
 
 
 @dataclass
@@ -35,6 +47,14 @@ class Traffic:
     waiting_seconds: dict[str, float] = field(
         default_factory=lambda: {"next": 0.0, "previous": 0.0, "peers": 0.0, "everyone": 0.0}
     )
+
+    calls: dict[str, int] = field(default_factory=lambda: {"next": 0, "previous": 0, "peers": 0})
+    """Messages sent one by one, and sums or exchanges that were begun in the links' engine."""
+
+    def count(self, side: str, num_bytes: int) -> None:
+        """Count a message, or a call of the engine."""
+        self.calls[side] += 1
+        self.bytes_sent[side] += num_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -73,6 +93,8 @@ class RankLinks(ABC):
     """Whether all ranks are in this process; else each is a process that a launcher started."""
     clocked = False
     """Whether its clock counts the work of one thread for each rank, over a network of settings."""
+    fewest_by_engine: ClassVar[int] = 8
+    """Peers up to which a rank sends them messages one by one, which costs less for a few."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """The settings of [links] that have an effect, beside `kind`."""
 
@@ -160,29 +182,30 @@ class RankLinks(ABC):
     def _arrived(self, number: int) -> bool:
         """Whether a tensor of the rank at the place of that number has arrived."""
 
+    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor] | None:
+        """Begin the engine's own sum of the peers' vectors; None where there is no engine."""
+        return None
+
+    def _exchange_with_peers(
+        self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]] | None:
+        """Begin the engine's own exchange of `pieces[r]` to replica r; None where there is none.
+
+        `expected[r]` has the format of what replica r sends.
+        """
+        return None
+
     @abstractmethod
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         """The values of all ranks of the grid, or of those of this replica."""
 
-    @contextmanager
-    def agreement(self) -> Iterator[None]:
-        """The body succeeds on all ranks, or all raise AgreedError with the first failure's reason.
-
-        The body must not communicate.
-        """
-        reason: str | None = None
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            reason = one_line(error)
-        reasons = self.everyone(reason)
-        first = next((r for r in reasons if r is not None), None)
-        if first is not None:
-            raise AgreedError(first)
+    def agreement(self) -> AbstractContextManager[None]:
+        """`agreement` of all ranks of the grid."""
+        return agreement(self.everyone)
 
     def _send_counted(self, side: str, number: int, tensor: Tensor) -> None:
         """Send, and count what is sent."""
-        self.traffic.bytes_sent[side] += tensor.numel() * tensor.element_size()
+        self.traffic.count(side, num_bytes(tensor))
         start = self.now()
         self._send(number, tensor)
         if self.watch is not None:
@@ -202,6 +225,11 @@ class RankLinks(ABC):
                 self.watch(f"wait: {side}", start, end)
 
 
+def num_bytes(tensor: Tensor) -> int:
+    """Of its elements."""
+    return tensor.numel() * tensor.element_size()
+
+
 class Peers:
     """The ranks that own the same block, one in each replica; implements `solvers.sync.base.Peers`.
 
@@ -217,8 +245,17 @@ class Peers:
         self._arrived = [0] * self.replicas
         self._early: dict[tuple[int, int], Tensor] = {}
 
-    def exchange(self, pieces: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Send `pieces[r]` to replica r; calling the result waits for all pieces, by replica."""
+    def exchange(
+        self, pieces: Sequence[Tensor], expected: Sequence[Tensor] = ()
+    ) -> Callable[[], list[Tensor]]:
+        """Send `pieces[r]` to replica r; calling the result waits for all pieces, by replica.
+
+        Where `expected[r]` has the format of what replica r sends, the links' engine may do it.
+        """
+        if expected and self.replicas > self._links.fewest_by_engine:
+            finish = self._links._exchange_with_peers(pieces, expected)
+            if finish is not None:
+                return self._waited(finish, sum(map(num_bytes, pieces)))
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):
             if r != self.replica:
@@ -232,6 +269,26 @@ class Peers:
                 ]
 
         return arrived
+
+    def sum(self, vector: Tensor) -> Callable[[], Tensor] | None:
+        """Begin the engine's own sum of all replicas' vectors; the call of the result waits for it.
+
+        All have the same bits. None where the links have no engine.
+        """
+        finish = self._links._sum_of_peers(vector)
+        if finish is None:
+            return None
+        return self._waited(finish, 2 * num_bytes(vector) * (self.replicas - 1) // self.replicas)
+
+    def _waited(self, finish: Callable[[], T], sent: int) -> Callable[[], T]:
+        """Count a call of the engine: its bytes, and the time until it is over."""
+        self._links.traffic.count("peers", sent)
+
+        def finished() -> T:
+            with self._links.waiting("peers"):
+                return finish()
+
+        return finished
 
     def drop(self) -> None:
         """Receive and discard all messages under way; all ranks call it at the same point.

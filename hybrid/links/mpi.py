@@ -1,33 +1,33 @@
 """Links between MPI ranks, through mpi4py's buffer interface: no tensor is pickled."""
 
-import os
-import sys
 from collections import deque
-from math import prod
-from threading import Event, Thread
-from time import sleep
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid.errors import AgreedError, StoppedError, reason
+from hybrid.errors import AgreedError, StoppedError
 from hybrid.links import probe
 from hybrid.links.base import Program, RankLinks, Start
+from hybrid.links.ending import abort, waits_limited
+from hybrid.links.layout import (
+    as_dense,
+    format_of,
+    joined_bytes,
+    memory_of,
+    room_for,
+    sizes_in_bytes,
+    split_bytes,
+)
 from hybrid.links.staging import Outgoing, staging
-from hybrid.ranks.grid import Arrangement, Grid
+from hybrid.ranks.grid import Grid, arranged
 
 T = TypeVar("T")
-_DTYPES = (
-    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    *(torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool),
-    *(torch.int16, torch.complex64, torch.complex128),
-)
 _FORMAT_TAG = 1
 _FIRST_DATA_TAG = 2
-IN_SLURM_SECONDS = 1800.0
-"""In Slurm a rank that has waited so long ends its job, unless links.timeout is set."""
 
 
 class MpiLinks(RankLinks):
@@ -64,8 +64,12 @@ class MpiLinks(RankLinks):
         self._mpi = MPI
         self._comm = comm
         self._chain = comm if replicas == 1 else comm.Split(self.place.replica, self.rank)
+        place = self.place
+        self._block: Any = None if replicas == 1 else comm.Split(place.block, place.replica)
+        """The communicator of this block's replicas."""
         self._staging = staging(device or torch.device("cpu"), gpu_aware)
-        self._staged: deque[tuple[int, Outgoing]] = deque()
+        self._staged: deque[tuple[Outgoing, Callable[[Tensor], None]]] = deque()
+        """What is on its way into messages, in order, and how each begins."""
         self._formats_sent: dict[int, dict[tuple[int, ...], int]] = {}
         self._formats_received: dict[int, list[tuple[int, ...]]] = {}
         self._pending: deque[tuple[Any, Any]] = deque()
@@ -80,23 +84,18 @@ class MpiLinks(RankLinks):
         waiting for a message that will never come. So does a wait longer than `links.timeout`.
         """
         comm, settings, replicas = start.comm, start.settings, start.grid.replicas
-        timeout = settings.timeout
-        if timeout is None:
-            timeout = IN_SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else 0.0
         direct, _ = probe.agreed(settings.gpu_aware, start.device, comm, start.local_rank)
         grid = arranged(comm, replicas, start.side_by_side)
-        links, ended = cls(grid, start.device, direct, replicas), Event()
-        if timeout:
-            Thread(target=_watch, args=(links, comm, timeout, ended), daemon=True).start()
+        links = cls(grid, start.device, direct, replicas)
         try:
-            return links.run(program)
+            with waits_limited(links, comm, settings.timeout):
+                return links.run(program)
         except (AgreedError, StoppedError):
             raise
         except BaseException as error:
             abort(comm, error)
             raise
         finally:
-            ended.set()
             links.free()
             if grid is not comm:
                 grid.Free()
@@ -105,6 +104,7 @@ class MpiLinks(RankLinks):
         """Free the chain's communicator; messages that a peer has not taken still reach it."""
         if self._chain is not self._comm:
             self._chain.Free()
+            self._block.Free()
 
     def flush(self) -> None:
         self._send_staged(wait=True)
@@ -116,22 +116,20 @@ class MpiLinks(RankLinks):
 
     def _send(self, number: int, tensor: Tensor) -> None:
         self._drop_completed()
-        tensor = tensor.detach()
-        if not _is_dense(tensor):
-            tensor = tensor.contiguous()
-        self._staged.append((number, self._staging.outgoing(tensor)))
+        outgoing = self._staging.outgoing(as_dense(tensor))
+        self._staged.append((outgoing, partial(self._send_memory, number)))
         self._send_staged(wait=False)
 
     def _send_staged(self, wait: bool) -> None:
         """Send what has been copied, in order; all of it if asked to wait."""
-        while self._staged and (wait or self._staged[0][1].ready()):
-            number, outgoing = self._staged.popleft()
+        while self._staged and (wait or self._staged[0][0].ready()):
+            outgoing, begin = self._staged.popleft()
             outgoing.wait()
-            self._send_memory(number, outgoing.memory)
+            begin(outgoing.memory)
 
     def _send_memory(self, number: int, tensor: Tensor) -> None:
         known = self._formats_sent.setdefault(number, {})
-        key = (_DTYPES.index(tensor.dtype), *tensor.shape, *tensor.stride())
+        key = format_of(tensor)
         if key not in known:
             known[key] = len(known)
             header = np.array(key, dtype=np.int64)
@@ -154,9 +152,7 @@ class MpiLinks(RankLinks):
             header = np.empty(status.Get_count(self._mpi.INT64_T), dtype=np.int64)
             message.Recv(header)
             known.append(tuple(header.tolist()))
-        dtype, *layout = known[tag - _FIRST_DATA_TAG]
-        dims = len(layout) // 2
-        tensor = self._staging.buffer(layout[:dims], layout[dims:], _DTYPES[dtype])
+        tensor = room_for(known[tag - _FIRST_DATA_TAG], self._staging.buffer)
         message.Recv([_memory(tensor), self._mpi.BYTE])
         return self._staging.arrived(tensor)
 
@@ -170,6 +166,61 @@ class MpiLinks(RankLinks):
         everyone: list[T] = (self._comm if grid else self._chain).allgather(value)
         return everyone
 
+    def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
+        outgoing, mpi = self._staging.outgoing(vector), self._mpi
+        kind = mpi.DOUBLE if vector.dtype == torch.float64 else mpi.FLOAT
+
+        def begin(memory: Tensor) -> Any:
+            return self._block.Iallreduce(mpi.IN_PLACE, [_memory(memory), kind])
+
+        wait = self._begin_with_peers(outgoing, begin)
+
+        def finish() -> Tensor:
+            wait()
+            return self._staging.arrived(outgoing.memory)
+
+        return finish
+
+    def _exchange_with_peers(
+        self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
+    ) -> Callable[[], list[Tensor]]:
+        outgoing = self._staging.outgoing(joined_bytes(pieces))
+        sent, sizes = sizes_in_bytes(pieces), sizes_in_bytes(expected)
+        received = self._staging.buffer([sum(sizes)], [1], torch.uint8)
+
+        def begin(memory: Tensor) -> Any:
+            byte = self._mpi.BYTE
+            return self._block.Ialltoallv(
+                [_memory(memory), sent, byte], [_memory(received), sizes, byte]
+            )
+
+        wait = self._begin_with_peers(outgoing, begin)
+
+        def finish() -> list[Tensor]:
+            wait()
+            return split_bytes(self._staging.arrived(received), expected)
+
+        return finish
+
+    def _begin_with_peers(
+        self, outgoing: Outgoing, begin: Callable[[Tensor], Any]
+    ) -> Callable[[], None]:
+        """Begin one of MPI's collectives of the peers once its data is there; gives its wait."""
+        requests = []
+
+        def post(memory: Tensor) -> None:
+            requests.append(begin(memory))
+            self._peers_pending.append((requests[0], memory))  # to let it progress
+
+        self._staged.append((outgoing, post))
+        self._send_staged(wait=False)
+
+        def wait() -> None:
+            self._send_staged(wait=True)
+            requests[0].Wait()
+
+        return wait
+
     def _post(self, number: int, request: Any, buffer: Any) -> None:
         pending = self._pending if self.place.in_chain(number) else self._peers_pending
         pending.append((request, buffer))
@@ -181,52 +232,7 @@ class MpiLinks(RankLinks):
                 pending.popleft()
 
 
-def arranged(comm: Any, replicas: int, side_by_side: Arrangement) -> Any:
-    """A communicator whose rank r K + k has block k of replica r."""
-    if replicas == 1:
-        return comm
-    grid = Grid(comm.size // replicas, replicas)
-    return comm.Split(0, grid.place(comm.rank, side_by_side).number)
-
-
-def _watch(links: MpiLinks, comm: Any, timeout: float, ended: Event) -> None:
-    """End the job when this rank has waited too long: another rank, or its host, is stuck."""
-    seen = goes_on = links.now()
-    while not ended.wait(min(1.0, timeout / 4)):
-        before, seen = seen, links.now()
-        if seen - before > timeout / 2:
-            goes_on = seen  # this rank was suspended itself
-        since = links.waits_since
-        # a second more for each rank: the first to speak ends the others
-        if since is not None and seen - max(since, goes_on) > timeout + min(links.place.number, 10):
-            waited = f"it has waited for another rank for {timeout:g} s (links.timeout)"
-            remedy = "find out why that rank is stuck, then continue with --resume"
-            abort(comm, TimeoutError(f"{waited}: {remedy}"))
-
-
-def abort(comm: Any, error: BaseException) -> None:
-    """Print the reason once, and end every rank of the job."""
-    # where all ranks fail at the same point, the first to speak ends the others, which takes time
-    sleep(min(1.0 + 0.2 * comm.rank, 3.0) if comm.rank else 0.0)
-    try:
-        print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
-    finally:  # even if stderr is closed
-        comm.Abort(1)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in any order, each once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def _memory(tensor: Tensor) -> Any:
-    """The memory of a dense tensor as bytes, without a copy."""
-    flat = tensor.as_strided((prod(tensor.shape),), (1,)).view(torch.uint8)
+    """The bytes of a dense tensor as MPI takes them."""
+    flat = memory_of(tensor)
     return flat if flat.is_cuda else flat.numpy()

@@ -7,13 +7,14 @@ from typing import Any
 from solvers.named import Named
 
 AUTO = "auto"
-"""MPI between the ranks that a launcher has started, else threads."""
+"""What joins the ranks that a launcher has started, MPI or torch.distributed; else threads."""
 
 LINKS: Named[Any] = Named(
     "link",
     {
         "threads": "hybrid.links.threads:ThreadLinks",
         "mpi": "hybrid.links.mpi:MpiLinks",
+        "torch": "hybrid.links.distributed.links:TorchLinks",
         "virtual": "hybrid.links.virtual:VirtualLinks",
     },
     default=AUTO,

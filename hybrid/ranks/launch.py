@@ -1,4 +1,4 @@
-"""How this process was started: alone, by mpirun or by srun; and what it may use."""
+"""How this process was started: alone, by mpirun, srun or torchrun; and what it may use."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _LOCAL_RANKS = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "SLURM_LOCALID",
+    "LOCAL_RANK",
 )
 _FIRST_STEP_OF_NO_TASKS = 0xFFFFFFF0
 """Slurm numbers a batch script and an interactive shell from here on, and srun's steps from 0."""
@@ -78,53 +79,71 @@ class Ranks(NamedTuple):
     sharing: int
     """Ranks of its host that may use exactly the same cores; a launcher that binds leaves 1."""
     heartbeat: Heartbeat | None = None
+    joined_by: str = "mpi"
+    """The links that joined them, whose kind is what links.kind=auto means."""
 
 
 @cache
 def ranks() -> Ranks | None:
     """The ranks a launcher started, or None where there is no launcher. All must call it.
 
-    Raises ValueError if mpi4py is missing, or if the launcher started N processes that do not
-    find each other: srun without PMIx and the mpirun of another MPI start N jobs of size one, and
-    torchrun none of MPI.
+    mpirun's ranks, and srun's where it has their MPI's plug-in, are joined by MPI; torchrun's, and
+    srun's otherwise, by torch.distributed. Raises ValueError for ranks that do not find each other:
+    the mpirun of another MPI starts N jobs of size one.
     """
     size = launched_size()
     if not size:
         return None
     _set_gpu()
+    by_mpi = _of_mpi(size)
+    comm, host = by_mpi or _of_torch(size)
+    _abort_on_exceptions(comm)
+    mine = sorted(os.sched_getaffinity(0))
+    sharing = host.allgather(mine).count(mine)
+    heartbeat = Heartbeat(comm.Dup(), host)
+    atexit.register(heartbeat.stop)
+    joined_by = "mpi" if by_mpi else "torch"
+    return Ranks(comm.Dup(), host.rank, host.size, sharing, heartbeat, joined_by)
+
+
+def _of_mpi(size: int) -> tuple[Any, Any] | None:
+    """The communicators of all ranks and of this host's; None where torch.distributed joins them.
+
+    That is so where torchrun started them, or srun without an MPI in common.
+    """
+    if _launched() == _torch():
+        return None
+    slurm = _launched() == _slurm()
     for name in _EAGER:
         os.environ.setdefault(name, str(EAGER_BYTES))
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if slurm:
+            return None
         raise ValueError(
             f"{size} ranks were started but MPI cannot be used ({one_line(error)}): "
-            "pip install 'hybrid-blocks[mpi]' and an MPI library, or start one process alone"
+            "pip install 'hybrid-blocks[mpi]' and an MPI library, or start them by torchrun"
         ) from None
     if MPI.COMM_WORLD.size != size:
-        raise ValueError(_apart(size, MPI.COMM_WORLD.size))
-    pmix.wait_for_all()
-    _abort_on_exceptions(MPI.COMM_WORLD)
-    host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    mine = sorted(os.sched_getaffinity(0))
-    sharing = host.allgather(mine).count(mine)
-    heartbeat = Heartbeat(MPI.COMM_WORLD.Dup(), host)
-    atexit.register(heartbeat.stop)
-    return Ranks(MPI.COMM_WORLD.Dup(), host.rank, host.size, sharing, heartbeat)
-
-
-def _apart(started: int, found: int) -> str:
-    """Why processes that do not find each other are no ranks, and what to do."""
-    if (started, launched_rank()) == _torch():
-        return (
-            f"{started} processes were started, by torchrun or another launcher that sets "
-            f"WORLD_SIZE, but MPI sees {found}: use mpirun -n {started}, or start one process "
-            "without WORLD_SIZE, whose blocks and replicas are threads"
+        if slurm and MPI.COMM_WORLD.size == 1:
+            return None
+        raise ValueError(
+            f"the launcher started {size} ranks but MPI sees {MPI.COMM_WORLD.size}: use mpirun of "
+            "the MPI library that mpi4py is built for, srun or torchrun"
         )
-    return (
-        f"the launcher started {started} ranks but MPI sees {found}: "
-        "use srun --mpi=pmix, or mpirun of the MPI library that mpi4py is built for"
-    )
+    pmix.wait_for_all()
+    return MPI.COMM_WORLD, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+
+
+def _of_torch(size: int) -> tuple[Any, Any]:
+    """The same through torch.distributed."""
+    from hybrid.links.distributed import communicator
+
+    rank = launched_rank()
+    meet = communicator.of_torchrun if _launched() == _torch() else communicator.of_slurm
+    comm = meet(rank, size)
+    return comm, comm.split_by_host()
 
 
 EAGER_BYTES = 2**22
@@ -144,6 +163,12 @@ def communicator() -> Any:
     """The communicator of all ranks, or None where there is no launcher."""
     found = ranks()
     return None if found is None else found.comm
+
+
+def joined_by() -> str:
+    """The links that joined the ranks at their start; threads where no launcher started any."""
+    found = ranks()
+    return "threads" if found is None else found.joined_by
 
 
 def threads_per_rank(blocks: int) -> int:

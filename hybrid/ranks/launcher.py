@@ -9,7 +9,7 @@ from pathlib import Path
 
 _OF_A_RANK = (
     *("PMIX_NAMESPACE", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"),
-    *("PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"),
+    *("PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
 )
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
 

@@ -45,7 +45,7 @@ def link_class(settings: LinkSettings) -> type[RankLinks]:
     """The class of the links between the ranks of this job."""
     if settings.kind != AUTO:
         return LINKS[settings.kind]
-    return LINKS["threads" if launch.ranks() is None else "mpi"]
+    return LINKS[launch.joined_by()]
 
 
 def check_links(settings: LinkSettings, ranks: int) -> None:

@@ -76,8 +76,8 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
 
 def _say_once(line: bytes) -> None:
     """Write a line from a signal handler, on the first rank only."""
-    rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID", "0"))
-    if rank == "0":
+    names = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")
+    if next((os.environ[name] for name in names if name in os.environ), "0") == "0":
         with suppress(OSError):
             os.write(_stderr(), line)
 

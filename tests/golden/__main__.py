@@ -3,8 +3,8 @@
     python -m tests.golden --out tests/golden/hashes.json      record them
     python -m tests.golden --check tests/golden/hashes.json    compare; exit 1 where any differs
 
-A row is recipe, blocks, links (threads, mpirun, virtual) and whether the run was resumed in
-mid-epoch. The bits depend on the machine and on torch: compare before and after a change, in one
+A row is recipe, blocks, links (threads, mpirun, torchrun, virtual) and whether the run was resumed
+in mid-epoch. The bits depend on the machine and on torch: compare before and after a change, in one
 place. `--only` takes a part of a row's name.
 """
 
@@ -67,7 +67,7 @@ COMMON = (
     "checkpoint.keep_last=0 checkpoint.minutes=1e-9 train.report_every=2"
 )
 BLOCKS = (1, 2, 4)
-LINKS = {"threads": "", "mpirun": "", "virtual": "links.kind=virtual"}
+LINKS = {"threads": "", "mpirun": "", "torchrun": "", "virtual": "links.kind=virtual"}
 STEPS_AN_EPOCH = 8
 
 
@@ -89,7 +89,7 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
     from hybrid.cli.app import app
 
     command = typer.main.get_command(app)
-    barrier = _barrier() if links == "mpirun" else lambda: None
+    barrier = _barrier() if links in ("mpirun", "torchrun") else lambda: None
 
     def hybrid(line):
         command.main(args=line.split(), standalone_mode=False)
@@ -117,9 +117,9 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
 
 
 def _barrier():
-    from mpi4py import MPI
+    from hybrid.ranks import launch
 
-    return MPI.COMM_WORLD.Barrier
+    return launch.communicator().Barrier
 
 
 def _forget_the_end(folder: Path) -> None:
@@ -154,9 +154,11 @@ def launch(links: str, blocks: int, only: str, scratch: Path) -> dict[str, str]:
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         "OMP_NUM_THREADS": "1",
     }
+    launcher = Path(sys.executable).parent / links
     if links == "mpirun":
-        mpirun = str(Path(sys.executable).parent / "mpirun")
-        mine = [mpirun, "-n", str(blocks), *mine]
+        mine = [str(launcher), "-n", str(blocks), *mine]
+    if links == "torchrun":
+        mine = [str(launcher), f"--nproc-per-node={blocks}", "--standalone", *mine[1:]]
     subprocess.run([*mine, "--only", only], env=environment, check=True)
     return json.loads((folder / "found.json").read_text())
 
@@ -173,7 +175,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.rank:
         links, blocks, scratch = asked.rank[0], int(asked.rank[1]), Path(asked.rank[2])
-        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+        rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0")))
         found = run(rank, blocks, links, asked.only, scratch)
         if rank == 0:
             (scratch / "found.json").write_text(json.dumps(found))

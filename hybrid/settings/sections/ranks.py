@@ -63,7 +63,7 @@ class LinkSettings(Section):
     acts: ClassVar[dict[str, Acts]] = {"links.*": TRAIN_OR_PLAN}
 
     kind: str = LINKS.default
-    """auto: MPI under mpirun, else threads; virtual: K blocks in turn, each on a logical clock."""
+    """auto: MPI under mpirun, torch under torchrun, else threads; virtual: logical clocks."""
     gpu_aware: Annotated[Literal["auto", "on", "off"], _of_links("gpu_aware", "auto", "mpi")] = (
         "auto"
     )
@@ -72,7 +72,7 @@ class LinkSettings(Section):
         default=10.0, gt=0, le=LARGE
     )
     """Rate of a virtual link, each way."""
-    timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi")] = Field(
+    timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi", "torch")] = Field(
         default=None, ge=0, le=LARGE
     )
     """Seconds an MPI rank waits for another, then the job ends; 0: never; unset: 1800 in Slurm."""

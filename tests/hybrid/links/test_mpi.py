@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.links.mpi import _is_dense, _memory
+from hybrid.links.layout import is_dense
+from hybrid.links.mpi import _memory
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_the_memory_of_any_permuted_tensor_is_sent_without_a_copy(sizes, order, 
     store = torch.arange(offset + torch.Size(sizes).numel(), dtype=torch.int32)
     tensor = store[offset:].view(sizes).permute(axes)
     if tensor.numel():
-        assert _is_dense(tensor)
+        assert is_dense(tensor)
         assert _memory(tensor).ctypes.data == tensor.data_ptr()
     assert _memory(tensor).nbytes == tensor.numel() * 4
 
@@ -69,4 +70,4 @@ def test_the_memory_of_any_permuted_tensor_is_sent_without_a_copy(sizes, order, 
     ids=["strided", "narrow", "expanded"],
 )
 def test_a_tensor_with_gaps_or_overlaps_is_not_dense(tensor):
-    assert not _is_dense(tensor)
+    assert not is_dense(tensor)

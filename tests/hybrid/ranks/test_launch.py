@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from answers import assert_one_line, refusal
 from trainings import digits, trainer
 
+from hybrid.links.distributed import communicator
 from hybrid.ranks import launch
 from solvers import Backprop
 
@@ -111,17 +113,16 @@ def test_an_mpirun_of_several_ranks_is_no_torchrun_whatever_torch_is_told(monkey
     assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
 
 
-SLURMS = "started 2 ranks but MPI sees 1: use srun --mpi=pmix, or mpirun of the MPI library that"
-TORCHS = (
-    "2 processes were started, by torchrun or another launcher that sets WORLD_SIZE, but MPI sees 1"
-)
+OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
+OF_TORCH = "2 ranks were started, and rank {} has not met the others at MASTER_ADDR="
+OF_SLURM = "2 ranks were started, and rank {} has not met the others at "
 APART = {
-    "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, SLURMS),
-    "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, SLURMS),
-    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, SLURMS),
-    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, SLURMS),
-    "torchrun": (("WORLD_SIZE", "RANK"), {}, TORCHS),
-    "torchrun under mpirun": (("WORLD_SIZE", "RANK"), {"OMPI_COMM_WORLD_SIZE": "1"}, TORCHS),
+    "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, OF_MPI),
+    "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, OF_MPI),
+    "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
+    "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
+    "torchrun": (("WORLD_SIZE", "RANK"), {}, OF_TORCH),
+    "torchrun under mpirun": (("WORLD_SIZE", "RANK"), {"OMPI_COMM_WORLD_SIZE": "1"}, OF_TORCH),
 }
 
 
@@ -131,12 +132,14 @@ def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
     kind, monkeypatch, hybrid, tmp_path
 ):
     (size, rank), others, said = APART[kind]
+    monkeypatch.setattr(communicator, "MEETING", timedelta(seconds=0.1))
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
     for name, value in (others | {size: "2", rank: "0"}).items():
         monkeypatch.setenv(name, value)
-    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
+    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said.format(0))
     monkeypatch.setenv(rank, "1")
     assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    assert said in refusal(trainer(Backprop()).fit, *digits(1))
+    assert said.format(1) in refusal(trainer(Backprop()).fit, *digits(1))
     assert not (tmp_path / "run").exists()
 
 

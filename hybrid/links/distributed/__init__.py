@@ -1,0 +1,1 @@
+"""Links through torch.distributed, for ranks of any launcher."""

@@ -1,0 +1,109 @@
+"""Links over torch.distributed, and sums that the engines of links make."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from world import ALLOWED
+
+from hybrid.links import run_threads, run_virtual
+from hybrid.links.distributed.communicator import first_host
+
+
+@pytest.fixture(scope="module")
+def facts(world):
+    """What every rank of three found."""
+    return world.run(3, "torch_program:facts")
+
+
+def test_any_tensor_arrives_equal_and_with_equal_strides(facts):
+    _, *receivers = facts
+    for rank in receivers:
+        assert rank["wrong"] == []
+        assert rank["checked"] > 100
+        assert rank["slices"] == [True] * 3
+
+
+def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
+    assert [rank["crossed"] for rank in facts] == [True] * 3
+    assert [rank["gathered"] for rank in facts] == [[0, 10, 20]] * 3
+    assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
+
+
+@pytest.mark.parametrize("kind", ["mpi", "torch"])
+def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
+    found = world.run(3, "torch_program:sums", kind)
+    for rank in found:
+        assert rank["close"]
+        assert rank["twice"]
+        assert rank["exchanged"]
+        assert rank["calls"] == 3  # two sums and an exchange, however many replicas there are
+    assert len({rank["bits"] for rank in found}) == 1
+
+
+@pytest.mark.parametrize("run", [run_threads, run_virtual])
+@pytest.mark.parametrize("replicas", [2, 3, 8])
+def test_threads_sum_by_pairs(run, replicas):
+    each = torch.randn(replicas, 7)
+
+    def program(links):
+        first = links.peers.sum(each[links.place.replica])
+        second = links.peers.sum(2 * each[links.place.replica])
+        return second(), first()
+
+    found = run(1, program, replicas=replicas)
+    for second, first in found:
+        assert torch.equal(first, found[0][1])
+        assert torch.equal(second, 2 * first)
+    assert torch.allclose(found[0][1], each.sum(0), atol=1e-5)
+
+
+def test_the_virtual_clock_counts_a_sum_of_many_as_a_logarithm():
+    def seconds(replicas):
+        def program(links):
+            before = links.now()
+            links.peers.sum(torch.zeros(1 << 20))()
+            return links.now() - before
+
+        return min(run_virtual(1, program, replicas=replicas))
+
+    # 4 MiB at 10 Gb/s are 3.4 ms, and twice that travels; 64 messages one by one would be 420 ms
+    assert seconds(64) < 0.05
+
+
+def test_torchrun_trains_with_the_bits_of_threads(hybrid, tmp_path):
+    """Two processes start, which takes six seconds."""
+    words = ["train", "--epochs", "1", "--solver", "ddg", "--set", "data.limit=256", "--out"]
+    torchrun = Path(sys.executable).parent / "torchrun"
+    command = [torchrun, "--nproc-per-node=2", "--standalone", "-m", "hybrid", *words]
+    done = subprocess.run(
+        [*map(str, command), str(tmp_path / "torchrun")],
+        env=os.environ | ALLOWED,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hybrid(*words, tmp_path / "threads", "--blocks", 2)[0] == 0
+    for run in ("torchrun", "threads"):
+        assert hybrid("export", tmp_path / run, tmp_path / f"{run}.safetensors")[0] == 0
+    one, other = ((tmp_path / f"{run}.safetensors").read_bytes() for run in ("torchrun", "threads"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu07", "gpu07"),
+        ("a,b", "a"),
+        ("gpu[07-09,12],x1", "gpu07"),
+        ("n[1,3]-ib,x", "n1-ib"),
+        ("a,b[1-2]", "a"),
+    ],
+)
+def test_the_first_host_of_a_list_of_slurm(nodes, first):
+    assert first_host(nodes) == first
