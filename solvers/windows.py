@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from solvers.stopwatch import Clock, Stopwatch
+
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""
 Seen = tuple[Tensor, ...]
@@ -160,7 +162,8 @@ class PhaseStats:
 
     samples: int = 0
     steps: int = 0
-    seconds: float = 0.0
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    """The time of the phase."""
     losses: list[Tensor] = field(default_factory=list)
     """Mean loss of each step; in the last block the training loss, else the coupling loss."""
     correct: list[Tensor] = field(default_factory=list)
@@ -219,10 +222,9 @@ class PhaseStats:
         return [float(x) for x in torch.stack(self.losses).tolist()] if self.losses else []
 
     @contextmanager
-    def timed(self, now: Callable[[], float]) -> Iterator[None]:
-        """Add the time of the body by the clock `now`, including the work that it left to a GPU."""
-        start = now()
-        yield
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
-        self.seconds += now() - start
+    def timed(self, clock: Clock) -> Iterator[None]:
+        """Add the time of the body, including the work that it left to a GPU."""
+        watch = Stopwatch()
+        with watch.timing(clock):
+            yield
+        self.watch += watch

@@ -45,7 +45,7 @@ ROOMS = (
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.named", "solvers.checks", "solvers.acting"),
+    *("solvers.named", "solvers.checks", "solvers.acting", "solvers.stopwatch"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

@@ -11,6 +11,7 @@ from solvers.base import Program, Recorder, Recording
 from solvers.exact.exact_pass import ExactPass
 from solvers.exact.filling import BubbleFill
 from solvers.state import State
+from solvers.stopwatch import Stopwatch
 from solvers.windows import PhaseStats, Window
 
 
@@ -98,11 +99,11 @@ class AlternatingRounds(Rounds):
         opens = self.is_serial_start(windows[-1][0])
         unmoved = self.statistics and self.recorder is None and not self.correct_every and not opens
         if closing is not None and unmoved:
-            serial.seconds += self._propagate(closing, None).seconds
+            serial.watch += self._propagate(closing, None).watch
         if fill is not None:
             parallel.add(fill.stats)
             self.gap_steps, self.gap_seconds = fill.stats.steps, fill.watch.seconds()
-            fill.stats = PhaseStats()
+            fill.stats, fill.watch = PhaseStats(), Stopwatch()
 
     def _record(self, swept: Window, corrected: bool, recorder: Recorder | None) -> PhaseStats:
         """Make the records that the serial phase has not made."""
@@ -113,7 +114,7 @@ class AlternatingRounds(Rounds):
         if corrected and self.observe:
             with self.trace.span("observe"):
                 observed = self.exact.observe(swept, recorder)
-            return PhaseStats(seconds=observed.seconds)
+            return PhaseStats(watch=observed.watch)
         if corrected or not (fresh or self.statistics):
             return PhaseStats()
         return self._propagate(swept, recorder if fresh else None)

@@ -51,9 +51,9 @@ class MiniBatchRounds(Rounds):
         if closing is not None:
             self._drain_into(own)
         if not own.samples:
-            serial.seconds += own.seconds  # there was nothing but a drain
+            serial.watch += own.watch  # there was nothing but a drain
 
     def _drain_into(self, own: PhaseStats) -> None:
         """Finish what is under way; its time counts as the method's own."""
-        with own.timed(self.links.now):
+        with own.timed(self.links):
             own.add(self.drain())

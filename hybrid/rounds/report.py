@@ -8,6 +8,8 @@ from itertools import zip_longest
 from math import hypot, isfinite, sqrt
 from typing import Any
 
+import torch
+
 from hybrid.errors import AgreedError
 from hybrid.rounds.controller import RoundPlan
 from solvers.windows import PhaseStats
@@ -64,8 +66,8 @@ def share_of_phase(stats: PhaseStats) -> dict[str, Any]:
         "samples": stats.samples,
         "loss": sum(losses) / len(losses) if losses else 0.0,
         "bad": bad,
-        "correct": sum(c.item() for c in stats.correct) if stats.correct else None,
-        "seconds": stats.seconds,
+        "correct": sum(torch.stack(stats.correct).tolist()) if stats.correct else None,
+        "seconds": stats.watch.seconds(),
         "residual": stats.residual(),
         "norms": stats.residual_norms(),
         "notices": stats.notices,

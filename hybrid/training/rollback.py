@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from hybrid.errors import AgreedError
@@ -25,7 +26,7 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
     """
     norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
-    finite = all(bool(t.isfinite().all()) for t in tensors)
+    finite = not tensors or bool(torch.stack([t.isfinite().all() for t in tensors]).all())
     if not all(links.everyone(finite)):
         raise DivergedError(f"the weights are not finite after step {step}")
 

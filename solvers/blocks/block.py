@@ -249,10 +249,13 @@ class Block:
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimizer)
         norms = gradient_norms(gradients)
-        blocks = [norms] if everyone is None else everyone(norms)
-        if self.scaler is not None:  # a block whose gradient overflowed makes no step
-            blocks = [block for block in blocks if all(map(isfinite, block))]
-        clip_gradients(gradients, clip_norm, [norm for block in blocks for norm in block])
+        if everyone is not None or self.scaler is not None:
+            mine = [float(norm) for norm in norms.tolist()]
+            blocks = [mine] if everyone is None else everyone(mine)
+            if self.scaler is not None:  # a block whose gradient overflowed makes no step
+                blocks = [block for block in blocks if all(map(isfinite, block))]
+            norms = torch.tensor([norm for block in blocks for norm in block], dtype=torch.float64)
+        clip_gradients(gradients, clip_norm, norms)
 
     @property
     def loss_scale(self) -> float:

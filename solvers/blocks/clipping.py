@@ -11,7 +11,7 @@ AllGather = Callable[[list[float]], list[list[float]]]
 """Gathers the lists of all ranks, in order."""
 
 
-def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float]) -> None:
+def clip_gradients(gradients: list[Tensor], max_norm: float, norms: Tensor) -> None:
     """Scale gradients so that the norm of `norms` (of all ranks, in order) is at most `max_norm`.
 
     This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit, over any number of
@@ -19,13 +19,11 @@ def clip_gradients(gradients: list[Tensor], max_norm: float, norms: list[float])
     """
     if not gradients:
         return
-    total = torch.linalg.vector_norm(torch.tensor(norms, dtype=gradients[0].dtype))
+    total = torch.linalg.vector_norm(norms.to(gradients[0].dtype))
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     torch._foreach_mul_(gradients, scale.to(gradients[0].device))
 
 
-def gradient_norms(gradients: list[Tensor]) -> list[float]:
-    """The Euclidean norm of each gradient."""
-    if not gradients:
-        return []
-    return [float(n) for n in torch.stack(list(torch._foreach_norm(gradients))).tolist()]
+def gradient_norms(gradients: list[Tensor]) -> Tensor:
+    """The Euclidean norm of each of n gradients, (n,), on their device."""
+    return torch.stack(list(torch._foreach_norm(gradients))) if gradients else torch.zeros(0)

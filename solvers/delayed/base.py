@@ -121,7 +121,7 @@ class DelayedProgram(Program):
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; the pipeline stays filled."""
         stats = PhaseStats()
-        with stats.timed(self.links.now):
+        with stats.timed(self.links):
             for _, batch in window.recorded():
                 self._rate = batch.learning_rate
                 losses = []

@@ -193,7 +193,7 @@ class PDASGDProgram(UnitProgram):
     def train(self, window: Window) -> PhaseStats:
         """One tick for each micro-batch; steps that come later stay under way."""
         stats = PhaseStats()
-        with stats.timed(self.links.now):
+        with stats.timed(self.links):
             if self.solver.any_order and self.block.count == 1:
                 self._train_in_any_order(window, stats)
             else:

@@ -87,7 +87,7 @@ class ExactPass(Program):
         `fill` computes local gradients in the gaps, and has a recorder of its own.
         """
         stats = PhaseStats()
-        with stats.timed(self.links.now):
+        with stats.timed(self.links):
             for rows, batch in window.recorded():
                 self.gradient(batch, rows, recorder, stats, fill)
                 if fill is None:
@@ -100,7 +100,7 @@ class ExactPass(Program):
     def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
         """Record an exact pass over the window; weights and statistics stay as they are."""
         stats = PhaseStats()
-        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+        with stats.timed(self.links), frozen_statistics(self.block.module):
             for rows, batch in window.recorded():
                 self.gradient(batch, rows, recorder, stats, steps=False)
                 self.block.module.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ class ExactPass(Program):
         """
         block, links = self.block, self.links
         stats, wire = PhaseStats(), Wire(self.solver.messages, self.solver.filter)
-        with stats.timed(links.now), torch.no_grad():
+        with stats.timed(links), torch.no_grad():
             for rows, batch in window.recorded():
                 if block.first:
                     lam = batch.images()
@@ -163,7 +163,7 @@ class ExactPass(Program):
                 run.backward()
             else:
                 assert fill is not None
-                with fill.watch.timing(self.links.now):
+                with fill.watch.timing(self.links):
                     fill.work(op)
         stats.samples += len(batch)
         stats.steps += 1

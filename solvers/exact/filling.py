@@ -16,8 +16,8 @@ from solvers.blocks.block import Block
 from solvers.blocks.buffers import frozen_statistics
 from solvers.blocks.clipping import clip_gradients, gradient_norms
 from solvers.exact.pipeline import FillStep, Gaps, Op
-from solvers.exact.stopwatch import Stopwatch
 from solvers.state import State, entries
+from solvers.stopwatch import Stopwatch
 from solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "

@@ -185,7 +185,7 @@ class AMPNetProgram(UnitProgram):
     def train(self, window: Window) -> PhaseStats:
         """The forward passes of the window's instances, and the backward passes due meanwhile."""
         stats = PhaseStats()
-        with stats.timed(self.links.now):
+        with stats.timed(self.links):
             paths, first = self._drawn_paths(), self._ticks
             for batch in window.batches:
                 self._roster.add_batch(batch, self.solver.num_micro_batches(len(batch)), paths)

@@ -107,7 +107,7 @@ class LocalUpdatesProgram(Program):
 
     def train(self, window: Window) -> PhaseStats:
         stats = PhaseStats()
-        with stats.timed(self.links.now):
+        with stats.timed(self.links):
             if not self._heads_made:
                 self._make_head(window.batches[0])
             for _, batch in window.recorded():

@@ -92,7 +92,7 @@ class AuxNetProgram(Program):
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window; losses, answers and residuals are the last sweep's."""
         stats = PhaseStats()
-        with stats.timed(self.links.now), frozen_statistics(self.block.module):
+        with stats.timed(self.links), frozen_statistics(self.block.module):
             for self._sweep in range(window.sweeps):
                 stats.losses, stats.correct, stats.squares, stats.exchanged = [], [], [], []
                 stats.samples, stats.seen = 0, []

@@ -157,7 +157,7 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
         before: list[float] = []
         links, carried = self.links, self.setup.carried
         self._carried = (False, False)
-        with total.timed(links.now), frozen_statistics(self.block.module):
+        with total.timed(links), frozen_statistics(self.block.module):
             if self.solver.moves(self.setup) and self.solver.beta_unit == "energy":
                 # that of lam's owner: if messages are rounded, the two sides measured differently
                 energies = [*links.agree(self._before.energy), 1.0]

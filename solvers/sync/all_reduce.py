@@ -14,7 +14,14 @@ from solvers.acting import Needs
 from solvers.state import State, entries
 from solvers.sync.base import Strategy, Sync, statistics
 from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import Reduction, left_over, packed, unpack
+from solvers.sync.reduction import (
+    Reduction,
+    counted_on_device,
+    left_over,
+    packed,
+    unpack,
+    used_anywhere,
+)
 
 BUCKET_BYTES = 1 << 18
 """Of gradients that travel together, at least."""
@@ -90,14 +97,13 @@ class AllReduced(Sync):
             self._send(kind, bucket)
         moved = statistics(self.block.module) if kind != "auxiliary" else []
         waiting = [p for bucket, _ in self._under_way for p in bucket]
-        used = torch.tensor([float(p.grad is not None) for p in waiting])
-        if waiting:
-            used = used.to(waiting[0].device)
-        vector = packed([*(m * self.share for m in moved), used])
+        used = [p.grad is not None for p in waiting]
+        counts = counted_on_device(used, waiting)
+        vector = packed([*(m * self.share for m in moved), counts])
         finish = self._statistics.start(vector) if len(vector) else lambda: vector
         sums = [end() for _, end in self._under_way]
-        unpack(finish(), [*moved, used])
-        of = iter(used.tolist())
+        unpack(finish(), [*moved, counts])
+        of = iter(used_anywhere(used, counts))
         for (bucket, _), total in zip(self._under_way, sums, strict=True):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             unpack(total, gradients)

@@ -12,7 +12,7 @@ from solvers.acting import Acts, Count, CountOrZero
 from solvers.state import Tensors
 from solvers.sync.base import Strategy
 from solvers.sync.local import AnchoredSync
-from solvers.sync.reduction import packed, unpack
+from solvers.sync.reduction import counted_on_device, packed, unpack, used_anywhere
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
@@ -82,10 +82,12 @@ class HPSGDSync(AnchoredSync):
                 group["weight_decay"] = 0.0
         self._sent: list[Tensor] = []
         """This replica's part of the round under way."""
+        self._sent_used = self._unused()
+        """Whether that part has a gradient of each weight."""
         self._sums: list[Tensor] = []
         """S_r; empty: nothing yet."""
         self._used = self._unused()
-        """Of each weight 1, if this round has a gradient of it."""
+        """Whether this round has a gradient of each weight."""
         self._started, self._rate = 0, 0.0
         self._moved = False
 
@@ -111,8 +113,9 @@ class HPSGDSync(AnchoredSync):
         weights = self.weights()
         gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
         self._rate = rate
-        used = [float(p.grad is not None) for p in weights]
-        self._used = self._used.maximum(self._used.new_tensor(used))
+        self._used = [
+            before or p.grad is not None for p, before in zip(weights, self._used, strict=True)
+        ]
         if self._sums:
             torch._foreach_add_(self._sums, gradients)
         else:
@@ -142,21 +145,26 @@ class HPSGDSync(AnchoredSync):
 
     def _start(self, count: int) -> None:
         self._started = count
-        self._sent, self._sums = [*self._sums, self._used], []
+        self._sent, self._sums = self._sums, []
+        self._sent_used = self._used
         self._used = self._unused()
         self._begin_sum()
 
     def _begin_sum(self) -> None:
-        self._finish_sum = self._mean.start(packed(self._sent))
+        counts = counted_on_device(self._sent_used, self.weights())
+        self._finish_sum = self._mean.start(packed([*self._sent, counts]))
 
     def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
         assert self._finish_sum is not None
-        total, used = [torch.empty_like(p) for p in self.weights()], self._unused()
-        unpack(self._finish_sum(), [*total, used])
+        total, mine = [torch.empty_like(p) for p in self.weights()], self._sent_used
+        counts = counted_on_device(mine, self.weights())
+        unpack(self._finish_sum(), [*total, counts])
         self._finish_sum, self._sent, self._moved = None, [], True
         self.return_to_anchor()
-        for p, gradient, times in zip(self.weights(), total, used.tolist(), strict=True):
+        for p, gradient, times in zip(
+            self.weights(), total, used_anywhere(mine, counts), strict=True
+        ):
             p.grad = gradient if times else None
 
     def _finish_round(self) -> None:
@@ -174,26 +182,24 @@ class HPSGDSync(AnchoredSync):
         found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}
         if self._finish_sum is not None:
             found |= {f"sent {i:05}": s for i, s in enumerate(self._sent)}
-        return found | {"started": torch.tensor(self._started), "used": self._used}
+            found["sent used"] = torch.tensor(self._sent_used)
+        return found | {"started": torch.tensor(self._started), "used": torch.tensor(self._used)}
 
-    def _unused(self) -> Tensor:
-        weights = self.weights()
-        return torch.zeros(len(weights), device=weights[0].device)
+    def _unused(self) -> list[bool]:
+        return [False] * len(self.weights())
 
     def load_under_way(self, saved: Tensors) -> None:
-        self._started, self._used = int(saved["started"]), saved["used"]
-        self._sums, self._sent = (
-            self._saved_tensors(saved, "sum "),
-            self._saved_tensors(saved, "sent "),
-        )
-        if self._sent:
+        self._started, self._used = int(saved["started"]), saved["used"].bool().tolist()
+        self._sums = self._saved_tensors(saved, "sum ")
+        if "sent used" in saved:
+            self._sent_used = saved["sent used"].tolist()
+            self._sent = self._saved_tensors(saved, "sent 0")
             self._begin_sum()
 
     def _saved_tensors(self, saved: Tensors, prefix: str) -> list[Tensor]:
         found = [saved[name] for name in sorted(saved) if name.startswith(prefix)]
         pairs = zip(self.weights(), found, strict=False)
-        made = [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
-        return [*made, *found[len(made) :]]
+        return [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
 
 
 HPSGD.program = HPSGDSync

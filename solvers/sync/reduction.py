@@ -108,6 +108,23 @@ def left_over(kind: MessageFormat, replicas: int) -> float:
     return 0.0 if kind == "float32" else 1 + 1 / replicas
 
 
+def counted_on_device(used: Sequence[bool], parameters: Sequence[Tensor]) -> Tensor:
+    """1 for each parameter that is used, else 0, on their device; no copy if all are used."""
+    device = parameters[0].device if parameters else None
+    if all(used):
+        return torch.ones(len(used), device=device)
+    return torch.tensor([float(flag) for flag in used]).to(device)
+
+
+def used_anywhere(used: Sequence[bool], counts: Tensor) -> Sequence[bool]:
+    """Whether some replica has used each parameter, from own use and the sum of all counts.
+
+    What this replica has used is used: the counts are read, which stops the host until a GPU has
+    them, only if it has left a parameter out.
+    """
+    return used if all(used) else [count > 0 for count in counts.tolist()]
+
+
 def packed(tensors: Sequence[Tensor]) -> Tensor:
     """One vector of all numbers, each tensor in the order of its memory, at least in float32."""
     dtype, parts = torch.float32, [memory(t) for t in tensors]
