@@ -46,6 +46,7 @@ ROOMS = (
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.named", "solvers.checks", "solvers.acting", "solvers.stopwatch"),
+    *("solvers.dispatch",),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

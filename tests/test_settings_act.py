@@ -31,7 +31,8 @@ from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
-from solvers import Backprop, registry
+from solvers import registry
+from solvers.exact.exact_pass import PassSettings
 
 MODES = [mode for modes in declared("MODES") for mode in modes]
 
@@ -128,9 +129,9 @@ def others(setting, mode):
 def _generic(setting, current, mode):
     section, _, key = setting.partition(".")
     if section in ("solver", "correction", *NAMED):
-        made = {each: NAMED[each][name] for each, name in names(mode).items()}
-        made["solver"] = registry.solver_class(mode.solver)
-        hint = get_type_hints(made.get(section, Backprop))[key]
+        made = {each: of[names(mode).get(each, of.default)] for each, of in NAMED.items()}
+        made |= {"solver": registry.solver_class(mode.solver), "correction": PassSettings}
+        hint = get_type_hints(made[section])[key]
     else:
         hint = get_type_hints(Config.model_fields[section].annotation)[key]
     choices = [x for h in (hint, *get_args(hint)) if get_origin(h) is Literal for x in get_args(h)]

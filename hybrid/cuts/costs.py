@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.models import Unit, mode
 from solvers.blocks.buffers import frozen_statistics
+from solvers.dispatch import DispatchMode
 from solvers.exact.pipeline import Cost
 from solvers.layers.depth import nothing_left_out, survival
 
@@ -171,14 +171,14 @@ def _backward(out: Any, p: Tensor | None = None) -> None:
         torch.autograd.backward(outputs, [torch.ones_like(x) if p is None else p for x in outputs])
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(DispatchMode):
     """Counts operations, and the bytes of the tensors that they read and write.
 
-    torch's own FlopCounterMode imports the compiler, which takes a second and 90 MB of every rank.
+    torch's own FlopCounterMode imports the compiler.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._flops = self._bytes = 0
 
     @property

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from solvers.dispatch import DispatchMode
 from solvers.layers.depth import Skippable, nothing_left_out, set_next_draw
 from solvers.layers.reversible import Reversible
 
@@ -19,14 +19,14 @@ Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""
 
 
-class _Drawing(TorchDispatchMode):
+class _Drawing(DispatchMode):
     """Random operations use a generator of this mode.
 
     Each thread has its own dispatch modes, so blocks on threads do not disturb each other.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seeds = seeds
         self.drew = False
         self._generators: dict[torch.device, torch.Generator] = {}

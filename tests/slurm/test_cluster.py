@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import Slurm
+from trainings import digests
 
 
 @pytest.mark.slow
@@ -42,7 +43,15 @@ def test_ranks_that_srun_starts_wait_for_the_last_before_their_first_message(slu
     assert float(waited["1"]) > 0.2
 
 
-def test_processes_that_do_not_find_each_other_say_so_once(slurm: Slurm) -> None:
+def test_ranks_of_srun_without_an_mpi_in_common_train_to_the_bits_of_threads(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    words = ["hybrid", "train", "--set", "split.replicas=2", "--set", "data.limit=64"]
+    words += ["--set", "train.epochs=1", "--set", "train.threads=1", "--batch-size", 32]
+    slurm(*words, "--blocks", 2, "--out", tmp_path / "threads", seconds=120)
+    srun = ("srun", "--mpi=none", "--nodes=4")
+    slurm(*srun, *words, "--out", tmp_path / "srun", seconds=120)
+    assert digests(tmp_path / "srun") == digests(tmp_path / "threads")
     with pytest.raises(RuntimeError) as failure:
-        slurm("srun", "--mpi=none", "--nodes=2", "hybrid", "doctor", seconds=120)
-    assert str(failure.value).count("started 2 ranks but MPI sees 1: use srun --mpi=pmix") == 1
+        slurm(*srun, *words, "--blocks", 3, "--out", tmp_path / "three", seconds=120)
+    assert str(failure.value).count("3 blocks x 2 replicas") == 1

