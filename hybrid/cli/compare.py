@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,6 +105,13 @@ def plan(
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,
     latency: Annotated[float | None, options.flag("latency")] = None,
+    device: Annotated[
+        Path | None,
+        typer.Option(help="TOML profile of a device, and of what joins several, to plan for."),
+    ] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="Time the units here, write that profile, and end.")
+    ] = None,
     set_: options.AnyOther = None,
 ) -> None:
     """Predict the speed of methods and grids by measuring on this machine, and recommend one."""
@@ -117,18 +125,34 @@ def plan(
     blocks = None if counts is None else options.numbers("--blocks", counts)
     totals = [] if ranks is None else options.numbers("--ranks", ranks)
     parts = options.numbers("--micro-batches", micro_batches)
+    if device is not None and measure is not None:
+        raise ValueError("--device reads a profile and --measure writes one: leave one out")
+    from hybrid.plan import measuring
     from hybrid.plan.advice import report
+    from hybrid.plan.device import Device
     from hybrid.runs import references
     from hybrid.settings.resolve import load
 
-    def table() -> str:
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
+
+    def lines() -> Iterator[str]:
         given = _settings(context)
         resolved = load(config, given)
         references.check_code_is_given(resolved, given)
         options.say_notices(resolved)
-        return report(resolved, blocks, totals, parts, lambda text: typer.echo(text, err=True))
+        if measure is not None:
+            yield measuring.write_profile(resolved, measure, say)
+            return
+        profile = None if device is None else Device.read(device)
+        if profile is not None and profile.network and (gigabits or latency) is not None:
+            raise ValueError(
+                f"{device} has a [network], and --gigabits and --latency tell of another: leave "
+                "one of the two out"
+            )
+        yield from report(resolved, blocks, totals, parts, say, profile)
 
-    options.first_says(table)
+    options.first_prints(lines)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -92,9 +92,15 @@ def now() -> str:
 
 def first_says(text: Callable[[], str]) -> None:
     """Rank 0 makes a text and prints it; if it raises, all ranks raise the same."""
+    first_prints(lambda: [text()])
+
+
+def first_prints(lines: Callable[[], Iterable[str]]) -> None:
+    """Rank 0 prints lines as it makes them; if that raises, all ranks raise the same."""
     with together():
         if launch.launched_rank() == 0:
-            typer.echo(text())
+            for line in lines():
+                typer.echo(line)
 
 
 def say_notices(config: Config) -> None:

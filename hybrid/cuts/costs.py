@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from statistics import median
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,15 @@ The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 withi
 core (docs/benchmarks/balance.py). A wrong value shifts the balance between layers that compute much
 and layers that move much memory.
 """
+
+
+class Moved(NamedTuple):
+    """What one operation does."""
+
+    flops: float
+    """Floating-point operations."""
+    num_bytes: float
+    """Read and written."""
 
 
 @contextmanager
@@ -52,11 +61,32 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     with _unchanged_model(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
             forward, backward = count_operations(module, x, i > 0)
-            often, n = _survival_rate(chain[i]), len(sample)
+            often, n = survival_rate(chain[i]), len(sample)
             costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():
                 x = module(x)
     return costs
+
+
+def count_moved(
+    model: nn.Module, chain: Sequence[Unit], sample: Tensor
+) -> list[tuple[list[Moved], list[Moved]]]:
+    """What each operation of every unit's forward and backward pass over `sample` does.
+
+    The model is not changed.
+    """
+    found = []
+    x = sample
+    with _unchanged_model(model):
+        for i, module in enumerate(make_single_unit_blocks(chain)):
+            with _Counter() as counter:
+                out = module(x.detach().requires_grad_(i > 0))
+                forward = counter.take()
+                _backward(out)
+            found.append((forward, counter.take()))
+            with torch.no_grad():
+                x = module(x)
+    return found
 
 
 @dataclass(frozen=True)
@@ -94,7 +124,7 @@ def measure_passes(
             len(turns) < 10 and perf_counter() - began < budget * len(samples)
         ):
             turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
-    often = [_survival_rate(unit) for unit in chain]
+    often = [survival_rate(unit) for unit in chain]
     found = []
     for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
         units = zip(*(costs for costs, _ in taken), strict=True)
@@ -122,7 +152,7 @@ def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
     return [merge_units(block[a:b]) for a, b in pairwise([*starts, len(block)])]
 
 
-def _survival_rate(unit: Unit) -> float:
+def survival_rate(unit: Unit) -> float:
     """The share of training passes in which a unit runs."""
     return prod(survival(part) for part in unit.parts.values())
 
@@ -179,21 +209,28 @@ class _Counter(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._flops = self._bytes = 0
+        self._moved: list[Moved] = []
 
     @property
     def operations(self) -> float:
         """Floating-point operations so far, and those that moving the bytes would be worth."""
-        return self._flops + OPERATIONS_A_BYTE * self._bytes
+        return sum(each.flops + OPERATIONS_A_BYTE * each.num_bytes for each in self._moved)
+
+    def take(self) -> list[Moved]:
+        """What operations have done since the last call."""
+        taken, self._moved = self._moved, []
+        return taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        flops = flop_registry.get(func.overloadpacket)
-        if flops is not None:
-            self._flops += flops(*args, **(kwargs or {}), out_val=out)
+        count = flop_registry.get(func.overloadpacket)
+        flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+        num_bytes = 0
         if not func.is_view:
             tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
-            self._bytes += sum(t.numel() * t.element_size() for t in tensors)
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        if flops or num_bytes:
+            self._moved.append(Moved(flops, num_bytes))
         return out
 
 

@@ -3,34 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import ceil, log2
 from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hybrid.links.base import Program, Start
+from hybrid.links.base import Program, Start, num_bytes
+from hybrid.links.network import Network
 from hybrid.links.shared_sum import SharedSum
 from hybrid.links.threads import Room, ThreadLinks, run_threads
-from hybrid.settings.config import LinkSettings
+from hybrid.ranks.grid import Arrangement
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Network:
-    """A connection of two ranks, which carries one message at a time in each direction."""
-
-    bytes_per_second: float = 10e9 / 8
-    latency_seconds: float = 10e-6
-
-    @classmethod
-    def asked(cls, links: LinkSettings) -> "Network":
-        """The network that the settings of [links] describe."""
-        rate = links.gigabits_per_second * 1e9 / 8
-        return cls(rate, links.latency_microseconds * 1e-6)
 
 
 class VirtualLinks(ThreadLinks):
@@ -39,7 +24,7 @@ class VirtualLinks(ThreadLinks):
         send      leaves = max(own clock, end of the last send) + bytes / bandwidth
         receive   own clock = max(own clock, leaves + latency)
         gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
-        sum       as a gather from its last vector on, and 2 (R-1)/R bytes / bandwidth
+        sum       from its last vector on as `Network.sum_seconds`
 
     To each neighbor, and to all peers together, a rank sends one message at a time.
 
@@ -48,6 +33,8 @@ class VirtualLinks(ThreadLinks):
     """
 
     name, clocked = "virtual", True
+    arrangement: Arrangement = "chain"
+    """Which ranks a launcher would number one after the other."""
     settings = frozenset({"gigabits_per_second", "latency_microseconds"})
 
     def __init__(
@@ -70,6 +57,11 @@ class VirtualLinks(ThreadLinks):
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
 
+    def count_nothing_here(self) -> None:
+        """Count no time of this machine from now on, but `work` and messages alone."""
+        self._timer = lambda: 0.0
+        self._begun = 0.0
+
     def work(self, seconds: float) -> None:
         """Count work that would be done elsewhere, and is not done here."""
         self._clock += seconds
@@ -82,11 +74,17 @@ class VirtualLinks(ThreadLinks):
     def _send(self, number: int, tensor: Tensor) -> None:
         if tensor.is_cuda:
             torch.cuda.synchronize()
-        seconds = tensor.numel() * tensor.element_size() / self._network.bytes_per_second
         way = number - self.place.number if self.place.in_chain(number) else 0
-        self._free[way] = max(self.now(), self._free[way]) + seconds
-        arrival = self._free[way] + self._network.latency_seconds
+        link = self._network.between(self._launched(self.place.number), self._launched(number))
+        self._free[way] = max(self.now(), self._free[way]) + link.seconds(num_bytes(tensor))
+        arrival = self._free[way] + link.latency_seconds
         self._room.queues[self.place.number, number].put((tensor, arrival))
+
+    def _launched(self, number: int) -> int:
+        """The number that the launcher gives the rank of a place."""
+        if self.arrangement == "chain":
+            return number
+        return number % self.size * self.place.replicas + number // self.size
 
     def _receive(self, number: int) -> Tensor:
         tensor: Tensor
@@ -102,18 +100,20 @@ class VirtualLinks(ThreadLinks):
     def _total(self, shared: SharedSum) -> Tensor:
         with self._paused():  # the vectors would be added up on their way, by all ranks together
             total, begun = shared.total()
-        network, replicas = self._network, self.place.replicas
-        travels = 2 * (replicas - 1) / replicas * total.numel() * total.element_size()
-        hops = 2 * ceil(log2(replicas)) * network.latency_seconds
-        self._free[0] = max(begun, self._free[0]) + travels / network.bytes_per_second
-        self._clock = max(self._clock, self._free[0] + hops)
+        self._summed(begun, num_bytes(total))
         return total
+
+    def _summed(self, begun: float, of_vector: int) -> None:
+        """Let the clock go on to the end of a sum that has begun when the last vector was there."""
+        R, P = self.place.replicas, self._network.peers_per_host(self.place, self.arrangement)
+        self._free[0] = max(begun, self._free[0]) + self._network.sum_seconds(of_vector, R, P)
+        self._clock = max(self._clock, self._free[0] + self._network.sum_latency(R, P))
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         with self._paused():
             everyone: list[tuple[T, float]] = super()._all_gather((value, self._clock), grid)
-        hops = 2 * ceil(log2(len(everyone)))
-        self._clock = max(clock for _, clock in everyone) + hops * self._network.latency_seconds
+        latest = max(clock for _, clock in everyone)
+        self._clock = latest + self._network.meeting_seconds(len(everyone))
         return [theirs for theirs, _ in everyone]
 
     @contextmanager

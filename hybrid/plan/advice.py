@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from shlex import quote
 from typing import Any
 
 from hybrid.bench.recipes import BASE
+from hybrid.errors import StoppedError
 from hybrid.links import Network
 from hybrid.method.checks import check_replicas
-from hybrid.plan.planner import Planner, Prediction, best
+from hybrid.plan.device import Device
+from hybrid.plan.planner import Planner
+from hybrid.plan.prediction import Prediction, best
 from hybrid.plan.subject import Say
-from hybrid.ranks.grid import Grid
+from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
@@ -29,11 +32,13 @@ def report(
     ranks: Sequence[int],
     micro_batches: Sequence[int],
     say: Say,
-) -> str:
-    """The table of all predictions, and the commands to take.
+    device: Device | None = None,
+) -> Iterator[str]:
+    """The rows of all predictions, each as soon as it is made, and then the commands to take.
 
     Of `counts` of blocks (None: of its cuts, or 2 and 4), on as many ranks for each replica of the
-    settings, or of every grid of so many `ranks`.
+    settings, or of every grid of so many `ranks`; of ranks like this machine, or of a device.
+    A plan that is interrupted gives the advice of its rows so far, and raises StoppedError.
     """
     cuts, R = settings.split.cuts, settings.split.replicas or 1
     _refuse(settings)
@@ -49,24 +54,49 @@ def report(
         check_replicas(build.build_options(settings))
     data, _ = build.load_data_sets(settings.data)
     network = Network.asked(settings.links)
-    planner = Planner(settings, build.build_network(settings, data), data, network, say)
+    if device is not None and device.network is not None:
+        network = device.network.network()
+    model = build.build_network(settings, data)
+    planner = Planner(settings, model, data, network, say, device)
     wanted += [grid for count in ranks for grid in planner.grids(count)]
-    found = planner.predictions(wanted, micro_batches, cuts)
+    predictions = planner.predicted(wanted, micro_batches, cuts)
+    found = [next(predictions)]
     alone = planner.on_one_rank(micro_batches)
+    at_best = _at_best(planner, alone, dict.fromkeys(grid.ranks for grid in wanted))
+    epoch, rate = len(data), alone[0].images_per_second
+    yield from _HEAD.format(samples=planner.subject.samples).splitlines()
+    yield from (row(p, epoch, rate) for p in alone)
+    yield from (data_parallel_row(n, each, epoch, rate) for n, each in at_best.items())
+    yield row(found[0], epoch, rate)
+    interrupted = False
+    try:
+        for p in predictions:
+            found.append(p)
+            yield row(p, epoch, rate)
+    except KeyboardInterrupt:
+        interrupted = True
+    for doubt in (*planner.doubts, *impossible_predictions(found)):
+        yield f"\n{doubt[0].upper()}{doubt[1:]}."
+    for total in dict.fromkeys(p.grid.ranks for p in found):
+        of_these = [p for p in found if p.grid.ranks == total]
+        yield "\n" + advice(of_these, alone[0], at_best, settings)
+    if interrupted:
+        rest = "the plan was interrupted: this is the best of the rows that it has"
+        yield f"\n{rest}"
+        raise StoppedError(rest)
+
+
+def _at_best(
+    planner: Planner, alone: Sequence[Prediction], totals: Iterable[int]
+) -> dict[int, float]:
+    """Number of ranks -> samples a second of data parallelism alone, where it can be."""
     (base,) = [p for p in alone if p.recipe == BASE]
-    totals = dict.fromkeys(p.grid.ranks for p in found)
-    at_best: dict[int, float] = {}
+    found: dict[int, float] = {}
     for n in totals:
         if 1 < n <= planner.size:
             with suppress(ValueError):  # a share of so few samples cannot be timed
-                at_best[n] = data_parallel(planner, base, n)
-    lines = [table([*alone, *found], at_best, len(data), planner.subject.samples)]
-    doubts = [*planner.doubts, *impossible_predictions(found)]
-    lines += [doubt[0].upper() + doubt[1:] + "." for doubt in doubts]
-    for total in totals:
-        of_these = [p for p in found if p.grid.ranks == total]
-        lines.append(advice(of_these, alone[0], at_best, settings))
-    return "\n\n".join(lines)
+                found[n] = data_parallel(planner, base, n)
+    return found
 
 
 def impossible_predictions(predictions: Sequence[Prediction]) -> Iterator[str]:
@@ -87,7 +117,7 @@ def _refuse(settings: Config) -> None:
 
 
 def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
-    """Samples a second of replicas that overlap a ring all-reduce with their backward passes.
+    """Samples a second of replicas that overlap one all-reduce with their backward passes.
 
     What a plain loop, `base`, does besides its passes (its optimizer's step), each replica does.
     """
@@ -98,41 +128,41 @@ def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
     costs = planner.subject.costs(whole, share)
     forward, backward = (share * sum(way) for way in zip(*costs, strict=True))
     trained = [p for p in planner.model.parameters() if p.requires_grad]
-    sent = 2 * (ranks - 1) / ranks * sum(p.nbytes for p in trained)
-    reduced = sent / network.bytes_per_second + 2 * (ranks - 1) * network.latency_seconds
+    P = network.peers_per_host(Place(replicas=ranks), "chain")
+    reduced = network.sum_seconds(sum(p.nbytes for p in trained), ranks, P)
+    reduced += network.sum_latency(ranks, P)
     return float(size / (rest + forward + max(backward, reduced)))
 
 
-def table(
-    predictions: Sequence[Prediction], replicas: Mapping[int, float], epoch: int, samples: str
-) -> str:
-    """Markdown: one row for each prediction, the fastest on one rank first.
+_HEAD = """\
+| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share \
+| KB sent / sample | memory a rank |
+|---|---|---|---|---|---|---|---|---|"""
 
-    An epoch has `epoch` samples, which are called `samples`.
+
+def row(p: Prediction, epoch: int, alone: float) -> str:
+    """A prediction's row of the table, in Markdown.
+
+    An epoch has `epoch` samples, of which the fastest way on one rank makes `alone` a second.
     """
-    lines = [
-        f"| blocks x replicas | | {samples}/s | epoch | speed-up | by progress | idle share "
-        f"| KB sent / {samples[:-1]} | memory a rank |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    alone = predictions[0].images_per_second
-    for p in predictions:
-        idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
-        worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
-        shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
-        lines.append(
-            f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
-            f"| {epoch / p.images_per_second:.1f} s "
-            f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
-            f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
-        )
-    for ranks, rate in replicas.items():
-        gain = f"{rate / alone:.2f}"
-        lines.append(
-            f"| {ranks} replicas | torch DistributedDataParallel | {rate:.0f} "
-            f"| {epoch / rate:.1f} s | {gain} | {gain} | | | |"
-        )
-    return "\n".join(lines)
+    idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
+    worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
+    shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
+    return (
+        f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
+        f"| {epoch / p.images_per_second:.3g} s "
+        f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
+        f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
+    )
+
+
+def data_parallel_row(ranks: int, rate: float, epoch: int, alone: float) -> str:
+    """That of data parallelism alone, by `data_parallel`."""
+    gain = f"{rate / alone:.2f}"
+    return (
+        f"| 1 x {ranks} | torch DistributedDataParallel | {rate:.0f} | {epoch / rate:.3g} s "
+        f"| {gain} | {gain} | | | |"
+    )
 
 
 def advice(

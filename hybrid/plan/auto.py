@@ -13,7 +13,8 @@ from hybrid.bench.measure import meet
 from hybrid.links import Network
 from hybrid.method.checks import check_replicas
 from hybrid.plan.advice import advice_to_stay, impossible_predictions, verdict
-from hybrid.plan.planner import Planner, best
+from hybrid.plan.planner import Planner
+from hybrid.plan.prediction import best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid

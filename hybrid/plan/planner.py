@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
 
@@ -20,7 +20,10 @@ from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.optimizers import optimizer as optimizers
+from hybrid.plan.device import Device
 from hybrid.plan.memory import Memory
+from hybrid.plan.prediction import Prediction, best
+from hybrid.plan.representative import run_representative
 from hybrid.plan.standin import clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
@@ -33,12 +36,6 @@ from solvers.base import Shape
 from solvers.exact.pipeline import Gaps, fit_gaps
 from solvers.exact.wire import Wire, WireFormat
 from solvers.sync.base import Strategy
-
-FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
-"""Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.
-
-Measured with tuned learning rates: docs/benchmarks/auxiliary/sweeps.md.
-"""
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
 NARROWER = 1.05
@@ -53,55 +50,6 @@ Narrow = Callable[[Recipe, Any], Recipe | None]
 """(recipe, number format) -> the same with such messages; None: it has them, or no choice."""
 
 
-@dataclass
-class Prediction:
-    """One recipe on one grid. Lists are per rank, of memory per block."""
-
-    blocks: int
-    recipe: Recipe
-    cuts: list[str]
-    images_per_second: float
-    local_share: float
-    """Images of local steps over images of exact steps."""
-    idle_share: list[float]
-    bytes_per_image: float
-    memory_bytes: list[int]
-    batch_size: int
-    """Of a replica's share."""
-    replicas: int = 1
-    speed_up: float = 0.0
-    """Over the fastest way to train on one rank."""
-
-    @property
-    def grid(self) -> Grid:
-        """K x R."""
-        return Grid(self.blocks, self.replicas)
-
-    @property
-    def progress(self) -> float | None:
-        """Images a second, weighted by what a step is worth; None where that is not measured."""
-        known = self.recipe.sync.exact or self.replicas == 1
-        return (self.worth or None) if known else None
-
-    @property
-    def impossible(self) -> bool:
-        """Whether it is predicted to gain more than there are ranks."""
-        return round(self.speed_up, 2) > self.grid.ranks
-
-    @property
-    def worth(self) -> float:
-        """The progress if replicas always agreed; 0 where it is not measured."""
-        own = self.recipe.solver.progress(self.blocks, self.batch_size)
-        if self.recipe.solver.alternates:
-            own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
-        return (own or 0.0) * self.images_per_second
-
-
-def best(predictions: Sequence[Prediction]) -> Prediction:
-    """The prediction of most progress a second, or, where none is known, of most worth."""
-    return max(predictions, key=lambda p: (p.progress or 0.0, p.worth))
-
-
 class Planner:
     """Predicts from the measured time of every unit: the rest runs, on virtual links."""
 
@@ -112,8 +60,11 @@ class Planner:
         data: Data,
         network: Network,
         say: Say = lambda text: None,
+        device: Device | None = None,
     ) -> None:
+        """`device` is that of every rank; None: one like this machine."""
         self.settings, self.network, self._say = settings, network, say
+        self.device = device
         self.threads = settings.train.threads or 1
         launch.keep_memory()
         torch.set_num_threads(self.threads)
@@ -126,7 +77,7 @@ class Planner:
         self._problems: dict[tuple[object, ...], Problem] = {}
         self.refused: list[str] = []
         """Why recipes were left out."""
-        self.subject = Subject(settings, model, data, say)
+        self.subject = Subject(settings, model, data, say, device)
         self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = optimizers.count_copies(settings.optimizer) + (settings.train.ema > 0)
@@ -147,21 +98,27 @@ class Planner:
 
         ValueError if the settings leave no recipe on any of them.
         """
+        return list(self.predicted(wanted, micro_batches, cuts))
+
+    def predicted(
+        self, wanted: Sequence[Grid], micro_batches: Sequence[int], cuts: Sequence[str] = ()
+    ) -> Iterator[Prediction]:
+        """The same, each as soon as it is made."""
         for grid in wanted:
             self._check(grid)
-        made: list[Prediction] = []
+        some = False
         for grid in wanted:
             try:
-                made += self._on(grid, micro_batches, cuts)
+                for made in self._on(grid, micro_batches, cuts):
+                    some, base = True, self.on_one_rank(micro_batches)[0]
+                    yield replace(made, speed_up=made.images_per_second / base.images_per_second)
             except ValueError as error:  # it cannot be cut in this way, or timed
                 if len(wanted) == 1:
                     raise
                 self.refused.append(str(error))
                 self._say(f"{grid} is left out: {error}")
-        if not made:
+        if not some:
             raise ValueError(self.refused[0])
-        base = self.on_one_rank(micro_batches)[0]
-        return [replace(p, speed_up=p.images_per_second / base.images_per_second) for p in made]
 
     def on_one_rank(self, micro_batches: Sequence[int]) -> list[Prediction]:
         """The ways to train on one rank, the fastest first: undivided, and accumulating over m."""
@@ -199,7 +156,7 @@ class Planner:
 
     def _on(
         self, grid: Grid, micro_batches: Sequence[int], cuts: Sequence[str]
-    ) -> list[Prediction]:
+    ) -> Iterator[Prediction]:
         """On one grid: all recipes, and the best of each solver with narrower messages."""
         K, R = grid
         share = share_size(self.size, 0, R)
@@ -213,36 +170,48 @@ class Planner:
             for recipe in recipes:
                 self._say(f"{grid}: {recipe.name}")
                 try:
-                    yield self.predict(blocks, recipe, replicas=R)
-                except ValueError as error:  # it cannot train, or be timed
+                    yield self._fitting(self.predict(blocks, recipe, replicas=R))
+                except ValueError as error:  # it cannot train, or be timed, or has no room
                     self.refused.append(str(error))
                     self._say(f"{grid}: {recipe.name} is left out: {error}")
 
-        def narrower(own: Prediction, narrow: Narrow) -> list[Prediction]:
+        def narrower(own: Prediction, narrow: Narrow) -> Iterator[Prediction]:
             """With messages of fewer bits, as long as each format gains `NARROWER` times."""
-            found = [own]
             for number_format in NARROW:
-                recipe = narrow(found[-1].recipe, number_format)
+                recipe = narrow(own.recipe, number_format)
                 if recipe is None:
                     continue
                 self._say(f"{grid}: {recipe.name}")
                 with suppress(ValueError):  # what cannot have such messages keeps wider ones
-                    tried = self.predict(blocks, recipe, replicas=R)
-                    if (tried.progress or 0.0) < NARROWER * (found[-1].progress or 0.0):
+                    tried = self._fitting(self.predict(blocks, recipe, replicas=R))
+                    if (tried.progress or 0.0) < NARROWER * (own.progress or 0.0):
                         break
-                    found.append(tried)
-            return found[1:]
+                    own = tried
+                    yield own
 
-        made = list(possible(self._recipes(grid, fitting, asked)))
+        made = []
+        for each in possible(self._recipes(grid, fitting, asked)):
+            made.append(each)
+            yield each
         known = [p for p in made if p.progress is not None and grid.ranks > 1]
         for name in dict.fromkeys(p.recipe.solver.name for p in known):
             own = best([p for p in known if p.recipe.solver.name == name])
             if K > 1:
-                made += (found := narrower(own, Recipe.narrowed))
-                own = [own, *found][-1]
+                for narrow in narrower(own, Recipe.narrowed):
+                    own = narrow
+                    yield own
             if R > 1:
-                made += narrower(own, Recipe.narrowed_between)
-            made += possible(own.recipe.kept_by(sync) for sync in others)
+                yield from narrower(own, Recipe.narrowed_between)
+            yield from possible(own.recipe.kept_by(sync) for sync in others)
+
+    def _fitting(self, made: Prediction) -> Prediction:
+        """The same; ValueError if it needs more memory than the device has."""
+        limit = None if self.device is None else self.device.memory_gb
+        if limit is not None and (most := max(made.memory_bytes) / 1e9) > limit:
+            raise ValueError(
+                f"{made.recipe.name} on {made.grid} needs {most:.3g} GB a rank, and the device has "
+                f"{limit:g}: take more blocks, a smaller --batch-size, or recompute"
+            )
         return made
 
     def _recipes(self, grid: Grid, micro_batches: Sequence[int], asked: Strategy) -> list[Recipe]:
@@ -316,6 +285,8 @@ class Planner:
             row = MethodContender(timed, links)
             assert isinstance(links, VirtualLinks)
             clocked(row.block.module, links)
+            if self.device is not None:
+                _count_steps(row, links, self.device)
             row.train(still_batches(self.data, size, warm_up, CPU))
             found = _timed(row, links, batches)
             if not recipe.delayed:
@@ -325,7 +296,13 @@ class Planner:
             longer = _timed(row, links, batches * 4)
             return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
-        ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
+        # replicas that only let time pass do all the same: one of them is enough
+        one = replicas > 1 and not real
+        if one:
+            network, arrangement = self.network, method.arrangement
+            ranks = run_representative(len(blocks), program, network, replicas, arrangement)
+        else:
+            ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
         swept = setup.sweeps if setup.window else 0
         gaps = method.gaps
@@ -337,7 +314,7 @@ class Planner:
             images / elapsed,
             float(local),
             [max(0.0, r["waited"]) / elapsed for r in ranks],
-            sum(r["sent"] for r in ranks) / images,
+            sum(r["sent"] for r in ranks) * (replicas if one else 1) / images,
             self.memory(blocks, recipe, replicas),
             share,
             replicas,
@@ -374,6 +351,18 @@ def _timed_by(method: Method, blocks: Blocks) -> Method:
     problem = replace(method.problem, blocks=blocks, drawing=drawing)
     train = method.options.train.model_copy(update={"compile": False})
     return replace(method, problem=problem, options=replace(method.options, train=train))
+
+
+def _count_steps(row: MethodContender, links: VirtualLinks, device: Device) -> None:
+    """Let the clock count the device's time, of passes and of steps, and none of this machine."""
+    links.count_nothing_here()
+
+    def stepped(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        weights = (p for group in optimizer.param_groups for p in group["params"])
+        links.work(device.step_seconds(sum(p.nbytes for p in weights if p.grad is not None)))
+
+    for optimizer in {id(o): o for o in row.block.optimizers.values()}.values():
+        optimizer.register_step_post_hook(stepped)
 
 
 def _timed(row: MethodContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:

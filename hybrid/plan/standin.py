@@ -46,7 +46,6 @@ class StandIn(nn.Module):
         """How its outputs are packed; for the network's last unit, if they are not one tensor."""
         self.links: VirtualLinks | None = None
         """The links whose clock counts the passes; None: no clock."""
-        self._blanks: dict[Shape, Tensor] = {}
 
     def forward(self, x: Tensor) -> Any:
         out: Tensor = _Pass.apply(self, x, *self.weights)  # type: ignore[no-untyped-call]
@@ -58,14 +57,8 @@ class StandIn(nn.Module):
             self.links.work(samples * float(np.interp(samples, self.sizes, self.seconds[way])))
 
     def blank(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        """Zeros, which must not be written to."""
-        if shape not in self._blanks:
-            zeros = torch.zeros(shape, dtype=dtype)
-            channels_last = zeros.dim() == 4
-            self._blanks[shape] = (
-                zeros.to(memory_format=torch.channels_last) if channels_last else zeros
-            )
-        return self._blanks[shape].detach()
+        """Zeros, all of them in one place of memory, which must not be written to."""
+        return torch.zeros((), dtype=dtype).expand(shape)
 
 
 class _Pass(torch.autograd.Function):

@@ -20,6 +20,7 @@ from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
 from hybrid.method.blocks import placed
 from hybrid.models import Chain, Unit, mode
+from hybrid.plan.device import Device
 from hybrid.plan.standin import stand_in
 from hybrid.settings.config import Config
 from solvers.exact.pipeline import Cost
@@ -42,8 +43,11 @@ class Subject:
         network: nn.Module | list[tuple[str, nn.Module]],
         data: Data,
         say: Say = lambda text: None,
+        device: Device | None = None,
+        on: torch.device = CPU,
     ) -> None:
-        self.network, self.data, self._say = network, data, say
+        """`device` is the one whose times are wanted; None: those of this machine's `on`."""
+        self.network, self.data, self._say, self._device = network, data, say, device
         self._sample = data.sample(SAMPLES)[0]
         self._balance, self._inside = settings.split.balance, settings.split.inside
         self.by_units = isinstance(network, Chain) and not self._inside
@@ -51,7 +55,9 @@ class Subject:
         self._cut: dict[tuple[object, ...], Blocks] = {}
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
         whole = self._split(1)
-        self.model = placed(whole.model, CPU)
+        self.model, self._on = placed(whole.model, on), on
+        if device is not None:
+            device.check([unit.name for unit in whole.units], self.by_units)
         self.most = len(whole.units)
         """The number of its units, as long as no more blocks are asked for."""
         self.times: dict[tuple[str, ...], dict[int, list[Cost]]] = {}
@@ -106,11 +112,13 @@ class Subject:
         new = [n for n in dict.fromkeys((self._size, *sizes)) if n not in known]
         if not new:
             return
-        self._say(f"measuring passes over {', '.join(map(str, new))} {self.samples}")
+        if self._device is None:
+            self._say(f"measuring passes over {', '.join(map(str, new))} {self.samples}")
+        timed = measure_passes if self._device is None else self._device.passes
         turns = list(dict.fromkeys((self._size, *new)))
         try:
             rows = [self._rows(blocks, n) for n in turns]
-            whole, *others = measure_passes(blocks.model, blocks.units, rows)
+            whole, *others = timed(blocks.model, blocks.units, rows)
         except (ValueError, RuntimeError) as error:  # whatever a user's module raises
             if len(new) > 1:  # which of them?
                 for n in new:
@@ -155,7 +163,7 @@ class Subject:
         def repeated(x: Tensor) -> Any:
             return x[torch.arange(count) % len(x)]
 
-        x = blocks.pack_inputs(tree_map(repeated, self._sample))
+        x = blocks.pack_inputs(tree_map(repeated, self._sample)).to(self._on)
         return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 

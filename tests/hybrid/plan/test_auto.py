@@ -8,7 +8,7 @@ from answers import output, refusal
 
 from hybrid.links import Network
 from hybrid.plan import auto
-from hybrid.plan.planner import best
+from hybrid.plan.prediction import best
 from hybrid.settings.resolve import load
 from solvers import registry
 

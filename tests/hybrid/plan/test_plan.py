@@ -16,6 +16,7 @@ from hybrid.models import build as build_model
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
+from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.config import RoundSettings
@@ -215,7 +216,7 @@ def test_the_command_prints_a_table_with_the_solvers_rows_and_what_to_run(hybrid
 def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     made = planner()
     found = made.predictions([Grid(2)], [2])
-    words = advice.command(plan.best(found), made.settings).replace("'", "").split()[3:]
+    words = advice.command(best(found), made.settings).replace("'", "").split()[3:]
     extra = ["--data", "digits", "--epochs", "1", "--batch-size", "64", "--out", str(tmp_path)]
     assert words[0] == "hybrid"
     output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))
@@ -238,5 +239,5 @@ def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
 def test_a_slow_link_is_advised_messages_in_fewer_bits():
     for rate, slow in ((1e12, False), (1e6, True)):
         made = planner(Network(bytes_per_second=rate))
-        best = plan.best(made.predictions([Grid(2)], [4]))
-        assert ("messages=int8" in best.recipe.flags()) == slow
+        found = best(made.predictions([Grid(2)], [4]))
+        assert ("messages=int8" in found.recipe.flags()) == slow

@@ -1,0 +1,126 @@
+"""Predictions of published measurements: torchgpipe's ResNet-101 on 1 to 8 Tesla P40.
+
+    python docs/benchmarks/published.py
+
+The measurements are those of torchgpipe's benchmarks/resnet101-speed (version 0.0.5; batch sizes
+and numbers of micro-batches as there; GPipe, recomputation for all micro-batches but the last). The
+profile is the card's data sheet at 60 % of its peak of operations and 80 % of its bandwidth, chosen
+before the first run and not fitted; the speed-ups hardly depend on them. Blocks are balanced by
+predicted time, theirs by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hybrid.cuts.balance import balance_starts
+from hybrid.cuts.partition import split
+from hybrid.plan.device import Device, Roofline
+from solvers.exact.pipeline import Cost, pass_times
+
+PEAK_FLOPS, PEAK_BYTES, COMPUTES, MOVES = 11.76e12, 346e9, 0.6, 0.8
+P40 = Device(
+    name="Tesla P40",
+    memory_gb=24,
+    roofline=Roofline(
+        flops_per_second=COMPUTES * PEAK_FLOPS,
+        bytes_per_second=MOVES * PEAK_BYTES,
+        seconds_per_operation=5e-6,
+    ),
+)
+PCIE = 10e9
+"""Bytes a second of PCIe 3.0 x16 between two cards."""
+MEASURED = {
+    "baseline": (1, 118, 1, 95.862),
+    "pipeline-1": (1, 220, 2, 81.796),
+    "pipeline-2": (2, 25_000, 1667, 135.539),
+    "pipeline-4": (4, 5632, 256, 265.958),
+    "pipeline-8": (8, 5400, 150, 411.662),
+}
+"""Blocks, batch size, micro-batches, samples a second."""
+
+
+class Bottleneck(nn.Module):
+    """ResNet's residual block of three convolutions (He et al., 1512.03385, Fig. 5)."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = 4 * width
+        self.branch = nn.Sequential(
+            *(nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            *(nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after)),
+        )
+        conv = nn.Conv2d(before, after, 1, stride, bias=False)
+        same = before == after and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Sequential(conv, nn.BatchNorm2d(after))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
+        return out
+
+
+def resnet101() -> list[tuple[str, nn.Module]]:
+    """Its residual blocks as units."""
+    stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    units: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1)))]
+    before = 64
+    for stage, (width, count) in enumerate([(64, 3), (128, 4), (256, 23), (512, 3)]):
+        for i in range(count):
+            stride = 2 if i == 0 and stage > 0 else 1
+            units.append((f"layer{stage + 1}_{i}", Bottleneck(before, width, stride)))
+            before = 4 * width
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+    return [*units, ("head", head)]
+
+
+def main() -> None:
+    network, x = resnet101(), torch.randn(2, 3, 224, 224)
+    whole = split(network, 1)
+    sizes = {name: round(n / m) for name, (_, n, m, _) in MEASURED.items()}
+    shapes, value = [], x
+    with torch.no_grad():
+        for _, module in network:
+            value = module(value)
+            shapes.append(value[0].numel() * 4)
+    rows = []
+    for name, (K, n, m, measured) in MEASURED.items():
+        each = P40.passes(whole.model, whole.units, [x[:1].expand(sizes[name], -1, -1, -1)])[
+            0
+        ].costs
+        again = (m - 1) / m if m > 1 else 0.0  # the share of micro-batches that go forward twice
+        costs = [Cost(c.forward, c.backward + again * c.forward) for c in each]
+        starts = balance_starts([sum(cost) for cost in costs], K)
+        ends = [*starts[1:], len(costs)]
+        blocks = [
+            Cost(*(sum(way) for way in zip(*costs[a:b], strict=True)))
+            for a, b in zip(starts, ends, strict=True)
+        ]
+        transfers = [shapes[end - 1] / PCIE for end in ends[:-1]]
+        step = sum(
+            P40.step_seconds(sum(p.nbytes for p in module.parameters())) for _, module in network
+        )
+        seconds = pass_times(blocks, n, m, transfers).period + step / K
+        predicted = n / seconds
+        rows.append({"row": name, "measured": measured, "predicted": round(predicted, 1)})
+    first = rows[0]
+    print("| | measured | predicted | error | speed-up measured | predicted | error |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        real, ours = (float(str(row[k])) for k in ("measured", "predicted"))
+        gains = [float(str(row[k])) / float(str(first[k])) for k in ("measured", "predicted")]
+        print(
+            f"| {row['row']} | {real:.1f} | {ours:.1f} | {ours / real - 1:+.0%} | {gains[0]:.2f} "
+            f"| {gains[1]:.2f} | {gains[1] / gains[0] - 1:+.0%} |"
+        )
+    Path(__file__).with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What joins ranks: its rate and latency between hosts, and within one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from hybrid.ranks.grid import Arrangement, Place
+from hybrid.settings.config import LinkSettings
+
+
+@dataclass(frozen=True)
+class Network:
+    """A connection of two ranks, which carries one message at a time in each direction."""
+
+    bytes_per_second: float = 10e9 / 8
+    """Between hosts; every rank has as much, whatever its host's other ranks send."""
+    latency_seconds: float = 10e-6
+    within: Network | None = None
+    """Between ranks of one host; None: as between hosts."""
+    ranks_per_host: int = 1
+    """Ranks that the launcher numbers one after the other and starts on one host."""
+
+    @classmethod
+    def asked(cls, links: LinkSettings) -> Network:
+        """The network that the settings of [links] describe."""
+        rate = links.gigabits_per_second * 1e9 / 8
+        return cls(rate, links.latency_microseconds * 1e-6)
+
+    def between(self, number: int, other: int) -> Network:
+        """What joins two of the launcher's ranks."""
+        together = number // self.ranks_per_host == other // self.ranks_per_host
+        return self.within if together and self.within is not None else self
+
+    def seconds(self, num_bytes: float) -> float:
+        """That bytes take to leave."""
+        return num_bytes / self.bytes_per_second
+
+    def meeting_seconds(self, ranks: int) -> float:
+        """That a value of each of so many ranks takes to reach all: 2 latency ceil(log2 n)."""
+        return 2 * ceil(log2(ranks)) * self.latency_seconds
+
+    def peers_per_host(self, place: Place, arrangement: Arrangement) -> int:
+        """P, owners of the same block on one host, which divides their number R."""
+        R, ranks = place.replicas, self.ranks_per_host if self.within is not None else 1
+        most = ranks if arrangement == "peers" else ranks // place.blocks
+        return max(P for P in range(1, min(max(most, 1), R) + 1) if R % P == 0)
+
+    def sum_seconds(self, num_bytes: float, replicas: int, per_host: int = 1) -> float:
+        """That the sum of a vector of each of R replicas travels, of which P are on every host.
+
+            T = 2 (P-1)/P B / within + 2 (Q-1)/Q (B/P) / between,   Q = R / P
+
+        A host's peers reduce and scatter the vector, each sums its part with those of the other
+        hosts, and all gather the parts: NCCL's and MPI's hierarchical all-reduce.
+        """
+        P, Q = per_host, replicas // per_host
+        inside = (self.within or self).seconds(2 * (P - 1) / P * num_bytes)
+        return inside + self.seconds(2 * (Q - 1) / Q * num_bytes / P)
+
+    def sum_latency(self, replicas: int, per_host: int = 1) -> float:
+        """That passes besides."""
+        P, Q = per_host, replicas // per_host
+        return (self.within or self).meeting_seconds(P) + self.meeting_seconds(Q)
+
+    def exchange_seconds(self, num_bytes: float, replicas: int, per_host: int = 1) -> float:
+        """That a rank's bytes for R - 1 peers take to leave, of which P - 1 are on its host."""
+        near = (per_host - 1) / max(1, replicas - 1) * num_bytes
+        return (self.within or self).seconds(near) + self.seconds(num_bytes - near)

@@ -1,0 +1,196 @@
+"""Plans for a device that this machine does not have, on clocks that count nothing of this one."""
+
+import json
+
+import pytest
+import torch
+from answers import assert_one_line, output, refusal
+from planners import planner as planner_of
+from torch import nn
+
+from hybrid.bench.recipes import BASE, Recipe
+from hybrid.errors import StoppedError
+from hybrid.links import Network, run_virtual
+from hybrid.models import Unit
+from hybrid.plan import advice
+from hybrid.plan import planner as plan
+from hybrid.plan.device import Device, Roofline
+from hybrid.plan.planner import Planner
+from hybrid.ranks.grid import Grid, Place
+from hybrid.runs import build
+from hybrid.settings.resolve import load
+from solvers import DDG, AugmentedLagrangian, Backprop
+from solvers.sync.diloco import DiLoCo
+
+ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
+DEVICE = Device(roofline=Roofline(**ROOF))
+HOSTS = Network(1e6, 1e-3, Network(1e8, 1e-5), 4)
+
+
+def planner(network=HOSTS, device=DEVICE, **settings):
+    given = {"data.name": "digits", "data.limit": 64, "train.batch_size": 32, "train.threads": 1}
+    resolved = load(None, {**given, **settings})
+    images, _ = build.load_images(resolved.data)
+    return Planner(resolved, build.build_model(resolved, images), images, network, device=device)
+
+
+def test_a_roofline_takes_the_longer_of_computing_and_moving_and_an_overhead_for_each_operation():
+    n, a, b = 6, 64, 128
+    layer = nn.Linear(a, b, bias=False)
+    chain = [Unit("layer", {"layer": layer})]
+    x, flops, moved = torch.randn(1, a), 2 * n * a * b, 4 * (n * a + a * b + n * b)
+    for roof, forward in (
+        (Roofline(flops_per_second=1e9, bytes_per_second=1e15), flops / 1e9),
+        (Roofline(flops_per_second=1e15, bytes_per_second=1e9), moved / 1e9),
+        (Roofline(flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0), 1.0),
+    ):
+        (found,) = Device(roofline=roof).passes(layer, chain, [x.expand(n, a)])
+        assert found.costs[0].forward * n == pytest.approx(forward, rel=0.01)
+
+
+def test_peers_of_one_host_are_those_the_launcher_numbers_side_by_side():
+    """8 ranks a host: of 4 blocks, a chain fits twice; peers of one block fill it."""
+    network = Network(1.0, 1.0, Network(2.0, 0.0), 8)
+    place = Place(blocks=4, replicas=16)
+    assert network.peers_per_host(place, "chain") == 2
+    assert network.peers_per_host(place, "peers") == 8
+    assert network.peers_per_host(Place(blocks=16, replicas=4), "chain") == 1
+    assert Network(1.0, 1.0).peers_per_host(place, "peers") == 1
+
+
+def test_a_sum_over_hosts_is_a_ring_where_each_has_one_peer_and_sends_a_part_where_it_has_more():
+    network = Network(10.0, 0.5, Network(100.0, 0.25), 4)
+    assert network.sum_seconds(80, 8) == 2 * 7 / 8 * 80 / 10
+    assert network.sum_latency(8) == 2 * 3 * 0.5
+    assert network.sum_seconds(80, 8, 4) == 2 * 3 / 4 * 80 / 100 + 2 * 1 / 2 * 20 / 10
+    assert network.sum_latency(8, 4) == 2 * 2 * 0.25 + 2 * 1 * 0.5
+
+
+EXACT = Recipe("exact", Backprop(micro_batches=2))
+OF_ONE_BLOCK = [EXACT, Recipe("diloco", Backprop(), sync=DiLoCo(steps=2, lag=1))]
+OF_TWO = [*OF_ONE_BLOCK, Recipe("ddg", DDG(2)), Recipe("sweeps", AugmentedLagrangian())]
+
+
+@pytest.mark.parametrize(
+    ("grid", "recipe"),
+    [
+        *((Grid(1, R), recipe) for R in (4, 16) for recipe in OF_ONE_BLOCK),
+        *((Grid(2, 4), recipe) for recipe in OF_TWO),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_one_replica_stands_for_all(grid, recipe, monkeypatch):
+    """All replicas on clocks of their own take as long; a message's place in a row is all between.
+
+    Messages of a few peers go one by one, to all of them in the same order.
+    """
+    network = Network(1e8, 1e-5)
+    made = planner(network)
+    blocks = made.blocks(grid.blocks, 8)
+    one = made.predict(blocks, recipe, replicas=grid.replicas)
+
+    def all_of_them(blocks, program, network, replicas, arrangement):
+        return run_virtual(blocks, program, network, 1, replicas)[:blocks]
+
+    monkeypatch.setattr(plan, "run_representative", all_of_them)
+    every = made.predict(blocks, recipe, replicas=grid.replicas)
+    assert one.images_per_second == pytest.approx(every.images_per_second, rel=0.05)
+    assert one.bytes_per_image == pytest.approx(every.bytes_per_image, rel=0.02)
+
+
+def test_a_plan_for_a_device_counts_no_time_of_this_machine():
+    rates = [
+        made.predict(made.blocks(2, 8), Recipe("m=2", Backprop(micro_batches=2)), replicas=2)
+        for made in (planner(), planner())
+    ]
+    assert rates[0].images_per_second == rates[1].images_per_second
+
+
+def test_ranks_of_one_host_talk_faster_than_hosts_do():
+    near, far = (
+        planner(Network(1e6, 1e-3, within, 2)).predict(
+            planner().blocks(2, 8), Recipe("m=2", Backprop(micro_batches=2))
+        )
+        for within in (Network(1e9, 1e-6), None)
+    )
+    assert near.images_per_second > 2 * far.images_per_second
+
+
+def test_a_device_of_little_memory_rules_out_what_does_not_fit():
+    needs = planner().memory(planner().blocks(1, 32), BASE)[0] / 1e9
+    found = planner(device=Device(roofline=DEVICE.roofline, memory_gb=0.9 * needs))
+    made = found.predictions([Grid(1), Grid(4)], [4])
+    assert max(max(p.memory_bytes) for p in made) < 0.9 * needs * 1e9
+    assert "backprop, m=1 on 1 block needs" in found.refused[0]
+    tiny = planner(device=Device(roofline=DEVICE.roofline, memory_gb=1e-6))
+    assert "the device has 1e-06" in refusal(tiny.predictions, [Grid(2)], [4])
+
+
+def test_a_thousand_ranks_cost_the_plan_one_chain():
+    made = planner(**{"train.batch_size": 1024, "data.limit": 1024})
+    found = [made.predict(made.blocks(2, 8), EXACT, replicas=R) for R in (8, 512)]
+    assert len(found[1].idle_share) == 2
+    # 64 times the ranks, each with a 64th of the work, and the same sums to wait for
+    assert 1 < found[1].images_per_second / found[0].images_per_second < 64
+
+
+def test_an_interrupted_plan_advises_by_the_rows_that_it_has(monkeypatch):
+    made = planner_of()
+    rows = made.predictions([Grid(2)], [2])
+
+    def some(*given):
+        yield from rows[:2]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Planner, "predicted", some)
+    said = []
+    with pytest.raises(StoppedError):
+        said.extend(_kept(advice.report(made.settings, [2], [], [2], lambda text: None), said))
+    assert any("mpirun -n 2 hybrid train" in line for line in said)
+    assert "interrupted" in said[-1]
+
+
+def _kept(lines, said):
+    for line in lines:
+        said.append(line)
+    return []
+
+
+WORDS = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=64 --blocks 2"
+
+
+def test_what_is_measured_here_is_planned_with_elsewhere(hybrid, tmp_path):
+    words, profile = (*WORDS.split(), "--set", "train.threads=1"), tmp_path / "here.toml"
+    assert "5 units over 2, 4, 8, 16, 32" in output(hybrid(*words, "--measure", profile))
+    made = Device.read(profile)
+    made.memory_gb, made.network = 16.0, None
+    made.write(profile)
+    first, second = (output(hybrid(*words, "--device", profile)) for _ in range(2))
+    assert first == second, "nothing is measured any more"
+    assert "| 1 x 2 | torch DistributedDataParallel |" in first
+    other = hybrid(*words, "--device", profile, "--model", "resnet14")
+    assert_one_line(other, "measured of the 5 units of resnet8, not of this network's 8")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, "one of the tables [roofline] and [measured]"),
+        ({"roofline": {**ROOF, "flops": 1}}, "roofline.flops is 1; extra inputs"),
+        ({"roofline": {**ROOF, "bytes_per_second": 0}}, "bytes_per_second is 0"),
+        ({"roofline": ROOF, "network": {"ranks_per_host": 0}}, "network.ranks_per_host is 0"),
+    ],
+)
+def test_a_wrong_profile_gets_one_line(hybrid, tmp_path, table, said):
+    profile = tmp_path / "device.toml"
+    profile.write_text(
+        "\n".join(f"{k} = {json.dumps(v).replace(':', ' =')}" for k, v in table.items())
+    )
+    assert_one_line(hybrid(*WORDS.split(), "--device", profile), str(profile), said)
+
+
+def test_a_network_is_given_once(hybrid, tmp_path):
+    profile = tmp_path / "device.toml"
+    profile.write_text("roofline = {flops_per_second = 1e9, bytes_per_second = 1e9}\n[network]\n")
+    answer = hybrid(*WORDS.split(), "--device", profile, "--gigabits", 1)
+    assert_one_line(answer, "has a [network]", "--gigabits")
