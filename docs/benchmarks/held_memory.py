@@ -78,7 +78,8 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             for batch in batches:
                 program.train(Window([batch]))
-                if isinstance(solver, (FeaturesReplay, Petra)):
+                again = getattr(solver, "recompute", False)
+                if again or isinstance(solver, (FeaturesReplay, Petra)):
                     # the graphs of the others hold what they keep
                     flights = [t for f in program._flights for t in (f.lam, *f.stash.values())]
                     kept.queues = sum(

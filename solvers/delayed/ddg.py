@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from solvers.base import GraphBytes, program_of
-from solvers.delayed.base import Delayed, DelayedProgram, tensor_bytes
+from solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
 from solvers.delayed.flights import Flight
 from solvers.delayed.stash import Stash
 from solvers.exact.micro_batches import MicroBatch
@@ -28,10 +29,15 @@ class DDG(Delayed):
 
     `Delayed` with d_k = K-1-k; the gradient of a micro-batch is taken at the weights that its
     forward pass used. Block k keeps d_k graphs, and ceil(d_k / m) versions of its weights beside
-    the newest, each shared by the micro-batches that used it.
+    the newest, each shared by the micro-batches that used it. With `recompute` it keeps d_k inputs
+    and one graph, which it makes again at that version before the backward pass, with the same bits
+    (Chen et al., arXiv 1604.06174).
     """
 
     name: ClassVar[str] = "ddg"
+
+    recompute: Annotated[bool, SEVERAL_BLOCKS] = False
+    """Keep only block inputs, and run forward again before backward: less memory, same bits."""
 
     def progress(self, count: int, size: int) -> float | None:
         steps = self.delay(0, count) / self.num_micro_batches(size)
@@ -43,14 +49,18 @@ class DDG(Delayed):
     def held_bytes(
         self, module: nn.Module, lam: Tensor, index: int, count: int, graph: GraphBytes
     ) -> int:
-        graphs = (self.delay(index, count) + 1) * graph(module, self.first_part(lam))
-        older = self.versions(index, count, len(lam))
-        return graphs + older * tensor_bytes(module.parameters())
+        x, d = self.first_part(lam), self.delay(index, count)
+        older = self.versions(index, count, len(lam)) * tensor_bytes(module.parameters())
+        if self.recompute:
+            return graph(module, x) + d * tensor_bytes([x]) + older
+        return (d + 1) * graph(module, x) + older
 
 
 @program_of(DDG)
 class StashingProgram(DelayedProgram):
     """Keeps every flight's graph, over the version of the weights that its forward pass used."""
+
+    solver: DDG
 
     def begin(self) -> None:
         super().begin()
@@ -59,9 +69,12 @@ class StashingProgram(DelayedProgram):
 
     def _forward(self, lam: Tensor, part: MicroBatch) -> Flight:
         flight = Flight(part, self._leaf(lam), weights=self._stash.newest_version())
-        with self._stash.forward_pass(flight.buffers):
+        kept = torch.set_grad_enabled(not self.solver.recompute)
+        with kept, self._stash.forward_pass(flight.buffers):
             out = self._compute(flight)
         self._send_output(out.detach())
+        if self.solver.recompute:
+            flight.out = None
         return flight
 
     def _compute(self, flight: Flight) -> Tensor:
@@ -73,18 +86,24 @@ class StashingProgram(DelayedProgram):
         assert flight.weights is not None
         flight.lam = self._leaf(flight.lam)
         with self._stash.repeated_pass(flight.weights, flight.buffers):
-            self._compute(flight)
+            if not self.solver.recompute:
+                self._compute(flight)
         return flight
 
+    def _recompute(self, flight: Flight) -> Tensor:
+        assert flight.weights is not None
+        with self._stash.repeated_pass(flight.weights, flight.buffers):
+            return self._compute(flight)
+
     def _backward(self, flight: Flight) -> None:
-        assert flight.out is not None
+        out = self._recompute(flight) if flight.out is None else flight.out
         assert flight.lam is not None
         assert flight.weights is not None
-        p_out = self._receive_adjoint(flight.part, flight.out.dtype)
+        p_out = self._receive_adjoint(flight.part, out.dtype)
         # the mini-batch's sum of gradients moves to this version and back
         for name, parameter in self._stash.parameters.items():
             flight.weights[name].grad, parameter.grad = parameter.grad, None
-        self.block.backward(flight.out, p_out, key=flight.part.key)
+        self.block.backward(out, p_out, key=flight.part.key)
         for name, parameter in self._stash.parameters.items():
             parameter.grad, flight.weights[name].grad = flight.weights[name].grad, None
         self._stash.release(flight.weights, flight.buffers)

@@ -15,6 +15,7 @@ from solvers.state import State, entries
 from solvers.sync.base import Strategy, Sync, statistics
 from solvers.sync.messages import MessageFormat
 from solvers.sync.reduction import (
+    ENGINE_BUCKET_BYTES,
     Reduction,
     counted_on_device,
     left_over,
@@ -24,7 +25,7 @@ from solvers.sync.reduction import (
 )
 
 BUCKET_BYTES = 1 << 18
-"""Of gradients that travel together, at least."""
+"""Of gradients that travel together in the replicas' order, at least."""
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose overflows would stay in what rounding leaves for the "
@@ -117,9 +118,7 @@ class AllReduced(Sync):
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         if name not in self._gradients:
-            self._gradients[name] = Reduction(
-                self.peers, self.strategy.messages, self.strategy.order
-            )
+            self._gradients[name] = self._reduction()
         self._under_way.append((bucket, self._gradients[name].start(packed(gradients))))
 
     def _reduction(self) -> Reduction:
@@ -130,11 +129,11 @@ class AllReduced(Sync):
         place = {p: i for i, p in enumerate(self.block.module.parameters())}
         forwards = sorted(self.block.stepping(kind), key=lambda p: place.get(p, len(place)))
         buckets: list[list[nn.Parameter]] = []
-        room = 0
+        least, room = ENGINE_BUCKET_BYTES if self._statistics.by_engine else BUCKET_BYTES, 0
         for p in reversed(forwards):
             if room <= 0:
                 buckets.append([])
-                room = BUCKET_BYTES
+                room = least
             buckets[-1].append(p)
             room -= p.numel() * max(p.element_size(), torch.float32.itemsize)
         return buckets
@@ -150,9 +149,7 @@ class AllReduced(Sync):
 
     def load_state(self, state: State) -> None:
         for name in {key.partition("/")[0] for key in state.flight}:
-            self._gradients[name] = Reduction(
-                self.peers, self.strategy.messages, self.strategy.order
-            )
+            self._gradients[name] = self._reduction()
             self._gradients[name].load_state(entries(state.flight, f"{name}/"))
 
 

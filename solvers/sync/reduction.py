@@ -15,8 +15,8 @@ from solvers.sync.messages import Feedback, MessageFormat, decode
 
 BUCKET_BYTES = 1 << 20
 """Of a bucket: its sum travels while the next one is on its way."""
-ENGINE_BUCKET_BYTES = 1 << 23
-"""Of a bucket that the links' engine sums."""
+ENGINE_BUCKET_BYTES = 1 << 20
+"""Of a bucket that the links' engine sums; less and more are slower (docs/benchmarks/sums.py)."""
 FEW_REPLICAS = 8
 """Up to which sums are in the order of the replicas, unless another is asked for."""
 

@@ -49,6 +49,7 @@ RECIPES = {
     "auxnet": "rounds.window=4 solver.lam_step=0.1",
     "ddg": "",
     "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
+    "ddg, recompute": "solver.recompute=true",
     "ddg, corrected": "optimizer.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"
     " solver.micro_batches=1",
     "features-replay": "",

@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "backprop": {"solver": Backprop(micro_batches=1)},
     "backprop, in parts and again": {"solver": Backprop(micro_batches=2, recompute=True)},
     "ddg": {"solver": DDG()},
+    "ddg, again": {"solver": DDG(recompute=True)},
     "features-replay": {"solver": FeaturesReplay()},
     "petra": {"solver": Petra()},
     "ampnet": {"solver": AMPNet(micro_batches=2)},

@@ -150,8 +150,11 @@ def test_memory_counts_weights_graphs_and_stores():
 
 @pytest.mark.parametrize(
     "solver",
-    [DDG(1), FDG(1), DDG(4), FDG(4), FeaturesReplay(2), Petra(2), PDASGD(2), LocalUpdates()],
-    ids=lambda solver: f"{solver.name} {getattr(solver, 'micro_batches', '')}",
+    [
+        *(DDG(1), FDG(1), DDG(4), FDG(4), FDG(4, recompute=True), FeaturesReplay(2), Petra(2)),
+        *(PDASGD(2), LocalUpdates()),
+    ],
+    ids=str,
 )
 def test_the_memory_of_what_is_under_way_is_what_a_run_holds(solver):
     name = "revnet8" if isinstance(solver, Petra) else "resnet8"

@@ -170,6 +170,24 @@ def test_micro_batches_that_met_the_same_weights_share_one_version(name, m, monk
     assert most == [solver.versions(k, 4, 8) for k in range(4)]
 
 
+@pytest.mark.parametrize("name", ["ddg", "fdg"])
+def test_a_graph_that_is_made_again_has_the_same_bits_and_is_kept_by_no_flight(name, monkeypatch):
+    backward, graphs = StashingProgram._backward, []
+
+    def watched(self, flight):
+        graphs.append(sum(f.out is not None for f in self._flights))
+        backward(self, flight)
+
+    monkeypatch.setattr(StashingProgram, "_backward", watched)
+    solver = replace(METHODS[name], micro_batches=4)
+    expected = trained(made(4, 8, batches=5), solver)
+    assert max(graphs) > 0
+    graphs.clear()
+    found = trained(made(4, 8, batches=5), replace(solver, recompute=True))
+    assert max(graphs) == 0
+    assert_same(found, expected)
+
+
 def test_messages_in_fewer_bits_arrive_and_are_counted():
     sent = {}
     for messages in ("float32", "bfloat16", "int8"):
