@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hybrid import Trainer, data, models, split
+from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from solvers import DDG, AugmentedLagrangian, Backprop, Solver
 from solvers.exact.exact_pass import PassSettings
@@ -74,7 +75,7 @@ def timelines() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, (solver, settings, steps) in TIMELINES.items():
             done = run(Path(folder) / name, solver, 12, **settings)
-            events = json.loads((done / "trace.json").read_text())["traceEvents"]
+            events = traces.spans(done)
             save(bars_of([e for e in events if e["ph"] == "X"], steps), f"timeline-{name}")
 
 

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hybrid.folder import checkpoint
+from hybrid.folder import checkpoint, traces
 from hybrid.folder.board import Board
 from hybrid.folder.files import (
     check_file,
@@ -25,14 +25,12 @@ from hybrid.folder.origin import origin
 from hybrid.reading import read_lines, read_whole
 
 MOST_BYTES = 1 << 26
-"""The largest summary or trace that is read."""
-_MOST_SPANS = 100_000
-"""The most spans of earlier runs that a trace keeps."""
+"""The largest summary that is read."""
 _FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
 
 
 class RunFolder:
-    """Settings, starts, metrics, summary and trace, each in a file; `checkpoints/`, `events/`."""
+    """Settings, starts, metrics and summary, each a file; `checkpoints/`, `events/`, `traces/`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +77,7 @@ class RunFolder:
             return None
         aside = free_name(self.path / "without-checkpoint")
         aside.mkdir()
-        for name in (*_FILES, "checkpoints", "events", "report"):
+        for name in (*_FILES, "checkpoints", "events", traces.FOLDER, "report"):
             if os.path.lexists(self.path / name):
                 move(self.path / name, aside / name)
         return aside
@@ -118,7 +116,7 @@ class RunFolder:
     def _check_places(self) -> None:
         for name in _FILES:
             check_file(self.path / name)
-        for folder in (self.checkpoints, self.events):
+        for folder in (self.checkpoints, self.events, self.path / traces.FOLDER):
             check_folder(folder)
             for inside in folder.iterdir() if folder.exists() else ():
                 check_link(inside)
@@ -171,15 +169,13 @@ class RunFolder:
             self._board = None
         return notice
 
-    def close(self, summary: Mapping[str, Any] | None, trace: list[dict[str, Any]]) -> None:
-        """Write the trace and, if the run has succeeded, the summary.
+    def close(self, summary: Mapping[str, Any] | None) -> None:
+        """End the run's files and, if it has succeeded, write the summary.
 
         The summary marks the end of the run, so it is written last: if the disk is full before, a
         resumed run only has to repeat this.
         """
         self.check_owner()
-        spans = [*self._earlier_spans(), *trace]
-        write_atomically(self.path / "trace.json", json.dumps({"traceEvents": spans}))
         self._metrics.close()
         if self._board is not None:
             self._board.close()
@@ -188,11 +184,6 @@ class RunFolder:
                 self.path / "metrics.jsonl", "".join(_course(self._lines("metrics.jsonl")))
             )
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-    def _earlier_spans(self) -> list[Any]:
-        """The spans before the run was resumed; none if the trace cannot be read."""
-        found = (self._read("trace.json") or {}).get("traceEvents")
-        return found if isinstance(found, list) and len(found) < _MOST_SPANS else []
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """The object in a file; None where it cannot be read."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from hybrid.data import Dataset
 from hybrid.errors import one_line
-from hybrid.folder import checkpoint
+from hybrid.folder import checkpoint, traces
 from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.models import NAME, Chain
@@ -46,6 +46,7 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     cannot be read, and for missing test images, which only a factorized model needs.
     """
     other = command_of(run)
+    traces.join(run)
     content = other[1].content(run) if other else _content(read(run), data_dir)
     return _written(content, run / "report" / "index.html")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from socket import gethostname
 from time import monotonic
 from typing import Any, NamedTuple
 
-from hybrid.folder import checkpoint
+from hybrid.folder import checkpoint, traces
 from hybrid.folder.runfolder import RunFolder
 from hybrid.folder.writer import Files, Share, Writer
 from hybrid.links import RankLinks
@@ -150,13 +150,22 @@ class SharedFolder:
             self._announce_checkpoints(self._writer)
 
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
-        """Write summary and trace; without a summary, after a failure, only if that is possible."""
+        """Write all ranks' traces, then the summary.
+
+        Without a summary, after a failure, each rank writes what it can and waits for no other.
+        """
         if self.path is None:
             return
-        everyone = self.links.everyone(trace.events)
-        with self.links.agreement() if summary else suppress(OSError, ValueError):
+        with self._ending(summary):
             if self._first:
-                self._folder.close(summary, [event for rank in everyone for event in rank])
+                self._folder.check_owner()
+            traces.write(self.path, self.links.place.number, trace.events)
+        with self._ending(summary):
+            if self._first:
+                self._folder.close(summary)
+
+    def _ending(self, summary: dict[str, Any] | None) -> AbstractContextManager[None]:
+        return self.links.agreement() if summary else suppress(OSError, ValueError)
 
     def _announce_checkpoints(self, writer: Writer) -> None:
         while writer.made:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.cuts.blocks import SAMPLES
-from hybrid.folder import checkpoint
+from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from solvers import Backprop, Solver
 
@@ -82,7 +82,7 @@ def weights(run: Path) -> dict[str, Tensor]:
 
 def spans(run: Path) -> Counter[str]:
     """Phases of the first block, from the trace."""
-    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    events = traces.spans(run)
     names = ("serial", "observe", "propagate", "parallel")
     return Counter(e["name"] for e in events if e["pid"] == 0 and e["name"] in names)
 

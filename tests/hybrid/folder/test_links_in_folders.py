@@ -36,7 +36,7 @@ def assert_refused(answer, link):
 
 
 FILES = ["config.toml", "metrics.jsonl", "summary.json", "trace.json"]
-FOLDERS = ["checkpoints", "events"]
+FOLDERS = ["checkpoints", "events", "traces"]
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS, "checkpoints/.00000002.partial"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybrid.folder import traces
 from hybrid.folder.runfolder import RunFolder
 
 
@@ -21,7 +22,7 @@ def test_metrics_after_the_resumed_step_are_dropped_and_a_torn_last_line_too(tmp
     folder = RunFolder(tmp_path)
     folder.open("# settings\n", from_step=2)
     folder.metric({"step": 3, "epoch": 0, "phase": "serial", "loss": 0.25})
-    folder.close(None, [])
+    folder.close(None)
     assert lines(metrics) == [1, 2, 3]
     assert json.loads(metrics.read_text().splitlines()[-1])["loss"] == 0.25
 
@@ -29,10 +30,21 @@ def test_metrics_after_the_resumed_step_are_dropped_and_a_torn_last_line_too(tmp
 def test_a_run_that_did_not_end_well_has_no_summary(tmp_path) -> None:
     folder = RunFolder(tmp_path)
     folder.open("# settings\n", from_step=0)
-    folder.close(None, [{"name": "serial"}])
+    folder.close(None)
     assert not (tmp_path / "summary.json").exists()
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert trace == {"traceEvents": [{"name": "serial"}]}
+
+
+def test_every_rank_writes_its_spans_after_earlier_ones_and_a_join_has_all(tmp_path) -> None:
+    first, second, third = ({"name": name, "pid": 0} for name in ("serial", "parallel", "test"))
+    other = {"name": "serial", "pid": 10}
+    assert not traces.join(tmp_path)
+    traces.write(tmp_path, 10, [other])
+    traces.write(tmp_path, 0, [first, second])
+    traces.write(tmp_path, 0, [third])  # resumed, on fewer ranks
+    (tmp_path / "traces" / "3.json").write_text('{"traceEvents": [')  # cut off
+    assert traces.join(tmp_path)
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert found == {"traceEvents": [first, second, third, other]}
 
 
 def test_a_metric_is_on_disk_at_once_with_its_words(tmp_path) -> None:
@@ -41,7 +53,7 @@ def test_a_metric_is_on_disk_at_once_with_its_words(tmp_path) -> None:
     told = {"step": 1, "epoch": 0, "phase": "parallel", "residual": [0.1], "notices": ["so"]}
     folder.metric(told)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == told
-    folder.close(None, [])
+    folder.close(None)
 
 
 def test_starting_where_a_run_is_says_what_to_do(tmp_path) -> None:

@@ -1,11 +1,11 @@
 """A trace tells of passes, steps, waits and messages, in every mode, and stays small."""
 
-import json
 from collections import Counter
 
 import pytest
 from trainings import digits, trained_weights, trainer
 
+from hybrid.folder.traces import spans
 from hybrid.ranks.grid import Place
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
@@ -34,7 +34,7 @@ ALTERNATE = ("augmented-lagrangian", "block-admm")
 
 
 def events(run):
-    return json.loads((run / "trace.json").read_text())["traceEvents"]
+    return spans(run)
 
 
 @pytest.mark.parametrize("name", MODES)

@@ -9,7 +9,7 @@ import trainings
 
 from hybrid import split
 from hybrid.errors import AgreedError
-from hybrid.folder import runfolder
+from hybrid.folder import runfolder, traces
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
 from solvers import Backprop, Penalty
@@ -56,7 +56,7 @@ def test_a_disk_that_fills_at_the_end_leaves_a_run_that_a_resume_completes(
 
     def full(path, content):
         # metrics.jsonl is written at the start, too
-        if path.name == last and (last != "metrics.jsonl" or (run / "trace.json").exists()):
+        if path.name == last and (last != "metrics.jsonl" or (run / "traces").exists()):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, content)
 
@@ -67,12 +67,12 @@ def test_a_disk_that_fills_at_the_end_leaves_a_run_that_a_resume_completes(
     found = trainer(run, resume=True).fit(*digits)
     assert found["test_accuracy"] == expected["test_accuracy"]
     assert json.loads((run / "summary.json").read_text())["epochs"] == 1
-    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert traces.spans(run)
 
 
 def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
     def serial_spans():
-        spans = json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"]
+        spans = traces.spans(tmp_path / "run")
         return sum(span["name"] == "serial" for span in spans)
 
     trainer(tmp_path / "run").fit(*digits)

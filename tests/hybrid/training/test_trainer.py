@@ -1,6 +1,5 @@
 """The promises of a run: what it reports, what it refuses, and its settings of numerics."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from trainings import BATCH, digits, lines, network, refused, summary, trainer
 
 from hybrid import split
+from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings, OptimizerSettings
 from solvers import FDG, AugmentedLagrangian, Backprop
 from solvers.exact.exact_pass import PassSettings
@@ -53,7 +53,7 @@ def test_the_summary_has_what_scripts_depend_on(few, tmp_path):
     scalars += " images_per_second serial_seconds parallel_seconds"
     assert all(key in found for key in scalars.split())
     assert all(0 <= share <= 1 for share in found["idle_share"])
-    events = json.loads((run / "trace.json").read_text())["traceEvents"]
+    events = traces.spans(run)
     assert {event["pid"] for event in events} == {0, 1, 2, 3}
     assert list((run / "events").iterdir())
 
@@ -64,7 +64,7 @@ def test_local_steps_in_gaps_are_counted_and_timed_on_each_rank_through_a_resume
     found = trainer(AugmentedLagrangian(), tmp_path, 3, **settings).fit(*few, epochs=1)
     # the first of five passes has no records to work on
     assert found["gap_steps"] == [4, 8, 0]
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = traces.spans(tmp_path)
     for rank, seconds in enumerate(found["gap_seconds"]):
         own = [e["dur"] for e in events if e["pid"] == rank and e["name"] == "local step"]
         assert len(own) == found["gap_steps"][rank]
