@@ -52,11 +52,16 @@ def test_what_cannot_run_here_is_left_out_with_what_it_needs(
     monkeypatch.setitem(
         made.__globals__, "find_spec", lambda name: None if name in missing else found(name)
     )
+    monkeypatch.setitem(made.__globals__, "cards", lambda: 2)
     steps = made(tmp_path)
     assert [step.name for step in steps] == [
-        *("tests", "kernels", "training", "four ranks on one card")
+        *("tests", "kernels", "training"),
+        *("two ranks joined by NCCL", "four ranks on one card"),
     ]
     assert {step.name: step.missing for step in steps if step.missing} == left_out
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert made(tmp_path)[-1].missing.startswith("mpirun")
+    monkeypatch.setitem(made.__globals__, "cards", lambda: 1)
+    *_, joined, last = made(tmp_path)
+    assert last.missing.startswith("mpirun")
+    assert joined.missing.startswith("two GPUs")

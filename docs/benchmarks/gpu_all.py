@@ -52,6 +52,15 @@ def steps(out: Path) -> list[Step]:
             [python, str(programs / "gpu_training.py"), "--out", str(out / "gpu_training.json")],
         ),
         Step(
+            "two ranks joined by NCCL",
+            [
+                *(python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+                *("-m", "hybrid", "train", "--model", "resnet20", "--data", "synthetic"),
+                *("--solver", "ddg", "--epochs", "1", "--out", str(out / "nccl")),
+            ],
+            "" if cards() > 1 else "two GPUs, because NCCL joins no two ranks of one",
+        ),
+        Step(
             "four ranks on one card",
             [*four, "--rows", "backprop,window", "--out", str(out / "gpu_ranks")],
             "" if mpirun and not lacking("mpi4py") else "mpirun, and mpi4py for the same MPI",
@@ -62,6 +71,13 @@ def steps(out: Path) -> list[Step]:
 def lacking(*packages: str) -> str:
     """Those that are not installed."""
     return " and ".join(name for name in packages if find_spec(name) is None)
+
+
+def cards() -> int:
+    """The number of GPUs that torch sees."""
+    import torch
+
+    return int(torch.cuda.device_count())
 
 
 def card() -> str:

@@ -136,14 +136,14 @@ class Writer:
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole; all ranks call it."""
         start = perf_counter()
-        while True:
-            if self._thread is not None:
-                self._thread.join(_POLL_SECONDS)
-            everyone = self.links.everyone(self.share)
-            self.hear(everyone)
-            if all(share.state == "idle" for share in everyone):
-                break
+        if self._number:
+            self._join()
+        # rank 0 hears that the others have written, and completes it
+        everyone = self.links.everyone(self.share)
+        self.hear(everyone)
         self._join()
+        if any(share.state != "idle" for share in everyone):
+            self.hear(self.links.everyone(self.share))
         self.blocked_seconds += perf_counter() - start
 
     def _others(self) -> list[Share]:

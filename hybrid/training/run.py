@@ -376,6 +376,7 @@ class Run:
         mine = share_of_rank(self.totals, self.block, self.options.train.graphs, blocked)
         results: dict[str, Any] = {
             "kernels": self.kernels,
+            "links": self.links.name,
             "tested": self.tested,
             "residual": self.residual,
             "returns_to_serial": self.rounds.returns,
