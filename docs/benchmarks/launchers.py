@@ -58,7 +58,7 @@ def main() -> None:
                 rates = found.setdefault(f"{model}, {row}", {way: [] for way in ways})
                 for way, (start, checkout) in ways.items():
                     rates[way].append(rate(start, checkout, model, words, images))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+                Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     print("| | " + " | ".join(ways) + " |\n|---" + "|---" * len(ways) + "|")
     for name, rates in found.items():
         shown = (f"{median(each):.0f} ({min(each):.0f}-{max(each):.0f})" for each in rates.values())

@@ -269,6 +269,8 @@ class Planner:
         method = self.method(blocks, recipe, replicas)
         setup = method.of_replica(Place(replicas=replicas)).setup
         size, share = self.size, setup.batch_size
+        if self.device is not None:  # whose steps all take the same time
+            steps = min(steps, 2)
         steps = setup.window or steps
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
