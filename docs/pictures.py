@@ -22,8 +22,8 @@ from matplotlib.patches import Patch
 from hybrid import Trainer, data, models, split
 from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from solvers import DDG, AugmentedLagrangian, Backprop, Solver
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 DOCS = Path(__file__).parent
 SITE, RAW = DOCS / "site", DOCS / "benchmarks"

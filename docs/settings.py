@@ -10,7 +10,7 @@ from typing import Any
 from hybrid.settings.config import Config
 from hybrid.settings.explaining import declaring
 from hybrid.settings.methods import NAMED, known_settings, values
-from solvers import acting, registry
+from hybrid.solvers import acting, registry
 
 PAGE = Path(__file__).parent / "settings.md"
 HEAD = """# Settings

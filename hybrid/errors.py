@@ -12,7 +12,7 @@ from typing import TextIO
 MOST_CHARACTERS = 1200
 STOPPED = 75
 """The exit status after a request to stop: unfinished, to be resumed (EX_TEMPFAIL)."""
-_OWN = {"hybrid", "solvers"}
+_OWN = {"hybrid"}
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
 

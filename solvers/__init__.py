@@ -1,29 +1,33 @@
-"""The algorithms; each is the program of one rank, written against `Links`."""
+"""The algorithms; each is the program of one rank, written against `Links`.
+
+The package is `hybrid.solvers`. `solvers` is a short name for it wherever no other folder or
+package is called so: both names lead to the same modules.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from solvers import registry
+from hybrid.solvers import registry
 
 if TYPE_CHECKING:
-    from solvers.base import Links, Program, Recorder, Setup, Solver
-    from solvers.blocks.block import Block
-    from solvers.delayed.ddg import DDG
-    from solvers.delayed.fdg import FDG
-    from solvers.delayed.features_replay import FeaturesReplay
-    from solvers.delayed.pd_asgd import PDASGD
-    from solvers.delayed.petra import Petra
-    from solvers.exact.backprop import Backprop
-    from solvers.instances.ampnet import AMPNet
-    from solvers.local.local_updates import LocalUpdates
-    from solvers.splitting.augmented_lagrangian import AugmentedLagrangian
-    from solvers.splitting.auxnet import AuxNet
-    from solvers.splitting.block_admm import BlockADMM
-    from solvers.splitting.penalty import Penalty
-    from solvers.state import State
-    from solvers.windows import Batch, PhaseStats, Record, Window
+    from hybrid.solvers.base import Links, Program, Recorder, Setup, Solver
+    from hybrid.solvers.blocks.block import Block
+    from hybrid.solvers.delayed.ddg import DDG
+    from hybrid.solvers.delayed.fdg import FDG
+    from hybrid.solvers.delayed.features_replay import FeaturesReplay
+    from hybrid.solvers.delayed.pd_asgd import PDASGD
+    from hybrid.solvers.delayed.petra import Petra
+    from hybrid.solvers.exact.backprop import Backprop
+    from hybrid.solvers.instances.ampnet import AMPNet
+    from hybrid.solvers.local.local_updates import LocalUpdates
+    from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangian
+    from hybrid.solvers.splitting.auxnet import AuxNet
+    from hybrid.solvers.splitting.block_admm import BlockADMM
+    from hybrid.solvers.splitting.penalty import Penalty
+    from hybrid.solvers.state import State
+    from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
 
 __all__ = [
     "DDG",
@@ -52,14 +56,20 @@ __all__ = [
 ]
 
 _HOMES = {place.partition(":")[2]: place.partition(":")[0] for place in registry.OWN.values()} | {
-    "Block": "solvers.blocks.block",
-    "State": "solvers.state",
-    **dict.fromkeys(("Batch", "PhaseStats", "Record", "Window"), "solvers.windows"),
+    "Block": "hybrid.solvers.blocks.block",
+    "State": "hybrid.solvers.state",
+    **dict.fromkeys(("Batch", "PhaseStats", "Record", "Window"), "hybrid.solvers.windows"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name at its first use, so that a look at the names need not import torch."""
     if name not in __all__ and name not in _HOMES:
-        raise AttributeError(f"module 'solvers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "solvers.base")), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "hybrid.solvers.base")), name)
+
+
+if __name__ == "solvers":
+    from hybrid.solvers.short_name import add_short_name
+
+    add_short_name("solvers", "hybrid.solvers")

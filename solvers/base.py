@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from solvers.acting import HAVE_TIME, Acts, Needs, Settings
-from solvers.blocks.block import Block
-from solvers.state import State, Tensors
-from solvers.windows import Batch, PhaseStats, Record, Rows, Window
+from hybrid.solvers.acting import HAVE_TIME, Acts, Needs, Settings
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 Shape = tuple[int, ...]
 
@@ -238,7 +238,7 @@ class Solver(Settings, ABC):
     acts: ClassVar[Mapping[str, Acts]] = {
         "solver.*": Acts(HAVE_TIME.where, lambda run: run.setup.window or HAVE_TIME.holds(run))
     }
-    """Conditions of inherited settings, see `solvers.acting`."""
+    """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def check(self, setup: Setup) -> None:
         """ValueError, with the remedy, for what cannot work in this run and no type can say."""

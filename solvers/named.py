@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from solvers.checks import unknown
+from hybrid.solvers.checks import unknown
 
 T = TypeVar("T")
 

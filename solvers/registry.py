@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from solvers.named import Named
+from hybrid.solvers.named import Named
 
 if TYPE_CHECKING:
-    from solvers.base import Solver
+    from hybrid.solvers.base import Solver
 
 OWN = {
-    "backprop": "solvers.exact.backprop:Backprop",
-    "penalty": "solvers.splitting.penalty:Penalty",
-    "augmented-lagrangian": "solvers.splitting.augmented_lagrangian:AugmentedLagrangian",
-    "block-admm": "solvers.splitting.block_admm:BlockADMM",
-    "auxnet": "solvers.splitting.auxnet:AuxNet",
-    "ddg": "solvers.delayed.ddg:DDG",
-    "features-replay": "solvers.delayed.features_replay:FeaturesReplay",
-    "fdg": "solvers.delayed.fdg:FDG",
-    "petra": "solvers.delayed.petra:Petra",
-    "pd-asgd": "solvers.delayed.pd_asgd:PDASGD",
-    "ampnet": "solvers.instances.ampnet:AMPNet",
-    "local-updates": "solvers.local.local_updates:LocalUpdates",
+    "backprop": "hybrid.solvers.exact.backprop:Backprop",
+    "penalty": "hybrid.solvers.splitting.penalty:Penalty",
+    "augmented-lagrangian": "hybrid.solvers.splitting.augmented_lagrangian:AugmentedLagrangian",
+    "block-admm": "hybrid.solvers.splitting.block_admm:BlockADMM",
+    "auxnet": "hybrid.solvers.splitting.auxnet:AuxNet",
+    "ddg": "hybrid.solvers.delayed.ddg:DDG",
+    "features-replay": "hybrid.solvers.delayed.features_replay:FeaturesReplay",
+    "fdg": "hybrid.solvers.delayed.fdg:FDG",
+    "petra": "hybrid.solvers.delayed.petra:Petra",
+    "pd-asgd": "hybrid.solvers.delayed.pd_asgd:PDASGD",
+    "ampnet": "hybrid.solvers.instances.ampnet:AMPNet",
+    "local-updates": "hybrid.solvers.local.local_updates:LocalUpdates",
 }
 """Name -> module:class, one line for each method."""
 
@@ -32,7 +32,7 @@ GROUP = "hybrid.solvers"
 """The entry points by which another package adds a method: NAME = "its.module:Class"."""
 
 
-SOLVERS: Named[Solver] = Named("solver", OWN, DEFAULT, GROUP, base="solvers.base:Solver")
+SOLVERS: Named[Solver] = Named("solver", OWN, DEFAULT, GROUP, base="hybrid.solvers.base:Solver")
 
 
 def names() -> list[str]:

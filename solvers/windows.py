@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from solvers.stopwatch import Clock, Stopwatch
+from hybrid.solvers.stopwatch import Clock, Stopwatch
 
 Rows = slice | Tensor
 """Which samples of a window: a slice in recorded order, or an int64 index."""

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from hybrid.cli.app import app
 from hybrid.samplers import SAMPLERS
-from solvers import named, registry
-from solvers.base import Setup
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import named, registry
+from hybrid.solvers.base import Setup
+from hybrid.solvers.sync.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,9 +6,10 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from solvers import registry
+from hybrid.solvers import registry
 
 ROOT = Path(__file__).parents[1]
+LINKED = {ROOT / "hybrid" / "solvers"}
 
 
 def modules(package):
@@ -18,7 +19,13 @@ def modules(package):
             ".__init__"
         ): path
         for path in sorted(package.rglob("*.py"))
+        if not {*path.parents} & LINKED
     }
+
+
+def short(name):
+    """The name of a module by its file: hybrid.solvers is a link to the folder solvers."""
+    return re.sub(r"^hybrid\.solvers\b", "solvers", name)
 
 
 FILES = modules(ROOT / "hybrid") | modules(ROOT / "solvers")
@@ -46,12 +53,12 @@ ROOMS = (
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.named", "solvers.checks", "solvers.acting", "solvers.stopwatch"),
-    *("solvers.dispatch",),
+    *("solvers.dispatch", "solvers.short_name"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12
 
-METHODS = {name: place.partition(":") for name, place in registry.OWN.items()}
+METHODS = {name: short(place).partition(":") for name, place in registry.OWN.items()}
 NAMES = {*METHODS, *(attribute for _, _, attribute in METHODS.values())}
 HOMES = {module for module, _, _ in METHODS.values()} | {"solvers", "solvers.registry"}
 
@@ -68,12 +75,12 @@ def imports(module):
     found = set()
     for node in ast.walk(ast.parse(ALL[module].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {short(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} has a relative import"
             for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in ALL else str(node.module))
+                inner = short(f"{node.module}.{alias.name}")
+                found.add(inner if inner in ALL else short(str(node.module)))
     return frozenset(found & ALL.keys())
 
 

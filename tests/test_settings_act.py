@@ -31,8 +31,8 @@ from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
-from solvers import registry
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import registry
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 MODES = [mode for modes in declared("MODES") for mode in modes]
 

@@ -26,7 +26,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from solvers import DDG, AMPNet, Backprop, Solver
+from hybrid.solvers import DDG, AMPNet, Backprop, Solver
 
 FILE = Path(__file__).with_name("ampnet.json")
 K, M = 4, 8

@@ -24,9 +24,9 @@ from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
-from solvers import AuxNet, Backprop, Batch, Setup, Solver, Window
-from solvers.kernels import couple
-from solvers.splitting.auxnet import auxiliary_network
+from hybrid.solvers import AuxNet, Backprop, Batch, Setup, Solver, Window
+from hybrid.solvers.kernels import couple
+from hybrid.solvers.splitting.auxnet import auxiliary_network
 
 
 def timed(work: Callable[[], object], turns: int = 5) -> float:

@@ -33,8 +33,8 @@ from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
 from hybrid.plan.memory import saved_bytes
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from solvers import AugmentedLagrangian, AuxNet, Backprop, Setup, Solver
-from solvers.layers.auxiliary import auxiliary_network
+from hybrid.solvers import AugmentedLagrangian, AuxNet, Backprop, Setup, Solver
+from hybrid.solvers.layers.auxiliary import auxiliary_network
 
 FILE = Path(__file__).with_suffix(".json")
 ALONE: dict[str, Any] = {"window": 4, "correct_every": 0}

@@ -22,7 +22,7 @@ from hybrid.links import Network
 from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 KINDS = ("even", "operations", "measured")
 

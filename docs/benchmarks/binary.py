@@ -2,7 +2,8 @@
 
     python docs/benchmarks/binary.py
 
-Digits; a hidden layer of {-1, 1} values (`solvers.layers.projection.Sign`) between two halves:
+Digits; a hidden layer of {-1, 1} values (`Sign`, of hybrid.solvers.layers.projection) between two
+halves:
 
     Linear 64-128, ReLU, Linear 128-64, BatchNorm | Sign, Linear 64-128, ReLU, Linear 128-10
 
@@ -26,8 +27,8 @@ from torch import Tensor, nn
 from hybrid import Trainer, split
 from hybrid.data.generated import digits
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
-from solvers import Backprop, BlockADMM
-from solvers.layers.projection import Sign
+from hybrid.solvers import Backprop, BlockADMM
+from hybrid.solvers.layers.projection import Sign
 
 
 class BlockedSign(nn.Module):

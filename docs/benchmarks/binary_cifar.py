@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from hybrid import Trainer, data, models, split
 from hybrid.models import units
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import Backprop, BlockADMM
-from solvers.layers.projection import Sign
+from hybrid.solvers import Backprop, BlockADMM
+from hybrid.solvers.layers.projection import Sign
 
 FILE = Path(__file__).with_suffix(".json")
 ROWS = ("no sign", "straight-through", "hybrid", "block-ADMM", "blocked")

@@ -30,7 +30,7 @@ from hybrid.method.blocks import make_block
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
-from solvers import Backprop, Batch, Setup, Window
+from hybrid.solvers import Backprop, Batch, Setup, Window
 
 
 def main() -> None:

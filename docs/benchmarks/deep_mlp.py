@@ -22,7 +22,7 @@ from torch import nn
 from hybrid import Trainer, split
 from hybrid.data.generated import digits
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings, TrainSettings
-from solvers import Backprop, BlockADMM
+from hybrid.solvers import Backprop, BlockADMM
 
 LAYERS, WIDTH, GAIN = 20, 64, 4.0
 LEARNING_RATES = (0.01, 0.1, 1.0)

@@ -30,8 +30,8 @@ from hybrid.data import Dataset
 from hybrid.data.generated import digits
 from hybrid.models import Chain, units
 from hybrid.settings.config import TrainSettings
-from solvers import Backprop, BlockADMM, Solver
-from solvers.layers.factorization import Factorization
+from hybrid.solvers import Backprop, BlockADMM, Solver
+from hybrid.solvers.layers.factorization import Factorization
 
 
 def network(seed: int, classes: int, factorize: str = "") -> tuple[Chain, str]:

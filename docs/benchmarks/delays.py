@@ -31,7 +31,7 @@ from hybrid.settings.config import (
     OptimizerSettings,
     TrainSettings,
 )
-from solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Solver
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, FeaturesReplay, Solver
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from hybrid import Trainer, TrainSettings, data, models, split
 from hybrid.ranks import launch
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 IMAGES = 128 * 24
 

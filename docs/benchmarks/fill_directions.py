@@ -24,10 +24,10 @@ from hybrid.data.sampling import epoch_order
 from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
-from solvers import AugmentedLagrangian, Batch, Block
-from solvers.base import Setup, SubProblems
-from solvers.blocks.buffers import frozen_statistics
-from solvers.windows import PhaseStats, Record
+from hybrid.solvers import AugmentedLagrangian, Batch, Block
+from hybrid.solvers.base import Setup, SubProblems
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.windows import PhaseStats, Record
 
 BLOCKS, N, ROOMS, PARTS = 4, 128, (32, 96), 4
 CPU = torch.device("cpu")

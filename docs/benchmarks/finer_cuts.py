@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from hybrid import Trainer, TrainSettings, data, models, split
-from solvers import DDG, FDG
+from hybrid.solvers import DDG, FDG
 
 STEPS = 16
 CUTS = ("layer2.0", "layer2.0.conv2", "layer2.1")

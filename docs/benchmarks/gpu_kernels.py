@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.kernels import ascend, couple, multiply, pack, step, unpack
-from solvers.kernels.choice import choose, set_launcher
-from solvers.layers.projection import Box
+from hybrid.solvers.kernels import ascend, couple, multiply, pack, step, unpack
+from hybrid.solvers.kernels.choice import choose, set_launcher
+from hybrid.solvers.layers.projection import Box
 
 Work = Callable[[], Any]
 

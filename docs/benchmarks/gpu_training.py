@@ -30,8 +30,8 @@ from hybrid import Trainer, data, models, split
 from hybrid.links import threads
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import AugmentedLagrangian
-from solvers.blocks.graphs import StepGraphs
+from hybrid.solvers import AugmentedLagrangian
+from hybrid.solvers.blocks.graphs import StepGraphs
 
 BATCH = 128
 

@@ -24,7 +24,7 @@ from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
-from solvers import DDG
+from hybrid.solvers import DDG
 
 FILE = Path(__file__).with_suffix(".json")
 RATES = (10.0, 1.0, 0.1)

@@ -22,7 +22,7 @@ from hybrid.links import RankLinks, run_threads
 from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
-from solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
+from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
 
 
 class Kept:

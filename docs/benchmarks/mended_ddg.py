@@ -10,13 +10,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from solvers import DDG
-from solvers.base import program_of
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.ddg import StashingProgram
-from solvers.delayed.flights import Flight
-from solvers.exact.micro_batches import MicroBatch
-from solvers.windows import PhaseStats
+from hybrid.solvers import DDG
+from hybrid.solvers.base import program_of
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.ddg import StashingProgram
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.windows import PhaseStats
 
 
 class Recorded(NamedTuple):

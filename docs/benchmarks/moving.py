@@ -23,7 +23,7 @@ import torch
 from hybrid import Trainer, data, models, split
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
-from solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver
+from hybrid.solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver
 
 FILE = Path(__file__).with_name("moving.json")
 AL = AugmentedLagrangian

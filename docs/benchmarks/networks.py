@@ -22,7 +22,7 @@ from networks import BATCH, EPOCHS, ZOO, Network  # noqa: E402
 from rows import TRAIN  # noqa: E402
 from zoo_packages import package  # noqa: E402
 
-from solvers import registry  # noqa: E402
+from hybrid.solvers import registry  # noqa: E402
 
 BLOCKS, WINDOW = 2, 2
 GAPS = [(8, 0), (0, 8)]

@@ -28,8 +28,8 @@ from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings
-from solvers import Backprop, Batch, Window
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import Backprop, Batch, Window
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import PDASGD, Backprop, Batch, Setup, Solver, Window
+from hybrid.solvers import PDASGD, Backprop, Batch, Setup, Solver, Window
 
 FILE = Path(__file__).with_name("pd_asgd.json")
 BATCH, WINDOW = 128, 4

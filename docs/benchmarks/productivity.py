@@ -42,10 +42,10 @@ from hybrid.optimizers.schedule import Schedule
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
-from solvers import AugmentedLagrangian, Batch, Setup, Window
-from solvers.base import Recording
-from solvers.blocks.block import Block
-from solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers import AugmentedLagrangian, Batch, Setup, Window
+from hybrid.solvers.base import Recording
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 
 BATCH, IMAGES, BLOCKS, PEAK = 128, 20_000, 4, 0.1
 TESTED, FITTED = 5_000, 2_000

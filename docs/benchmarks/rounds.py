@@ -19,9 +19,9 @@ from torch import nn
 
 from hybrid import OptimizerSettings, Trainer, TrainSettings, data, split
 from hybrid.settings.config import ScheduleSettings
-from solvers import Backprop
-from solvers.sync import HPSGD, AllReduce, DiLoCo, LocalSGD
-from solvers.sync.base import Strategy
+from hybrid.solvers import Backprop
+from hybrid.solvers.sync import HPSGD, AllReduce, DiLoCo, LocalSGD
+from hybrid.solvers.sync.base import Strategy
 
 ROWS: dict[str, Strategy] = {
     "all-reduce": AllReduce(),

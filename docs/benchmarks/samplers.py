@@ -27,7 +27,7 @@ from hybrid.data import Dataset
 from hybrid.data.sampling import uniform
 from hybrid.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 FILE = Path(__file__).with_suffix(".json")
 EPOCHS = 6

@@ -29,9 +29,9 @@ from hybrid.plan.advice import data_parallel
 from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import resolve
-from solvers import DDG, FDG, AugmentedLagrangian, Backprop
-from solvers.exact.exact_pass import PassSettings
-from solvers.exact.wire import WireFormat
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.exact.wire import WireFormat
 
 MODELS = ("resnet20", "wrn-16-4", "resnet18")
 RATES = {"10 Mb/s": 1e7, "100 Mb/s": 1e8, "1 Gb/s": 1e9}

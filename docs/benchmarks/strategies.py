@@ -26,13 +26,13 @@ from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
+from hybrid.solvers import Backprop
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.sync.local_sgd import LocalSGD
 from hybrid.training.run import Run
-from solvers import Backprop
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.base import Strategy
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
 
 FILE = Path(__file__).with_suffix(".json")
 

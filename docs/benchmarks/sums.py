@@ -26,8 +26,8 @@ from hybrid.links.base import RankLinks, Start, num_bytes
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid
-from solvers.sync import all_reduce, reduction
-from solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync import all_reduce, reduction
+from hybrid.solvers.sync.all_reduce import AllReduce
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 TURNS = 7

@@ -25,8 +25,8 @@ from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
-from solvers import AugmentedLagrangian, Batch, Setup, Window
-from solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers import AugmentedLagrangian, Batch, Setup, Window
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 
 
 def main() -> None:

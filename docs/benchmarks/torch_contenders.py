@@ -23,8 +23,8 @@ from hybrid.cuts.partition import split
 from hybrid.models import Chain
 from hybrid.ranks.hosts import interfaces
 from hybrid.settings.config import OptimizerSettings
-from solvers import Batch
-from solvers.base import Shape
+from hybrid.solvers import Batch
+from hybrid.solvers.base import Shape
 
 SCHEDULES: dict[str, tuple[Any, int]] = {
     "gpipe": (pipelining.ScheduleGPipe, 1),

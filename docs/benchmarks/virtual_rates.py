@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from hybrid import LinkSettings, Trainer, TrainSettings, data, models, split
-from solvers import DDG, AugmentedLagrangian, Backprop, Solver
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
 
 STEPS = 24
 ROWS: dict[str, tuple[str, int, Solver]] = {

@@ -22,8 +22,8 @@ from hybrid.plan import standin
 from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import DDG, FDG, Backprop
-from solvers.exact.pipeline import Cost
+from hybrid.solvers import DDG, FDG, Backprop
+from hybrid.solvers.exact.pipeline import Cost
 
 UNIT = Cost(0.01, 0.02)
 """Seconds of a sample: so long that nothing else counts."""

@@ -22,7 +22,7 @@ import torch
 from hybrid import Trainer, models, split
 from hybrid import data as sources
 from hybrid.settings.config import LinkSettings, TrainSettings
-from solvers import AugmentedLagrangian, Backprop
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
 BLOCKS, REPORT_EVERY = 4, 8
 RUNS: dict[str, dict[str, Any]] = {

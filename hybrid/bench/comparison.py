@@ -34,10 +34,10 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
+from hybrid.solvers import Batch, registry
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.kernels import choose
 from hybrid.training.evaluation import measure_one_block
-from solvers import Batch, registry
-from solvers.blocks.block import Block
-from solvers.kernels import choose
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from hybrid.bench.measure import CPU, Contender
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
-from solvers import Batch
+from hybrid.solvers import Batch
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hybrid.data import Data
 from hybrid.rounds.windows import EpochSource
-from solvers import Batch
+from hybrid.solvers import Batch
 
 CPU = torch.device("cpu")
 

@@ -19,12 +19,12 @@ from hybrid.method.settle import settle
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.round_options import WINDOW
 from hybrid.settings.rounds import settled
-from solvers import Backprop, Batch, Solver, Window, registry
-from solvers.exact.exact_pass import PassSettings
-from solvers.exact.wire import WireFormat
-from solvers.sync.base import Strategy
-from solvers.sync.messages import MessageFormat
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import Backprop, Batch, Solver, Window, registry
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.exact.wire import WireFormat
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.messages import MessageFormat
+from hybrid.solvers.sync.registry import STRATEGIES
 
 MEMORY_GB = RoundSettings().memory_gb
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}

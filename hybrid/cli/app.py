@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from hybrid.cli import cluster, compare, discover, folders, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
-from solvers.named import added, package
+from hybrid.solvers.named import added, package
 
 GROUP = "hybrid.commands"
 """The entry points by which another package adds a command that trains: NAME = "module:app"."""

@@ -41,7 +41,7 @@ def _everything() -> dict[str, dict[str, str]]:
     from hybrid.data.sources import NAMES
     from hybrid.models.names import FAMILIES
     from hybrid.settings.methods import NAMED
-    from solvers import registry
+    from hybrid.solvers import registry
 
     def line(thing: object) -> str:
         return (inspect.getdoc(thing) or "").partition("\n")[0]

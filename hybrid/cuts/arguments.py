@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hybrid.models import Unit, check_units
-from solvers.checks import nearest
-from solvers.layers.depth import Skippable, survival
-from solvers.layers.projection import Projection
-from solvers.layers.reversible import Reversible
+from hybrid.solvers.checks import nearest
+from hybrid.solvers.layers.depth import Skippable, survival
+from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.layers.reversible import Reversible
 
 BALANCES = ("operations", "measured", "even")
 

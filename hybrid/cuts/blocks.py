@@ -16,10 +16,10 @@ from hybrid.cuts.costs import count_costs, merge_packed_units
 from hybrid.cuts.modules import BlockModule, make_single_unit_blocks
 from hybrid.cuts.segments import number_module_calls
 from hybrid.models import Chain, Unit, mode
-from solvers.base import Shape
-from solvers.blocks.draws import find_random_parts
-from solvers.exact.pipeline import Cost
-from solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.base import Shape
+from hybrid.solvers.blocks.draws import find_random_parts
+from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.layers.bundle import Bundle, call_network
 
 SAMPLES = 32
 """Batch size for the units' cost: weights are read once for each batch."""

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import flop_registry
 
 from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.models import Unit, mode
-from solvers.blocks.buffers import frozen_statistics
-from solvers.dispatch import DispatchMode
-from solvers.exact.pipeline import Cost
-from solvers.layers.depth import nothing_left_out, survival
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.dispatch import DispatchMode
+from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.layers.depth import nothing_left_out, survival
 
 OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hybrid.models import Unit, full_name
-from solvers.layers.bundle import Bundle, call_network
+from hybrid.solvers.layers.bundle import Bundle, call_network
 
 
 class BlockModule(nn.Sequential):

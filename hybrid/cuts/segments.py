@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from hybrid.cuts.effects import writes_in_place
 from hybrid.cuts.tracing import trace
 from hybrid.models import Unit, mode
-from solvers.checks import nearest
+from hybrid.solvers.checks import nearest
 
 FIRST = 1 << 20
 """The first number of a graph's calls, beyond those of units."""

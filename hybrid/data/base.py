@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from solvers.blocks.metrics import LEFT_OUT
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.blocks.metrics import LEFT_OUT
+from hybrid.solvers.layers.bundle import Bundle
 
 
 class Data(ABC):

@@ -25,7 +25,7 @@ from hybrid.data.base import Data, check_classes
 from hybrid.data.fetching import Pool, make_batch_here
 from hybrid.errors import format_error
 from hybrid.settings.config import WorkerKind
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.layers.bundle import Bundle
 
 AHEAD = 2
 """Batches that each worker makes ahead."""

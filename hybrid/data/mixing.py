@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hybrid.data.base import Data
 from hybrid.errors import format_error
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.layers.bundle import Bundle
 
 Transform = Callable[[Any, Any, Generator], tuple[Any, Any]]
 """(inputs, targets, generator) -> inputs and targets of as many samples.

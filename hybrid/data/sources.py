@@ -16,8 +16,8 @@ from hybrid.data.files.formats import check_labels, read_cifar_binary, read_idx
 from hybrid.data.files.pickled import read_cifar_python
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
-from solvers.checks import unknown
-from solvers.named import added
+from hybrid.solvers.checks import unknown
+from hybrid.solvers.named import added
 
 GROUP = "hybrid.data"
 """The entry points by which another package adds data sets: NAME = "its.module:function", which

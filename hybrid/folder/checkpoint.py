@@ -18,8 +18,8 @@ from hybrid.folder.files import move, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
 from hybrid.models import Unit
 from hybrid.reading import read_whole
-from solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
-from solvers.state import entries
+from hybrid.solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
+from hybrid.solvers.state import entries
 
 FORMAT = 8
 MANIFEST = "manifest.json"

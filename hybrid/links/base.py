@@ -82,7 +82,7 @@ class Start:
 
 
 class RankLinks(ABC):
-    """One rank's links; implements `solvers.Links`. `rank` and `size` count blocks.
+    """One rank's links; implements `hybrid.solvers.Links`. `rank` and `size` count blocks.
 
     A class of links of one's own derives from it, or from a class that does, has a `name`, and is
     made known by an entry point of the group "hybrid.links".
@@ -231,7 +231,7 @@ def num_bytes(tensor: Tensor) -> int:
 
 
 class Peers:
-    """The ranks that own the same block, one in each replica; implements `solvers.sync.base.Peers`.
+    """The ranks that own the same block, one in each replica (`hybrid.solvers.sync.base.Peers`).
 
     All of them begin the same exchanges in the same order, and may end them in any order.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from solvers.named import Named
+from hybrid.solvers.named import Named
 
 AUTO = "auto"
 """What joins the ranks that a launcher has started, MPI or torch.distributed; else threads."""

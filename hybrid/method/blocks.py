@@ -10,11 +10,11 @@ from torch import nn
 from hybrid.cuts.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers.blocks.average import Average
-from solvers.blocks.block import Block
-from solvers.blocks.draws import Draws
-from solvers.blocks.graphs import StepGraphs
-from solvers.layers.projection import leading_projection
+from hybrid.solvers.blocks.average import Average
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.draws import Draws
+from hybrid.solvers.blocks.graphs import StepGraphs
+from hybrid.solvers.layers.projection import leading_projection
 
 M = TypeVar("M", bound=nn.Module)
 

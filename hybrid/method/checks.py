@@ -15,8 +15,8 @@ from hybrid.settings.config import (
     ScheduleSettings,
     SplitSettings,
 )
-from solvers import acting
-from solvers.acting import Known
+from hybrid.solvers import acting
+from hybrid.solvers.acting import Known
 
 
 def check(facts: Facts) -> None:

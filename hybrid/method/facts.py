@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from hybrid.method.options import Options
 from hybrid.settings.config import RoundSettings
-from solvers.base import Setup, Solver
-from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import Gaps
+from hybrid.solvers.base import Setup, Solver
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.exact.pipeline import Gaps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from hybrid.rounds.mini_batches import MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
 from hybrid.samplers.batch_sampler import BatchSampler
-from solvers.base import Setup, SubProblems
-from solvers.blocks.block import Block
-from solvers.exact.exact_pass import ExactPass
-from solvers.exact.filling import BubbleFill, stored_batches
-from solvers.sync.norms import SharedNorms
+from hybrid.solvers.base import Setup, SubProblems
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.sync.norms import SharedNorms
 
 FIRST = Place()
 

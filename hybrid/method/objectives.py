@@ -14,11 +14,11 @@ from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
-from solvers.blocks.metrics import Metric, right_answers, tried_metrics
-from solvers.blocks.objective import Loss, Objective, check_mean
-from solvers.blocks.user_code import detached
-from solvers.checks import unknown
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.blocks.metrics import Metric, right_answers, tried_metrics
+from hybrid.solvers.blocks.objective import Loss, Objective, check_mean
+from hybrid.solvers.blocks.user_code import detached
+from hybrid.solvers.checks import unknown
+from hybrid.solvers.layers.bundle import Bundle
 
 if TYPE_CHECKING:
     from hybrid.method.options import Options

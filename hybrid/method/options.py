@@ -19,10 +19,10 @@ from hybrid.settings.config import (
     Section,
     TrainSettings,
 )
-from solvers.blocks.metrics import Metric
-from solvers.blocks.objective import Loss
-from solvers.sync.base import Strategy
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers.blocks.metrics import Metric
+from hybrid.solvers.blocks.objective import Loss
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.registry import STRATEGIES
 
 
 @dataclass(kw_only=True)

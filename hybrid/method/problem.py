@@ -12,10 +12,10 @@ from hybrid.cuts.blocks import SAMPLES, Blocks
 from hybrid.data import Data, Dataset
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
-from solvers.base import Shape
-from solvers.layers.depth import survival
-from solvers.layers.factorization import Factorization
-from solvers.layers.projection import leading_projection
+from hybrid.solvers.base import Shape
+from hybrid.solvers.layers.depth import survival
+from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import leading_projection
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.round_options import WINDOW
 from hybrid.settings.rounds import settled
-from solvers.base import Setup, Solver
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.base import Setup, Solver
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 
 def settle(

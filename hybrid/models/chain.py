@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.layers.bundle import Bundle
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from solvers.layers.depth import Skippable
+from hybrid.solvers.layers.depth import Skippable
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -7,7 +7,7 @@ from hybrid.models.chain import Chain
 from hybrid.models.cifar import preact_resnet, resnet, wide_resnet
 from hybrid.models.imagenet import BLOCKS_PER_STAGE, imagenet_resnet
 from hybrid.models.reversible import revnet
-from solvers.checks import nearest
+from hybrid.solvers.checks import nearest
 
 # at most four digits: a longer number is a slip, and would build until the memory is full
 NAME = re.compile(

@@ -11,7 +11,7 @@ from torch import nn
 from hybrid.errors import format_error, one_line
 from hybrid.settings import torch_classes
 from hybrid.settings.config import OptimizerSettings
-from solvers.blocks.optimizer_state import optimizer_state
+from hybrid.solvers.blocks.optimizer_state import optimizer_state
 
 Group = dict[str, Any]
 """Parameters that are stepped alike: "params", and settings other than the optimizer's."""

@@ -25,8 +25,8 @@ from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml
-from solvers import registry
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import registry
+from hybrid.solvers.sync.registry import STRATEGIES
 
 AUTO = "auto"
 PROBE_BYTES = 2**21

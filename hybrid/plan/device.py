@@ -17,7 +17,7 @@ from hybrid.models import Unit
 from hybrid.settings.config import first_fault
 from hybrid.settings.sections.base import Section
 from hybrid.settings.text import read_toml
-from solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.pipeline import Cost
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

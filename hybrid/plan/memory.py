@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
-from solvers.layers.depth import nothing_left_out
+from hybrid.solvers.layers.depth import nothing_left_out
 
 
 class Memory:

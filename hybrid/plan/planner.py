@@ -31,11 +31,11 @@ from hybrid.ranks.grid import Grid, Place, grids, share_size
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
-from solvers import Batch, Solver, registry
-from solvers.base import Shape
-from solvers.exact.pipeline import Gaps, fit_gaps
-from solvers.exact.wire import Wire, WireFormat
-from solvers.sync.base import Strategy
+from hybrid.solvers import Batch, Solver, registry
+from hybrid.solvers.base import Shape
+from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.sync.base import Strategy
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
 NARROWER = 1.05

@@ -14,9 +14,9 @@ from hybrid.cuts.blocks import Blocks
 from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.links.virtual import VirtualLinks
 from hybrid.models import Unit, mode
-from solvers.base import Shape
-from solvers.exact.pipeline import Cost
-from solvers.layers.bundle import Bundle
+from hybrid.solvers.base import Shape
+from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.layers.bundle import Bundle
 
 
 class StandIn(nn.Module):

@@ -14,7 +14,7 @@ from hybrid.links.registry import AUTO, LINKS
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
-from solvers.acting import Known, check
+from hybrid.solvers.acting import Known, check
 
 T = TypeVar("T")
 

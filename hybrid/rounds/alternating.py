@@ -7,12 +7,12 @@ from hybrid.rounds.base import Rounds, WindowPairs
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
-from solvers.base import Program, Recorder, Recording
-from solvers.exact.exact_pass import ExactPass
-from solvers.exact.filling import BubbleFill
-from solvers.state import State
-from solvers.stopwatch import Stopwatch
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.base import Program, Recorder, Recording
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.exact.filling import BubbleFill
+from hybrid.solvers.state import State
+from hybrid.solvers.stopwatch import Stopwatch
+from hybrid.solvers.windows import PhaseStats, Window
 
 
 class AlternatingRounds(Rounds):

@@ -13,11 +13,11 @@ from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merge_shares, share_of_phase
 from hybrid.rounds.scores import accuracies_in_training
 from hybrid.rounds.trace import Trace
-from solvers.base import Program
-from solvers.exact.exact_pass import ExactPass
-from solvers.exact.filling import BubbleFill
-from solvers.state import State
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.base import Program
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.exact.filling import BubbleFill
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import PhaseStats, Window
 
 WindowPairs = Sequence[tuple[Window, Window]]
 """Of each round: the window that is trained, and the one that is swept."""

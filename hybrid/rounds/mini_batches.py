@@ -5,9 +5,9 @@ from __future__ import annotations
 from hybrid.links import RankLinks
 from hybrid.rounds.base import Rounds, WindowPairs
 from hybrid.rounds.trace import Trace
-from solvers.base import Program
-from solvers.exact.exact_pass import ExactPass
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.base import Program
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.windows import PhaseStats, Window
 
 
 class MiniBatchRounds(Rounds):

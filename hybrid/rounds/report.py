@@ -12,7 +12,7 @@ import torch
 
 from hybrid.errors import AgreedError
 from hybrid.rounds.controller import RoundPlan
-from solvers.windows import PhaseStats
+from hybrid.solvers.windows import PhaseStats
 
 PHASES = ("serial", "parallel")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from hybrid.links import RankLinks
-from solvers.blocks.metrics import Accumulating, evaluated, reset
-from solvers.blocks.objective import Objective
-from solvers.windows import Seen
+from hybrid.solvers.blocks.metrics import Accumulating, evaluated, reset
+from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.windows import Seen
 
 
 class Scores:

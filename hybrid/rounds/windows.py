@@ -15,7 +15,7 @@ from hybrid.data.sampling import epoch_order
 from hybrid.optimizers.schedule import Rate
 from hybrid.rounds.controller import Controller
 from hybrid.samplers.batch_sampler import BatchSampler
-from solvers.windows import Batch, Window
+from hybrid.solvers.windows import Batch, Window
 
 CLOSING = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""

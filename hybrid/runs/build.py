@@ -23,11 +23,11 @@ from hybrid.settings.config import Config, DataSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml, to_toml
+from hybrid.solvers import registry
+from hybrid.solvers.acting import Known, check
+from hybrid.solvers.layers.projection import Projection
 from hybrid.training.config_export import OWN_DATA
 from hybrid.training.trainer import Trainer
-from solvers import registry
-from solvers.acting import Known, check
-from solvers.layers.projection import Projection
 
 
 def read_settings(

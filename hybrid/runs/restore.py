@@ -27,9 +27,9 @@ from hybrid.runs import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
+from hybrid.solvers.blocks.block import Block
 from hybrid.training.config_export import OWN_LOSS
 from hybrid.training.evaluation import measure_one_block
-from solvers.blocks.block import Block
 
 Model = TypeVar("Model", bound=nn.Module)
 

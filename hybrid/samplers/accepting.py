@@ -12,7 +12,7 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.data.sampling import epoch_order, uniform
 from hybrid.samplers.base import Choice, check_tensor
-from solvers.state import State
+from hybrid.solvers.state import State
 
 _order = lru_cache(maxsize=2)(epoch_order)
 _STREAM = 1000

@@ -11,8 +11,8 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
 from hybrid.samplers.base import Choice, Learning, check_tensor
-from solvers.acting import NotNegative, Positive, ShareOrWhole
-from solvers.state import State
+from hybrid.solvers.acting import NotNegative, Positive, ShareOrWhole
+from hybrid.solvers.state import State
 
 DECAY = 0.75
 """Factor by which a mini-batch shrinks the running sums of losses, as in the authors' code."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hybrid.data.base import Data
-from solvers.acting import Count, Needs, Settings
-from solvers.state import State
+from hybrid.solvers.acting import Count, Needs, Settings
+from hybrid.solvers.state import State
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sampler(Settings, ABC):
 
     name: ClassVar[str]
     needs: ClassVar[tuple[Needs, ...]] = ()
-    """What must hold in a run with it, see `solvers.acting`."""
+    """What must hold in a run with it, see `hybrid.solvers.acting`."""
 
     @abstractmethod
     def start(self, data: Data, seed: int) -> Choice:

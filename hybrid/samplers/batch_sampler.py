@@ -14,7 +14,7 @@ from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
 from hybrid.samplers.base import Learning, Sampler, check_tensor
 from hybrid.samplers.numbering import Numbering
-from solvers.state import State, entries
+from hybrid.solvers.state import State, entries
 
 
 class BatchSampler:

@@ -11,8 +11,8 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.samplers.accepting import Accepting
 from hybrid.samplers.base import Choice, Learning, check_tensor
-from solvers.acting import Allowed, Count
-from solvers.state import State
+from hybrid.solvers.acting import Allowed, Count
+from hybrid.solvers.state import State
 
 Selectivity = Annotated[
     float,

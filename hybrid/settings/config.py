@@ -15,8 +15,8 @@ from hybrid.settings.sections.data import DataSettings, ModelSettings, WorkerKin
 from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, SplitSettings
 from hybrid.settings.sections.steps import OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.train import TrainSettings
-from solvers import registry
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import registry
+from hybrid.solvers.sync.registry import STRATEGIES
 
 __all__ = [
     "CheckpointSettings",

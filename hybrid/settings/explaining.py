@@ -9,8 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hybrid.settings.config import Config, Section
 from hybrid.settings.methods import NAMED, known_settings, sections_of, unknown
-from solvers import acting, registry
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import acting, registry
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 
 def explained(asked: str, flags: Mapping[str, str]) -> list[str]:

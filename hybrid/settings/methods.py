@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import Config, declared_settings, first_fault
 from hybrid.settings.docstrings import field_docs
-from solvers import Solver, registry
-from solvers.checks import nearest
-from solvers.exact.exact_pass import PassSettings
-from solvers.named import Named
-from solvers.sync.base import Strategy
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import Solver, registry
+from hybrid.solvers.checks import nearest
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.named import Named
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.registry import STRATEGIES
 
 Made = TypeVar("Made")
 

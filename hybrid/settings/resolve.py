@@ -13,8 +13,8 @@ from hybrid.settings.config import Config, Section, first_fault
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.settings.spelling import respelled
 from hybrid.settings.text import read_toml
-from solvers import registry
-from solvers.acting import Known, check
+from hybrid.solvers import registry
+from hybrid.solvers.acting import Known, check
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hybrid.settings.limits import LARGE, MANY
-from solvers.acting import HAVE_TIME, Acts, Needs
-from solvers.exact.pipeline import FillStep
+from hybrid.solvers.acting import HAVE_TIME, Acts, Needs
+from hybrid.solvers.exact.pipeline import FillStep
 
 WINDOW = 4
 """Mini-batches of a window where none is asked for, and of a round without one."""

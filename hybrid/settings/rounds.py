@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.round_options import WINDOW, every_round, fills
-from solvers.acting import Known, check
+from hybrid.solvers.acting import Known, check
 
 if TYPE_CHECKING:
-    from solvers import Solver
+    from hybrid.solvers import Solver
 
 
 def settled(method: Solver, rounds: RoundSettings) -> RoundSettings:

@@ -14,8 +14,8 @@ from hybrid.errors import one_line
 from hybrid.folder import checkpoint
 from hybrid.method.method import Method
 from hybrid.ranks.grid import Place
-from solvers.splitting.store import channels_last
-from solvers.state import State, Stateful, Tensors
+from hybrid.solvers.splitting.store import channels_last
+from hybrid.solvers.state import State, Stateful, Tensors
 
 FLIGHTS = "under way on block "
 _COMMON = ("images", "serial_seconds", "parallel_seconds")

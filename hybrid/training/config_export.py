@@ -8,8 +8,8 @@ from hybrid.method.method import Method
 from hybrid.settings import methods
 from hybrid.settings.config import Config, Section
 from hybrid.settings.text import to_toml
+from hybrid.solvers import registry
 from hybrid.training.options import RunOptions
-from solvers import registry
 
 OWN_LOSS = "your own"
 """The name that the file has for a loss of the caller's own."""

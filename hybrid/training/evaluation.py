@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 from hybrid.data import Data
 from hybrid.links import RankLinks, run_threads
 from hybrid.rounds.scores import Scores
-from solvers.blocks.block import Block
-from solvers.blocks.objective import Objective
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.objective import Objective
 
 
 def measure_network(

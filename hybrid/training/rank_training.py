@@ -13,10 +13,10 @@ from hybrid.optimizers import schedule as schedules
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.samplers.batch_sampler import BatchSampler
+from hybrid.solvers.blocks.optimizer_state import optimizer_state
+from hybrid.solvers.state import Stateful
+from hybrid.solvers.windows import Window
 from hybrid.training.options import RunOptions
-from solvers.blocks.optimizer_state import optimizer_state
-from solvers.state import Stateful
-from solvers.windows import Window
 
 
 class RankTraining:

@@ -14,8 +14,8 @@ from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
-from solvers.blocks.block import Block
-from solvers.windows import Batch
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.windows import Batch
 
 
 def check_weights(block: Block, links: RankLinks, step: int) -> None:

@@ -16,6 +16,8 @@ from hybrid.ranks import launch
 from hybrid.ranks.stopping import StopRequest, leave
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
+from hybrid.solvers.state import Stateful
+from hybrid.solvers.windows import Batch, Window
 from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, make_run_info
@@ -25,8 +27,6 @@ from hybrid.training.options import RunOptions
 from hybrid.training.rank_training import RankTraining
 from hybrid.training.shared_folder import RankStatus, SharedFolder
 from hybrid.training.summary import describe_run, explain_ended_run, make_summary, share_of_rank
-from solvers.state import Stateful
-from solvers.windows import Batch, Window
 
 
 class Run:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hybrid.method.method import Method
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.kernels.choice import memory_pools
 from hybrid.training.options import RunOptions
-from solvers.blocks.block import Block
-from solvers.kernels.choice import memory_pools
 
 
 def describe_run(method: Method, options: RunOptions, resumed_after: int) -> str:

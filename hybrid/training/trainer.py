@@ -28,14 +28,14 @@ from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings, first_fault
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
+from hybrid.solvers import Solver, registry
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.kernels import choose
 from hybrid.training.config_export import OWN_DATA, make_config_text
 from hybrid.training.evaluation import gather_outputs, measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
-from solvers import Solver, registry
-from solvers.blocks.block import Block
-from solvers.exact.exact_pass import PassSettings
-from solvers.kernels import choose
 
 T = TypeVar("T")
 

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from solvers.blocks.average import Average
-from solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
-from solvers.blocks.draws import Draws, Key
-from solvers.blocks.graphs import StepGraphs
-from solvers.blocks.objective import Objective
-from solvers.blocks.optimizer_state import clone_optimizer, restrict_to
-from solvers.blocks.user_code import FAULTS, described, failure
-from solvers.layers.projection import Projection
-from solvers.state import State
-from solvers.sync.base import Sync
-from solvers.sync.norms import SharedNorms
-from solvers.windows import Classified
+from hybrid.solvers.blocks.average import Average
+from hybrid.solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
+from hybrid.solvers.blocks.draws import Draws, Key
+from hybrid.solvers.blocks.graphs import StepGraphs
+from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.blocks.optimizer_state import clone_optimizer, restrict_to
+from hybrid.solvers.blocks.user_code import FAULTS, described, failure
+from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.state import State
+from hybrid.solvers.sync.base import Sync
+from hybrid.solvers.sync.norms import SharedNorms
+from hybrid.solvers.windows import Classified
 
 
 @dataclass

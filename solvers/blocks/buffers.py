@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from solvers.layers.projection import Projection
-from solvers.state import Tensors
+from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.state import Tensors
 
 _APART = (_NormBase, Projection)
 """Not of interest here: statistics have a switch, and only sub-problems change a dictionary."""

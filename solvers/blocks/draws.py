@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from solvers.dispatch import DispatchMode
-from solvers.layers.depth import Skippable, nothing_left_out, set_next_draw
-from solvers.layers.reversible import Reversible
+from hybrid.solvers.dispatch import DispatchMode
+from hybrid.solvers.layers.depth import Skippable, nothing_left_out, set_next_draw
+from hybrid.solvers.layers.reversible import Reversible
 
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from solvers.blocks.buffers import captured_buffers
+from hybrid.solvers.blocks.buffers import captured_buffers
 
 Values = tuple[Tensor | None, ...]
 Compute = Callable[..., Values]

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Allowed
-from solvers.blocks.block import Block
-from solvers.blocks.optimizer_state import (
+from hybrid.solvers.acting import Allowed
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.optimizer_state import (
     clone_optimizer,
     from_tensors,
     optimizer_state,
     to_tensors,
 )
-from solvers.state import entries
+from hybrid.solvers.state import entries
 
 Shape = tuple[int, ...]
 LINEAR, MLP = "linear", "mlp"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from solvers.blocks.user_code import FAULTS, call_user_code, detached, failure
+from hybrid.solvers.blocks.user_code import FAULTS, call_user_code, detached, failure
 
 LEFT_OUT = -100
 """The class of samples that do not count."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from solvers.blocks.metrics import (
+from hybrid.solvers.blocks.metrics import (
     Accumulating,
     AllSamples,
     Metric,
@@ -21,9 +21,9 @@ from solvers.blocks.metrics import (
     sum_and_weight,
     training_sum,
 )
-from solvers.blocks.user_code import FAULTS, call_user_code, detached
-from solvers.layers.bundle import Bundle
-from solvers.windows import Classified, Seen
+from hybrid.solvers.blocks.user_code import FAULTS, call_user_code, detached
+from hybrid.solvers.layers.bundle import Bundle
+from hybrid.solvers.windows import Classified, Seen
 
 Loss = Callable[[Any, Any], Tensor]
 """(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""

@@ -13,14 +13,19 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Acts, CountOrZero, Needs, NotNegative
-from solvers.base import GraphBytes, Program, Solver
-from solvers.delayed.flights import Flight, load_flights, save_flights, with_parameter_strides
-from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
-from solvers.exact.wire import Wire, WireFormat
-from solvers.state import State, entries
-from solvers.sync.base import statistics
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
+from hybrid.solvers.base import GraphBytes, Program, Solver
+from hybrid.solvers.delayed.flights import (
+    Flight,
+    load_flights,
+    save_flights,
+    with_parameter_strides,
+)
+from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.state import State, entries
+from hybrid.solvers.sync.base import statistics
+from hybrid.solvers.windows import PhaseStats, Window
 
 _FORMATS = get_args(WireFormat)
 _PRECISIONS = torch.float32, torch.bfloat16, torch.float16

@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.base import GraphBytes, program_of
-from solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
-from solvers.delayed.flights import Flight
-from solvers.delayed.stash import Stash
-from solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.base import GraphBytes, program_of
+from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Stash
+from hybrid.solvers.exact.micro_batches import MicroBatch
 
 LOST_A_STEP = 0.27
 """Share of an exact step's progress that is lost for each step of delay in the first block.

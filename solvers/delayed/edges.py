@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
-from solvers.blocks.user_code import failure
+from hybrid.solvers.blocks.user_code import failure
 
 Gradients = dict[str, Tensor]
 

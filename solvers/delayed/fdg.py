@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solvers.acting import ShareOrWhole
-from solvers.delayed.ddg import DDG
+from hybrid.solvers.acting import ShareOrWhole
+from hybrid.solvers.delayed.ddg import DDG
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from solvers.base import program_of
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import Delayed, DelayedProgram
-from solvers.delayed.flights import Flight
-from solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.base import program_of
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.base import Delayed, DelayedProgram
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.exact.micro_batches import MicroBatch
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from solvers.exact.micro_batches import MicroBatch
-from solvers.state import Tensors, entries
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.state import Tensors, entries
 
 
 @dataclass

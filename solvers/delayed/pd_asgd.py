@@ -12,20 +12,20 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Acts, CountOrZero, Needs, NotNegative
-from solvers.base import GraphBytes, program_of
-from solvers.delayed.base import (
+from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative
+from hybrid.solvers.base import GraphBytes, program_of
+from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
     ONE_REPLICA,
     SEVERAL_BLOCKS,
     Delayed,
 )
-from solvers.delayed.flights import Flight
-from solvers.delayed.stash import CopyingStash, Stash
-from solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
-from solvers.delayed.unit_program import UnitProgram
-from solvers.delayed.units import (
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import CopyingStash, Stash
+from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
+from hybrid.solvers.delayed.unit_program import UnitProgram
+from hybrid.solvers.delayed.units import (
     Recomputed,
     Stashed,
     UnitFlight,
@@ -33,10 +33,10 @@ from solvers.delayed.units import (
     unit_memories,
     unit_slices,
 )
-from solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
-from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
-from solvers.state import State
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
+from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import PhaseStats, Window
 
 ONE_BLOCK = Acts(
     "there is one block, since each of several takes both passes by turns",

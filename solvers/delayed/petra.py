@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Needs
-from solvers.base import GraphBytes, program_of
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
-from solvers.delayed.flights import Flight
-from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.reversible import Reversible
+from hybrid.solvers.acting import Needs
+from hybrid.solvers.base import GraphBytes, program_of
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.layers.reversible import Reversible
 
 
 @dataclass(frozen=True)

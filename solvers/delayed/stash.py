@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from solvers.blocks.buffers import (
+from hybrid.solvers.blocks.buffers import (
     captured_buffers,
     frozen_statistics,
     has_changing_buffers,
     replaced_buffers,
 )
-from solvers.state import Tensors
+from hybrid.solvers.state import Tensors
 
 
 class Stash:

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from solvers.delayed.base import DelayedProgram
-from solvers.delayed.edges import with_strides_of
-from solvers.delayed.flights import Flight
-from solvers.delayed.units import UnitFlight, UnitLock, Units
-from solvers.exact.micro_batches import MicroBatch
-from solvers.state import State, Tensors
+from hybrid.solvers.delayed.base import DelayedProgram
+from hybrid.solvers.delayed.edges import with_strides_of
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.units import UnitFlight, UnitLock, Units
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.state import State, Tensors
 
 
 class UnitProgram(DelayedProgram):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from solvers.base import GraphBytes
-from solvers.blocks.block import Block
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.base import tensor_bytes
-from solvers.delayed.edges import (
+from hybrid.solvers.base import GraphBytes
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.base import tensor_bytes
+from hybrid.solvers.delayed.edges import (
     Edges,
     Gradients,
     detached_leaf,
@@ -25,12 +25,12 @@ from solvers.delayed.edges import (
     vjp,
     with_strides_of,
 )
-from solvers.delayed.flights import Flight
-from solvers.delayed.stash import Stash
-from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.depth import nothing_left_out
-from solvers.state import Tensors, entries
-from solvers.windows import Classified
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.stash import Stash
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.layers.depth import nothing_left_out
+from hybrid.solvers.state import Tensors, entries
+from hybrid.solvers.windows import Classified
 
 UnitLock = AbstractContextManager[Any]
 """Within it a thread may read and step the weights of a unit."""

@@ -10,8 +10,8 @@ from threading import Condition, Thread
 
 import torch
 
-from solvers.delayed.timetable import UnitPass
-from solvers.delayed.units import UnitFlight, UnitLock
+from hybrid.solvers.delayed.timetable import UnitPass
+from hybrid.solvers.delayed.units import UnitFlight, UnitLock
 
 
 class _OtherFailedError(Exception):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solvers.base import Solver
-from solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers.base import Solver
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 
 
 @dataclass(frozen=True)

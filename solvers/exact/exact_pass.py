@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.acting import Acts, Count, NotNegative, Settings
-from solvers.base import Program, Recorder
-from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
-from solvers.exact.filling import BubbleFill
-from solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
-from solvers.exact.pipeline import Op, pass_order
-from solvers.exact.wire import Wire, WireFormat
-from solvers.state import Tensors
-from solvers.windows import Batch, PhaseStats, Record, Window
+from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
+from hybrid.solvers.base import Program, Recorder
+from hybrid.solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
+from hybrid.solvers.exact.filling import BubbleFill
+from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.exact.pipeline import Op, pass_order
+from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
 
 UNUSED = "leave it out, or give an exact solver its own setting of that name"
 TRAINS = Acts(

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from solvers.base import SubProblems
-from solvers.blocks.block import Block
-from solvers.blocks.buffers import frozen_statistics
-from solvers.blocks.clipping import clip_gradients, gradient_norms
-from solvers.exact.pipeline import FillStep, Gaps, Op
-from solvers.state import State, entries
-from solvers.stopwatch import Stopwatch
-from solvers.windows import Batch, PhaseStats, Record, Rows
+from hybrid.solvers.base import SubProblems
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms
+from hybrid.solvers.exact.pipeline import FillStep, Gaps, Op
+from hybrid.solvers.state import State, entries
+from hybrid.solvers.stopwatch import Stopwatch
+from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows
 
 _RECORDS = "record "
 """Prefix of the records' names in a checkpoint."""

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from solvers.blocks.block import Block
-from solvers.blocks.draws import Key
-from solvers.windows import Batch
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.windows import Batch
 
 
 class MicroBatch(NamedTuple):

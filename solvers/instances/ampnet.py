@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Acts, CountOrZero, Needs, NotNegative, Probability
-from solvers.base import GraphBytes, Setup, Side, program_of
-from solvers.blocks import heads
-from solvers.blocks.heads import Head, HeadKind
-from solvers.delayed.base import (
+from hybrid.solvers.acting import Acts, CountOrZero, Needs, NotNegative, Probability
+from hybrid.solvers.base import GraphBytes, Setup, Side, program_of
+from hybrid.solvers.blocks import heads
+from hybrid.solvers.blocks.heads import Head, HeadKind
+from hybrid.solvers.delayed.base import (
     NOT_COMPILED,
     NOT_FLOAT16,
     ONE_REPLICA,
@@ -23,11 +23,11 @@ from solvers.delayed.base import (
     Delayed,
     tensor_bytes,
 )
-from solvers.delayed.flights import Flight
-from solvers.delayed.unit_program import UnitProgram
-from solvers.delayed.units import UnitFlight, unit_memories
-from solvers.instances.exits import Exit, Scores
-from solvers.instances.nodes import (
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.unit_program import UnitProgram
+from hybrid.solvers.delayed.units import UnitFlight, unit_memories
+from hybrid.solvers.instances.exits import Exit, Scores
+from hybrid.solvers.instances.nodes import (
     Instance,
     Nodes,
     RecomputedNodes,
@@ -35,11 +35,11 @@ from solvers.instances.nodes import (
     Tally,
     node_slices,
 )
-from solvers.instances.paths import Paths
-from solvers.instances.roster import Mailbox, Roster, float64_rows
-from solvers.instances.schedule import InstancePass, Schedule, limit
-from solvers.state import State
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.instances.paths import Paths
+from hybrid.solvers.instances.roster import Mailbox, Roster, float64_rows
+from hybrid.solvers.instances.schedule import InstancePass, Schedule, limit
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import PhaseStats, Window
 
 SEVERAL_UNDER_WAY = Acts(
     "units step while an instance is under way (solver.max_active_keys is not 1)",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from solvers.blocks.block import Block
-from solvers.blocks.heads import Head
-from solvers.exact.micro_batches import MicroBatch
-from solvers.instances.nodes import Instance, Tally
-from solvers.state import Tensors
-from solvers.windows import Classified, PhaseStats
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.heads import Head
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.instances.nodes import Instance, Tally
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.windows import Classified, PhaseStats
 
 
 class Exit:

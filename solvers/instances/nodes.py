@@ -13,14 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solvers.blocks.block import Block
-from solvers.delayed.edges import Gradients
-from solvers.delayed.flights import Flight
-from solvers.delayed.units import Recomputed, Stashed, UnitFlight, UnitLock, Units, unit_slices
-from solvers.exact.micro_batches import MicroBatch
-from solvers.layers.depth import Skippable, nothing_left_out, survival
-from solvers.state import Tensors
-from solvers.windows import PhaseStats
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.delayed.edges import Gradients
+from hybrid.solvers.delayed.flights import Flight
+from hybrid.solvers.delayed.units import (
+    Recomputed,
+    Stashed,
+    UnitFlight,
+    UnitLock,
+    Units,
+    unit_slices,
+)
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.layers.depth import Skippable, nothing_left_out, survival
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.windows import PhaseStats
 
 _NO_WEIGHTS: Tensors = {}
 """The weights of a unit that an instance's path leaves out."""

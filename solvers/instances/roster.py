@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from solvers.base import Links
-from solvers.exact.micro_batches import MicroBatch
-from solvers.instances.paths import Path, Paths
-from solvers.state import Tensors, entries
-from solvers.windows import Batch
+from hybrid.solvers.base import Links
+from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.instances.paths import Path, Paths
+from hybrid.solvers.state import Tensors, entries
+from hybrid.solvers.windows import Batch
 
 Message = tuple[Tensor, ...]
 """As it is on the wire."""

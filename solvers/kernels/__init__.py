@@ -1,11 +1,11 @@
 """The element-wise work of the sub-problems, each in torch and as a fused kernel."""
 
-from solvers.kernels.choice import Kernels, choose
-from solvers.kernels.coupling import Coupling, couple
-from solvers.kernels.factors import multiply
-from solvers.kernels.filters import pool, pool_transpose, upsample
-from solvers.kernels.packing import pack, unpack
-from solvers.kernels.stepping import (
+from hybrid.solvers.kernels.choice import Kernels, choose
+from hybrid.solvers.kernels.coupling import Coupling, couple
+from hybrid.solvers.kernels.factors import multiply
+from hybrid.solvers.kernels.filters import pool, pool_transpose, upsample
+from hybrid.solvers.kernels.packing import pack, unpack
+from hybrid.solvers.kernels.stepping import (
     Constraint,
     Stepped,
     ascend,

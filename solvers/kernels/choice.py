@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from solvers.kernels.fused import Launcher
+from hybrid.solvers.kernels.fused import Launcher
 
 Kernels = Literal["auto", "torch", "cupy"]
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -29,7 +29,7 @@ def choose(kernels: Kernels, gpu: bool) -> str:
     try:
         if not gpu:
             raise RuntimeError("there is no GPU in use")
-        from solvers.kernels.cupy_launcher import CupyLauncher
+        from hybrid.solvers.kernels.cupy_launcher import CupyLauncher
 
         _launcher = CupyLauncher()
         return "cupy"

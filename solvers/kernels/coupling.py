@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from solvers.kernels import fused
-from solvers.kernels.choice import launcher
-from solvers.kernels.filters import pool, pool_transpose
+from hybrid.solvers.kernels import fused
+from hybrid.solvers.kernels.choice import launcher
+from hybrid.solvers.kernels.filters import pool, pool_transpose
 
 
 class Coupling(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from solvers.kernels.fused import OPTIONS, SOURCE, THREADS
+from hybrid.solvers.kernels.fused import OPTIONS, SOURCE, THREADS
 
 
 class CupyLauncher:

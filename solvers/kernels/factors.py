@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from solvers.kernels import fused
-from solvers.kernels.choice import launcher
+from hybrid.solvers.kernels import fused
+from hybrid.solvers.kernels.choice import launcher
 
 EPSILON = 1e-8
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from solvers.kernels import fused
-from solvers.kernels.choice import launcher
-from solvers.kernels.coupling import wide
-from solvers.kernels.filters import pool, upsample
+from hybrid.solvers.kernels import fused
+from hybrid.solvers.kernels.choice import launcher
+from hybrid.solvers.kernels.coupling import wide
+from hybrid.solvers.kernels.filters import pool, upsample
 
 
 def pack(x: Tensor, dtype: torch.dtype, factor: int = 1) -> tuple[Tensor, Tensor | None]:

@@ -5,11 +5,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from solvers.kernels import fused
-from solvers.kernels.choice import launcher
-from solvers.kernels.coupling import dot, wide
-from solvers.kernels.filters import pool, pool_transpose, upsample
-from solvers.kernels.fused import Interval
+from hybrid.solvers.kernels import fused
+from hybrid.solvers.kernels.choice import launcher
+from hybrid.solvers.kernels.coupling import dot, wide
+from hybrid.solvers.kernels.filters import pool, pool_transpose, upsample
+from hybrid.solvers.kernels.fused import Interval
 
 
 class Constraint(Protocol):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from solvers.kernels.factors import EPSILON, multiply
-from solvers.layers.projection import Projection
+from hybrid.solvers.kernels.factors import EPSILON, multiply
+from hybrid.solvers.layers.projection import Projection
 
 
 class Factorization(Projection):

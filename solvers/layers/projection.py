@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from solvers.kernels.fused import Interval
+from hybrid.solvers.kernels.fused import Interval
 
 
 class Projection(nn.Module, ABC):

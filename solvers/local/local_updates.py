@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.acting import Acts, Count, Needs
-from solvers.base import Program, Setup, Solver, program_of
-from solvers.blocks import heads
-from solvers.blocks.buffers import frozen_statistics
-from solvers.blocks.heads import Head, HeadKind
-from solvers.state import State
-from solvers.windows import Batch, PhaseStats, Window
+from hybrid.solvers.acting import Acts, Count, Needs
+from hybrid.solvers.base import Program, Setup, Solver, program_of
+from hybrid.solvers.blocks import heads
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.blocks.heads import Head, HeadKind
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 Style = Literal["greedy", "overlapping", "chunked"]
 

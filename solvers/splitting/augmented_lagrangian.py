@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.acting import Acts, NotNegative
-from solvers.base import Setup, program_of
-from solvers.kernels import Stepped, step_limit
-from solvers.splitting.penalty import CORRECTED, Penalty, PenaltyProgram
-from solvers.windows import Record, Rows
+from hybrid.solvers.acting import Acts, NotNegative
+from hybrid.solvers.base import Setup, program_of
+from hybrid.solvers.kernels import Stepped, step_limit
+from hybrid.solvers.splitting.penalty import CORRECTED, Penalty, PenaltyProgram
+from hybrid.solvers.windows import Record, Rows
 
 MOVES = Acts(
     "multipliers move, between several sweeps or from carried records",

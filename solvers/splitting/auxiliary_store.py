@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.blocks.block import Block
-from solvers.kernels import pool, upsample
-from solvers.splitting.coefficients import Coefficients
-from solvers.splitting.store import Store, channels_last
-from solvers.state import State, Tensors
-from solvers.windows import Record, Rows
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.kernels import pool, upsample
+from hybrid.solvers.splitting.coefficients import Coefficients
+from hybrid.solvers.splitting.store import Store, channels_last
+from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.windows import Record, Rows
 
 
 class AuxiliaryStore:

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Count, NotNegative, Positive, Share
-from solvers.base import Program, Shape, Solver, program_of
-from solvers.blocks.buffers import frozen_statistics
-from solvers.layers.auxiliary import HASHED, auxiliary_network
-from solvers.splitting.subproblem import couple_backward
-from solvers.state import State, entries
-from solvers.windows import Batch, PhaseStats, Window
+from hybrid.solvers.acting import Count, NotNegative, Positive, Share
+from hybrid.solvers.base import Program, Shape, Solver, program_of
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
+from hybrid.solvers.splitting.subproblem import couple_backward
+from hybrid.solvers.state import State, entries
+from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 
 @dataclass(frozen=True)

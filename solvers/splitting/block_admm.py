@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from solvers.acting import Acts, Count, Needs, NotNegative, Positive
-from solvers.base import Setup, program_of, values_of
-from solvers.layers.projection import projection
-from solvers.splitting.augmented_lagrangian import AugmentedLagrangian
-from solvers.splitting.online import OnlineSweeps
-from solvers.splitting.store import FORMATS, channels_last
-from solvers.state import State
-from solvers.windows import Batch, PhaseStats, Record, Rows, Window
+from hybrid.solvers.acting import Acts, Count, Needs, NotNegative, Positive
+from hybrid.solvers.base import Setup, program_of, values_of
+from hybrid.solvers.layers.projection import projection
+from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangian
+from hybrid.solvers.splitting.online import OnlineSweeps
+from hybrid.solvers.splitting.store import FORMATS, channels_last
+from hybrid.solvers.state import State
+from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 EXCHANGES = Acts(
     "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
-from solvers.layers.factorization import Factorization
-from solvers.layers.projection import Free, leading_projection, projection, skipping
-from solvers.splitting.augmented_lagrangian import AugmentedLagrangianProgram
-from solvers.splitting.factors import FactorCut
-from solvers.windows import Batch, PhaseStats, Rows
+from hybrid.solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
+from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Free, leading_projection, projection, skipping
+from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangianProgram
+from hybrid.solvers.splitting.factors import FactorCut
+from hybrid.solvers.windows import Batch, PhaseStats, Rows
 
 
 class BlockUpdates(AugmentedLagrangianProgram):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from solvers.layers.factorization import Factorization
-from solvers.splitting.store import Store
-from solvers.windows import Rows
+from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.splitting.store import Store
+from hybrid.solvers.windows import Rows
 
 
 class FactorCut:

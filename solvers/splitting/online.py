@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from solvers.kernels import Stepped, ascend
-from solvers.splitting.block_updates import BlockUpdates
-from solvers.splitting.coefficients import Coefficients
-from solvers.windows import Batch, PhaseStats, Rows, Window
+from hybrid.solvers.kernels import Stepped, ascend
+from hybrid.solvers.splitting.block_updates import BlockUpdates
+from hybrid.solvers.splitting.coefficients import Coefficients
+from hybrid.solvers.windows import Batch, PhaseStats, Rows, Window
 
 
 class OnlineSweeps(BlockUpdates):

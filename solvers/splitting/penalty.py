@@ -9,16 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
-from solvers.acting import Acts, Count, NotNegative, OverOne, Positive, Share
-from solvers.base import Setup, Solver, SubProblems, program_of, values_of
-from solvers.blocks.buffers import frozen_statistics
-from solvers.blocks.draws import Key
-from solvers.kernels import Constraint, Stepped, ascend, step
-from solvers.splitting.auxiliary_store import AuxiliaryStore
-from solvers.splitting.coefficients import Coefficients
-from solvers.splitting.store import FORMATS
-from solvers.splitting.subproblem import classification_step, coupling_step
-from solvers.windows import Batch, Classified, PhaseStats, Rows, Window
+from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive, Share
+from hybrid.solvers.base import Setup, Solver, SubProblems, program_of, values_of
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.kernels import Constraint, Stepped, ascend, step
+from hybrid.solvers.splitting.auxiliary_store import AuxiliaryStore
+from hybrid.solvers.splitting.coefficients import Coefficients
+from hybrid.solvers.splitting.store import FORMATS
+from hybrid.solvers.splitting.subproblem import classification_step, coupling_step
+from hybrid.solvers.windows import Batch, Classified, PhaseStats, Rows, Window
 
 CORRECTED = Acts(
     "corrections give the adjoint to start from (rounds.correct_every is above 0)",

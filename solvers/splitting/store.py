@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from solvers.windows import Rows
+from hybrid.solvers.windows import Rows
 
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from solvers.blocks.block import Block
-from solvers.blocks.draws import Key
-from solvers.kernels import Coupling, couple
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.kernels import Coupling, couple
 
 
 def classification_step(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from solvers.sync import registry
+from hybrid.solvers.sync import registry
 
 if TYPE_CHECKING:
-    from solvers.sync.all_reduce import AllReduce
-    from solvers.sync.base import Peers, Strategy, Sync
-    from solvers.sync.diloco import DiLoCo
-    from solvers.sync.hpsgd import HPSGD
-    from solvers.sync.local_sgd import LocalSGD
+    from hybrid.solvers.sync.all_reduce import AllReduce
+    from hybrid.solvers.sync.base import Peers, Strategy, Sync
+    from hybrid.solvers.sync.diloco import DiLoCo
+    from hybrid.solvers.sync.hpsgd import HPSGD
+    from hybrid.solvers.sync.local_sgd import LocalSGD
 
 __all__ = ["HPSGD", "AllReduce", "DiLoCo", "LocalSGD", "Peers", "Strategy", "Sync"]
 
@@ -25,5 +25,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import what is asked for only then, as `solvers` does."""
     if name not in __all__ and name not in _HOMES:
-        raise AttributeError(f"module 'solvers.sync' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "solvers.sync.base")), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "hybrid.solvers.sync.base")), name)

@@ -10,11 +10,11 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Needs
-from solvers.state import State, entries
-from solvers.sync.base import Strategy, Sync, statistics
-from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import (
+from hybrid.solvers.acting import Needs
+from hybrid.solvers.state import State, entries
+from hybrid.solvers.sync.base import Strategy, Sync, statistics
+from hybrid.solvers.sync.messages import MessageFormat
+from hybrid.solvers.sync.reduction import (
     ENGINE_BUCKET_BYTES,
     Reduction,
     counted_on_device,

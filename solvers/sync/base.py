@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import REPLICAS, Acts, Needs, Settings
-from solvers.state import State
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers.acting import REPLICAS, Acts, Needs, Settings
+from hybrid.solvers.state import State
+from hybrid.solvers.sync.registry import STRATEGIES
 
 
 class Peers(Protocol):
@@ -166,7 +166,7 @@ class Strategy(Settings, ABC):
     )
     """What must hold in a run with it."""
     acts: ClassVar[Mapping[str, Acts]] = {"sync.*": REPLICAS}
-    """Conditions of inherited settings, see `solvers.acting`."""
+    """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 
     def copies(self, replicas: int) -> float:
         """Numbers that a rank keeps for each of its weights, from one step to the next."""

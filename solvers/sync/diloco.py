@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from solvers.acting import Acts, Count, CountOrZero, Positive, Share
-from solvers.state import Tensors
-from solvers.sync.base import Strategy
-from solvers.sync.local import AnchoredSync, OptimizerState
-from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import left_over, packed, unpack
+from hybrid.solvers.acting import Acts, Count, CountOrZero, Positive, Share
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.local import AnchoredSync, OptimizerState
+from hybrid.solvers.sync.messages import MessageFormat
+from hybrid.solvers.sync.reduction import left_over, packed, unpack
 
 TAKES_TURNS = Acts("there are several blocks to take turns", lambda run: run.setup.blocks > 1)
 

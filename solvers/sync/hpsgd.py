@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from solvers.acting import Acts, Count, CountOrZero
-from solvers.state import Tensors
-from solvers.sync.base import Strategy
-from solvers.sync.local import AnchoredSync
-from solvers.sync.reduction import counted_on_device, packed, unpack, used_anywhere
+from hybrid.solvers.acting import Acts, Count, CountOrZero
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.local import AnchoredSync
+from hybrid.solvers.sync.reduction import counted_on_device, packed, unpack, used_anywhere
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from solvers.acting import Acts
-from solvers.state import State, Tensors, entries
-from solvers.sync.base import Sync, statistics
-from solvers.sync.messages import MessageFormat
-from solvers.sync.reduction import Reduction, packed, unpack
+from hybrid.solvers.acting import Acts
+from hybrid.solvers.state import State, Tensors, entries
+from hybrid.solvers.sync.base import Sync, statistics
+from hybrid.solvers.sync.messages import MessageFormat
+from hybrid.solvers.sync.reduction import Reduction, packed, unpack
 
 OptimizerState = Annotated[
     Literal["own", "mean"],

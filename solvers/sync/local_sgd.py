@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from solvers.acting import Count
-from solvers.sync.base import Strategy
-from solvers.sync.local import LocalSync, OptimizerState
+from hybrid.solvers.acting import Count
+from hybrid.solvers.sync.base import Strategy
+from hybrid.solvers.sync.local import LocalSync, OptimizerState
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from solvers.state import Tensors
-from solvers.sync.base import Peers
-from solvers.sync.messages import Feedback, MessageFormat, decode
+from hybrid.solvers.state import Tensors
+from hybrid.solvers.sync.base import Peers
+from hybrid.solvers.sync.messages import Feedback, MessageFormat, decode
 
 BUCKET_BYTES = 1 << 20
 """Of a bucket: its sum travels while the next one is on its way."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from solvers.named import Named
+from hybrid.solvers.named import Named
 
 STRATEGIES: Named[Any] = Named(
     "strategy",
     {
-        "all-reduce": "solvers.sync.all_reduce:AllReduce",
-        "local-sgd": "solvers.sync.local_sgd:LocalSGD",
-        "diloco": "solvers.sync.diloco:DiLoCo",
-        "hpsgd": "solvers.sync.hpsgd:HPSGD",
+        "all-reduce": "hybrid.solvers.sync.all_reduce:AllReduce",
+        "local-sgd": "hybrid.solvers.sync.local_sgd:LocalSGD",
+        "diloco": "hybrid.solvers.sync.diloco:DiLoCo",
+        "hpsgd": "hybrid.solvers.sync.hpsgd:HPSGD",
     },
     default="all-reduce",
     group="hybrid.sync",
-    base="solvers.sync.base:Strategy",
+    base="hybrid.solvers.sync.base:Strategy",
 )
 """Name -> where its class is."""

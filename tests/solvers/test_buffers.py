@@ -10,7 +10,7 @@ from trainings import assert_same, digits, newest, trained_weights
 from hybrid import Trainer, split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, TrainSettings
-from solvers import (
+from hybrid.solvers import (
     DDG,
     PDASGD,
     AMPNet,
@@ -21,7 +21,7 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
+from hybrid.solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
 
 STEPS = 10
 

@@ -8,8 +8,8 @@ from problems import Problem, copied, exact_pass, make_problem, started
 from torch import Tensor
 
 from hybrid.cuts.partition import split
-from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.state import State
+from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
+from hybrid.solvers.state import State
 
 CUTS = st.lists(st.integers(1, 5), max_size=4, unique=True).map(sorted)
 SOLVERS = [

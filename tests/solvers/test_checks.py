@@ -2,7 +2,7 @@
 
 import pytest
 
-from solvers.checks import nearest
+from hybrid.solvers.checks import nearest
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from declared import declared
 from problems import assert_same, exact_pass, handed_over, make_problem
 
 from hybrid.links import run_threads, run_virtual
-from solvers import Penalty, Petra, Solver, registry
-from solvers.base import Recording
-from solvers.exact.filling import BubbleFill
-from solvers.exact.pipeline import Gaps
+from hybrid.solvers import Penalty, Petra, Solver, registry
+from hybrid.solvers.base import Recording
+from hybrid.solvers.exact.filling import BubbleFill
+from hybrid.solvers.exact.pipeline import Gaps
 
 EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
 """Of each solver, as its own test file gives them."""

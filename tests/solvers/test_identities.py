@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import gradients, make_problem, problems, recorded
 
-from solvers import AugmentedLagrangian, Penalty, PhaseStats
+from hybrid.solvers import AugmentedLagrangian, Penalty, PhaseStats
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-4, 10)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import buffers, make_problem, problems, recorded
 
-from solvers import AugmentedLagrangian, Penalty, PhaseStats
-from solvers.kernels import pool
-from solvers.splitting.coefficients import Coefficients
+from hybrid.solvers import AugmentedLagrangian, Penalty, PhaseStats
+from hybrid.solvers.kernels import pool
+from hybrid.solvers.splitting.coefficients import Coefficients
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-3, 10)

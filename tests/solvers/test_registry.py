@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 from answers import refusal
 
-import solvers
-from solvers import Backprop, Solver, named, registry
+from hybrid import solvers
+from hybrid.solvers import Backprop, Solver, named, registry
 
 
 class Mine(Backprop):
@@ -32,7 +32,9 @@ def test_every_name_leads_to_the_class_that_has_it(name):
 
 
 def test_names_are_read_without_torch():
-    program = "import sys, solvers.registry as r; print(len(r.names()), 'torch' in sys.modules)"
+    program = (
+        "import sys, hybrid.solvers.registry as r; print(len(r.names()), 'torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
@@ -40,7 +42,7 @@ def test_names_are_read_without_torch():
 
 
 def test_what_the_package_has_not_is_no_attribute():
-    with pytest.raises(AttributeError, match="'solvers' has no attribute 'Nope'"):
+    with pytest.raises(AttributeError, match=r"'hybrid.solvers' has no attribute 'Nope'"):
         _ = solvers.Nope
 
 
@@ -60,12 +62,39 @@ def test_another_package_adds_a_method(monkeypatch):
         ([("penalty", "x:Y")], "adds a solver 'penalty', a name that is taken: "),
         ([("x", "x:Y"), ("x", "z:Y")], "adds a solver 'x', a name that is taken: "),
         ([("x", "no.such.module:Y")], "solver 'x' of another package cannot be imported: "),
-        ([("x", "solvers.registry:Y")], "solver 'x' of another package cannot be imported: "),
-        ([("x", "solvers.splitting.penalty:Penalty")], "that is no Solver whose name is 'x'"),
-        ([("x", "solvers.registry:names")], "that is no Solver whose name is 'x'"),
+        (
+            [("x", "hybrid.solvers.registry:Y")],
+            "solver 'x' of another package cannot be imported: ",
+        ),
+        (
+            [("x", "hybrid.solvers.splitting.penalty:Penalty")],
+            "that is no Solver whose name is 'x'",
+        ),
+        ([("x", "hybrid.solvers.registry:names")], "that is no Solver whose name is 'x'"),
     ],
     ids=str,
 )
 def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said):
     others(monkeypatch, *points)
     assert said in refusal(registry.solver_class, "x")
+
+
+def test_the_short_name_gives_the_same_modules_and_yields_to_a_folder_of_the_users(tmp_path):
+    program = "import solvers, solvers.sync, hybrid.solvers.exact.backprop as full\n"
+    program += "from solvers.exact.backprop import Backprop\n"
+    program += "assert Backprop is full.Backprop is solvers.Backprop, Backprop\n"
+    program += "assert full.__spec__.name == full.__name__ == 'hybrid.solvers.exact.backprop'\n"
+    assert in_a_script(tmp_path, program) == ""
+    (tmp_path / "solvers").mkdir()
+    (tmp_path / "solvers" / "__init__.py").write_text("own = 1\n")
+    program = "import solvers, torch\nfrom hybrid import Trainer, split\n"
+    program += "from hybrid.solvers import DDG\nassert solvers.own > hasattr(solvers, 'DDG')\n"
+    program += "Trainer(split(torch.nn.Sequential(torch.nn.Flatten()), blocks=1), solver=DDG())\n"
+    assert in_a_script(tmp_path, program) == ""
+
+
+def in_a_script(folder, program):
+    """What a script in a folder says on stderr."""
+    (folder / "script.py").write_text(program)
+    words = [sys.executable, folder / "script.py"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False).stderr

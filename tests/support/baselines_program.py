@@ -21,7 +21,7 @@ from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import Batch
+from hybrid.solvers import Batch
 
 sys.path.append(str(Path(__file__).parents[2] / "docs/benchmarks"))
 from torch_contenders import DataParallel, Pipeline, process_group

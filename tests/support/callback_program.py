@@ -9,7 +9,7 @@ from hybrid import Callback
 from hybrid.links import AgreedError
 from hybrid.ranks import launch
 from hybrid.settings.config import OptimizerSettings
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 STEPS = 5
 """Of an epoch; a run reports after 4 of them, which are a window, and at its end."""

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from solvers.acting import Known
-from solvers.acting import check as check_conditions
+from hybrid.solvers.acting import Known
+from hybrid.solvers.acting import check as check_conditions
 
 
 def check(solver, setup, precision="float32", **facts):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings
-from solvers import Backprop, registry
+from hybrid.solvers import Backprop, registry
 
 KEYS = sorted({key for solver in registry.OWN for key in known_settings(solver)})
 FLAGS = {

@@ -15,11 +15,11 @@ from hybrid.links import run_threads
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks.grid import Grid
-from solvers import Batch
-from solvers.blocks.buffers import frozen_statistics
-from solvers.instances.nodes import node_slices
-from solvers.layers.depth import Skippable, nothing_left_out, survival
-from solvers.state import State
+from hybrid.solvers import Batch
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.instances.nodes import node_slices
+from hybrid.solvers.layers.depth import Skippable, nothing_left_out, survival
+from hybrid.solvers.state import State
 
 MOMENTUM = 0.9
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from solvers.kernels.fused import SOURCE, THREADS
+from hybrid.solvers.kernels.fused import SOURCE, THREADS
 
 _FLOATS = ("float", "float16", "bfloat16")
 _PAIRS = [f"{x}, {t}" for x, t in product(_FLOATS, _FLOATS)]

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from hybrid.cuts.blocks import Blocks
 from hybrid.cuts.partition import split
 from hybrid.links import RankLinks, run_threads
-from solvers import Batch, Block, Solver, Window
-from solvers.base import Program, Setup
-from solvers.exact.exact_pass import ExactPass, PassSettings
-from solvers.layers.bundle import call_network
-from solvers.layers.projection import leading_projection
-from solvers.layers.reversible import Reversible
-from solvers.state import State, Tensors
+from hybrid.solvers import Batch, Block, Solver, Window
+from hybrid.solvers.base import Program, Setup
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
+from hybrid.solvers.layers.bundle import call_network
+from hybrid.solvers.layers.projection import leading_projection
+from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.state import State, Tensors
 
 
 @dataclass(frozen=True)

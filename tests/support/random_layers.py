@@ -11,7 +11,7 @@ from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint
 from hybrid.ranks import launch
 from hybrid.settings.config import CheckpointSettings, LinkSettings, TrainSettings
-from solvers import (
+from hybrid.solvers import (
     DDG,
     PDASGD,
     AMPNet,
@@ -21,8 +21,8 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.exact.pipeline import Gaps
-from solvers.layers.reversible import Reversible
+from hybrid.solvers.exact.pipeline import Gaps
+from hybrid.solvers.layers.reversible import Reversible
 
 METHODS: dict[str, dict[str, Any]] = {
     "backprop": {"solver": Backprop(micro_batches=1)},

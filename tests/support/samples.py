@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from trainings import trainer_of
 
 from hybrid.ranks import launch
-from solvers import AugmentedLagrangian
+from hybrid.solvers import AugmentedLagrangian
 
 SAMPLES, BATCH = 48, 8
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from solvers import Batch
+from hybrid.solvers import Batch
 
 Set = Callable[[Tensor], Tensor]
 

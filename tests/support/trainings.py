@@ -16,7 +16,7 @@ from hybrid import Trainer, data, models, split
 from hybrid.cuts.blocks import SAMPLES
 from hybrid.folder import checkpoint, traces
 from hybrid.settings.config import CheckpointSettings, TrainSettings
-from solvers import Backprop, Solver
+from hybrid.solvers import Backprop, Solver
 
 BATCH = 32
 Data = tuple[data.Dataset, data.Dataset]

@@ -6,7 +6,7 @@ from conditions import check
 from problems import assert_same, copied, make_problem
 
 from hybrid.links import run_threads
-from solvers import PDASGD
+from hybrid.solvers import PDASGD
 
 MOMENTUM = 0.9
 SGD = PDASGD(backward_slots=0)

@@ -8,7 +8,7 @@ from networks import OWN
 from trainings import digests
 
 from hybrid.ranks import launch
-from solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
 SERIAL, DELAYED = {"solver": Backprop()}, {"solver": DDG(micro_batches=2)}
 PARALLEL = {"solver": AugmentedLagrangian(beta=0.1), "window": 2, "sweeps": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from solvers.acting import Acts
+from hybrid.solvers.acting import Acts
 
 
 class Section(BaseModel):

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from hybrid.settings.limits import MANY
 from hybrid.settings.sections.base import Section, is_reference
-from solvers import registry
-from solvers.acting import Acts, Needs
+from hybrid.solvers import registry
+from hybrid.solvers.acting import Acts, Needs
 
 WorkerKind = Literal["thread", "forkserver"]
 

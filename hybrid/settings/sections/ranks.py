@@ -14,7 +14,7 @@ from hybrid.settings.sections.base import (
     Section,
     is_reference,
 )
-from solvers.acting import REPLICAS, Acts, Needs
+from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 BALANCED = Acts(
     "the command is train or bench, or a plan cuts inside units or a model of your own",

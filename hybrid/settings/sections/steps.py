@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from hybrid.settings import torch_classes
 from hybrid.settings.limits import LARGE
 from hybrid.settings.sections.base import Section
-from solvers.acting import Acts, Needs
+from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
     "optimizer.name is sgd or adamw, since other classes take it as an argument",

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hybrid.settings.limits import MANY
 from hybrid.settings.sections.base import TRAIN, TRAIN_OR_PLAN, Section
-from solvers.acting import REPLICAS, Acts, Needs
+from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 ALIKE = Needs(
     "replicas have the same weights after every step (sync.name is all-reduce)",

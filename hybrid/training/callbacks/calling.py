@@ -12,10 +12,10 @@ from hybrid.errors import AgreedError, reason
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.settings.config import Section
+from hybrid.solvers.state import State
 from hybrid.training.callbacks.base import Callback, RunInfo
 from hybrid.training.callbacks.early_stopping import EarlyStopping
 from hybrid.training.options import RunOptions
-from solvers.state import State
 
 
 class CallbackError(AgreedError):

@@ -15,8 +15,8 @@ from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import TrainSettings
 from hybrid.settings.resolve import load
-from solvers import DDG, Backprop
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers import DDG, Backprop
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 
 def rows(tmp_path, ranks, **given):

@@ -12,7 +12,7 @@ from trainings import assert_same, newest, summary, weights
 from hybrid import data, models
 from hybrid.cli.failure import run_command
 from hybrid.settings.resolve import load
-from solvers import Block
+from hybrid.solvers import Block
 
 QUICK = ("--epochs", "2", "--batch-size", "256", "--set", "train.threads=1")
 NO_WAY_BACK = ("--set", "checkpoint.rollbacks=0")

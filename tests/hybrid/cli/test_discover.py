@@ -11,7 +11,7 @@ from hybrid.settings.explaining import explained
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.settings.resolve import load
 from hybrid.settings.text import to_toml
-from solvers import registry
+from hybrid.solvers import registry
 
 
 def test_everything_there_is_has_a_line(hybrid):

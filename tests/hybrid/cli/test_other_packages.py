@@ -35,7 +35,7 @@ def own(monkeypatch, tmp_path):
             EntryPoint("act", "own_acts", "hybrid.reports"),
         ]
     )
-    for place in ("solvers.named", "hybrid.report.single"):
+    for place in ("hybrid.solvers.named", "hybrid.report.single"):
         monkeypatch.setattr(import_module(place), "entry_points", points.select)
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from trainings import assert_same
 
 from hybrid import Trainer, TrainSettings, split
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

@@ -16,7 +16,7 @@ from hybrid import Trainer, split
 from hybrid.data import Mapped, as_data
 from hybrid.data.mapped import AHEAD
 from hybrid.settings.config import TrainSettings
-from solvers import AugmentedLagrangian
+from hybrid.solvers import AugmentedLagrangian
 
 FIRST = torch.arange(4)
 

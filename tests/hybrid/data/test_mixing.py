@@ -11,7 +11,7 @@ from trainings import assert_same
 from hybrid.data import Mapped
 from hybrid.data.mixing import Mix, generator
 from hybrid.data.sampling import epoch_order
-from solvers import AugmentedLagrangian, Backprop
+from hybrid.solvers import AugmentedLagrangian, Backprop
 
 SAMPLES, BATCH, CLASSES, RATE = 48, 8, 3, 0.1
 X = torch.randn(SAMPLES, 2, 4, 4, generator=torch.Generator().manual_seed(0))

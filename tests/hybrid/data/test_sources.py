@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from hybrid.data import Augmentation, fetch, load, sources
 from hybrid.runs import build
 from hybrid.settings.config import DataSettings
-from solvers import named
+from hybrid.solvers import named
 
 CIFAR10_FILES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 MNIST_FILES = [

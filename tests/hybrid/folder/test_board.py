@@ -11,7 +11,7 @@ from trainings import digits, lines, trainer
 
 from hybrid.folder import board
 from hybrid.folder.board import Board
-from solvers import Penalty
+from hybrid.solvers import Penalty
 
 
 def line(step: int, **values: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ from trainings import assert_same, digits, interrupted, newest, trainer, weights
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import AgreedError, run_threads
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 
 class KilledError(BaseException):

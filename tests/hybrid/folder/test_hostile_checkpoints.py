@@ -23,7 +23,7 @@ from trainings import digits, interrupted, newest, refused, trainer
 
 from hybrid import Trainer
 from hybrid.folder import checkpoint
-from solvers import BlockADMM
+from hybrid.solvers import BlockADMM
 
 GUARDED = Path(__file__).parents[2] / "support" / "guarded_load.py"
 

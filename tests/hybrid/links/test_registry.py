@@ -13,7 +13,7 @@ from hybrid.links import RankLinks, ThreadLinks
 from hybrid.links.registry import LINKS
 from hybrid.ranks.starting import check_links
 from hybrid.settings.config import LinkSettings
-from solvers import AugmentedLagrangian, named
+from hybrid.solvers import AugmentedLagrangian, named
 
 SENT = Counter()
 

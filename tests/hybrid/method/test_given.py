@@ -10,8 +10,8 @@ from misused import X, layers
 from hybrid import Trainer, split
 from hybrid.samplers import AutoAssist, Sampler
 from hybrid.settings.resolve import load
-from solvers import DDG, AugmentedLagrangian, Backprop
-from solvers.sync.diloco import DiLoCo
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.sync.diloco import DiLoCo
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ def test_letters_that_are_swapped_are_seen(asked):
     ("given", "parts"),
     [
         ({"solver": 3}, ("solver is 3, no Solver", "the name of one")),
-        ({"solver": None}, ("solver is None, no Solver", "derives from solvers.base.Solver")),
+        (
+            {"solver": None},
+            ("solver is None, no Solver", "derives from hybrid.solvers.base.Solver"),
+        ),
         ({"solver": dict}, ("solver is <class 'dict'>, no Solver",)),
         ({"solver": Needy}, ("solver is the class Needy", "missing size", "give an object of it")),
         ({"sampler": Sampler}, ("sampler is the class Sampler", "give an object of it")),

@@ -12,8 +12,8 @@ from hybrid.bench.recipes import Recipe
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from solvers import DDG, AugmentedLagrangian
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers import DDG, AugmentedLagrangian
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 HYBRID = Path(__file__).parents[3] / "hybrid"
 

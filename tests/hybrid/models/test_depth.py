@@ -8,9 +8,9 @@ from trainings import assert_same, digits, trained_weights, trainer
 from hybrid import models, split
 from hybrid.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
-from solvers import Backprop
-from solvers.blocks.draws import Draws, find_random_parts
-from solvers.layers.depth import Skippable, nothing_left_out
+from hybrid.solvers import Backprop
+from hybrid.solvers.blocks.draws import Draws, find_random_parts
+from hybrid.solvers.layers.depth import Skippable, nothing_left_out
 
 
 def deep(survival=0.5, name="resnet20"):

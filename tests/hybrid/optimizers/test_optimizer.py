@@ -9,7 +9,7 @@ from hybrid import models
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
-from solvers.acting import Known, check
+from hybrid.solvers.acting import Known, check
 
 
 def decays(settings):

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from hybrid.optimizers import schedule as schedules
 from hybrid.optimizers.schedule import Schedule
 from hybrid.settings.config import ScheduleSettings
-from solvers.acting import Known, check
+from hybrid.solvers.acting import Known, check
 
 NAMES = ("cosine", "linear", "step", "constant")
 

@@ -6,8 +6,8 @@ from hybrid.cuts.costs import Passes
 from hybrid.plan import subject
 from hybrid.plan.planner import Planner
 from hybrid.settings import methods
-from solvers import DDG
-from solvers.exact.pipeline import Cost
+from hybrid.solvers import DDG
+from hybrid.solvers.exact.pipeline import Cost
 
 
 @pytest.fixture(autouse=True)

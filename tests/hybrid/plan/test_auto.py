@@ -10,7 +10,7 @@ from hybrid.links import Network
 from hybrid.plan import auto
 from hybrid.plan.prediction import best
 from hybrid.settings.resolve import load
-from solvers import registry
+from hybrid.solvers import registry
 
 TINY = "--epochs 1 --batch-size 32 --set data.limit=128 --set train.threads=1"
 

@@ -19,8 +19,8 @@ from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import DDG, AugmentedLagrangian, Backprop
-from solvers.sync.diloco import DiLoCo
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.sync.diloco import DiLoCo
 
 ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
 DEVICE = Device(roofline=Roofline(**ROOF))

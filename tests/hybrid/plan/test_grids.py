@@ -14,12 +14,12 @@ from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from solvers import DDG, Backprop
-from solvers.exact.pipeline import Cost
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers import DDG, Backprop
+from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 FAST, SLOW = Network(1e12, 0.0), Network(1e5)
 

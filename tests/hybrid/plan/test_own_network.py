@@ -16,8 +16,8 @@ from hybrid.plan import planner as plan
 from hybrid.plan.standin import StandIn
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
-from solvers import DDG, AugmentedLagrangian, Backprop
-from solvers.exact.pipeline import Cost
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.exact.pipeline import Cost
 
 CODE = """
 import torch

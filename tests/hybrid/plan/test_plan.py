@@ -21,7 +21,7 @@ from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
-from solvers import (
+from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
@@ -31,8 +31,8 @@ from solvers import (
     LocalUpdates,
     Petra,
 )
-from solvers.delayed.ddg import LOST_A_STEP
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.delayed.ddg import LOST_A_STEP
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 

@@ -9,7 +9,15 @@ from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan.standin import StandIn
 from hybrid.settings.config import RoundSettings
-from solvers import DDG, FDG, AugmentedLagrangian, AuxNet, Backprop, FeaturesReplay, LocalUpdates
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    FeaturesReplay,
+    LocalUpdates,
+)
 
 
 def rate(solver, blocks=5, network=None, **rounds):

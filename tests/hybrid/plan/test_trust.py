@@ -10,8 +10,8 @@ from hybrid.plan import advice, auto, subject
 from hybrid.plan.prediction import Prediction
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
-from solvers import DDG
-from solvers.exact.pipeline import Cost
+from hybrid.solvers import DDG
+from hybrid.solvers.exact.pipeline import Cost
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from trainings import digits, trainer
 
 from hybrid.links.distributed import communicator
 from hybrid.ranks import launch
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 VARIABLES = (

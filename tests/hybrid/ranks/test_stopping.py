@@ -22,8 +22,16 @@ from world import for_mpirun
 from hybrid.errors import STOPPED, StoppedError
 from hybrid.folder.checkpoint import complete, load_model, read_manifest
 from hybrid.ranks.stopping import StopRequest, listening
-from solvers import FDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, LocalUpdates, Petra
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import (
+    FDG,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    LocalUpdates,
+    Petra,
+)
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 BLOCKS, STEPS = 2, 10
 WAYS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from hybrid.report.chart import chart
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves
 from hybrid.report.records import Line
-from solvers import DDG, Backprop
+from hybrid.solvers import DDG, Backprop
 
 FLAGS = ("--epochs", 2, "--set", "data.limit=128", "--batch-size", 32, "--set", "train.threads=1")
 

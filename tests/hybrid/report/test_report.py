@@ -23,7 +23,7 @@ from hybrid.report.records import Line, read
 from hybrid.report.single import factor_sections
 from hybrid.report.tables import amount
 from hybrid.runs import restore
-from solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.factorization import Factorization
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"

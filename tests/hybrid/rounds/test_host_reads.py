@@ -9,9 +9,9 @@ import torch
 from trainings import digits, trainer
 
 from hybrid.settings.config import OptimizerSettings
-from solvers import DDG, Backprop, registry
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import DDG, Backprop, registry
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.registry import STRATEGIES
 
 READS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"

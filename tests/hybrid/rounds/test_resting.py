@@ -3,7 +3,7 @@
 from unittest.mock import Mock
 
 from hybrid.rounds.alternating import AlternatingRounds
-from solvers.windows import PhaseStats, Window
+from hybrid.solvers.windows import PhaseStats, Window
 
 
 def test_a_rest_corrects_every_round_whatever_the_rounds_between_corrections():

@@ -10,7 +10,7 @@ from hybrid.ranks.grid import Place
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings
-from solvers import (
+from hybrid.solvers import (
     DDG,
     PDASGD,
     AugmentedLagrangian,

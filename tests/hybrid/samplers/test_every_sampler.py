@@ -15,8 +15,8 @@ from hybrid.folder import checkpoint
 from hybrid.samplers import SAMPLERS, AutoAssist, Choice, Sampler, SelectiveBackprop, Uniform
 from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.settings.config import CheckpointSettings, LinkSettings
-from solvers import DDG, AugmentedLagrangian, Backprop
-from solvers.state import State
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.state import State
 
 
 @dataclass(frozen=True)

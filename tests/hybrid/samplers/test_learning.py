@@ -14,7 +14,7 @@ from trainings import digits, lines, refused, summary, trained_weights, trainer
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.samplers import AutoAssist, Choice, Learning, SelectiveBackprop
-from solvers import (
+from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,
@@ -26,7 +26,7 @@ from solvers import (
     LocalUpdates,
     Penalty,
 )
-from solvers.blocks.objective import Objective
+from hybrid.solvers.blocks.objective import Objective
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from hybrid.method import checks
 from hybrid.settings.config import ModelSettings
 from hybrid.settings.explaining import conditions
-from solvers import acting, registry
-from solvers.acting import Acts, Count, Known, Needs, Positive, Settings
+from hybrid.solvers import acting, registry
+from hybrid.solvers.acting import Acts, Count, Known, Needs, Positive, Settings
 from tests.test_settings_act import MODES, _asked, train
 
 

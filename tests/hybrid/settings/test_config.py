@@ -11,7 +11,7 @@ from hybrid.settings.config import Config
 from hybrid.settings.methods import known_settings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import parse_override, to_toml
-from solvers import registry
+from hybrid.solvers import registry
 
 
 def write(path, text):

@@ -15,8 +15,8 @@ from hybrid.cli.app import app
 from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
 from hybrid.settings.resolve import load
-from solvers import registry
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import registry
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 ROOT = Path(__file__).parents[3]
 ROUNDS: list[dict[str, Any]] = [

@@ -13,9 +13,9 @@ from hybrid.samplers.registry import SAMPLERS
 from hybrid.samplers.uniform import Uniform
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
-from solvers import Backprop, named
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.registry import STRATEGIES
+from hybrid.solvers import Backprop, named
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.registry import STRATEGIES
 
 
 @dataclass(frozen=True)

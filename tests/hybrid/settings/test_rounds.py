@@ -8,7 +8,7 @@ from answers import refusal
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import to_toml
-from solvers import registry
+from hybrid.solvers import registry
 
 CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
 EXACT = [name for name, method in CLASSES.items() if method.exact]

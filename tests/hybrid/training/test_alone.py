@@ -18,7 +18,7 @@ from trainings import (
 )
 
 from hybrid.settings.round_options import WINDOW
-from solvers import (
+from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,

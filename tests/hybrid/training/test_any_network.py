@@ -18,8 +18,8 @@ from zoo_program import CASES, trained
 from hybrid.data.sampling import epoch_order
 from hybrid.optimizers import schedule
 from hybrid.settings.config import ScheduleSettings
-from solvers import Backprop
-from solvers.layers.bundle import call_network
+from hybrid.solvers import Backprop
+from hybrid.solvers.layers.bundle import call_network
 
 BLOCKS = [4, pytest.param(1, marks=pytest.mark.slow)]
 LARGE = [name for name in ZOO if name.startswith(("torchvision", "timm"))]

@@ -20,8 +20,8 @@ from trainings import (
 )
 
 from hybrid.settings.config import CheckpointSettings, LinkSettings
-from solvers import AugmentedLagrangian
-from solvers.splitting.store import Store
+from hybrid.solvers import AugmentedLagrangian
+from hybrid.solvers.splitting.store import Store
 
 AUTO: dict[str, Any] = {
     "window": "auto",

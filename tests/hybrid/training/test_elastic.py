@@ -9,8 +9,8 @@ from trainings import digits, interrupted, network, newest, trainer
 
 from hybrid import split
 from hybrid.folder import checkpoint
+from hybrid.solvers import BlockADMM
 from hybrid.training.run import Run
-from solvers import BlockADMM
 
 CUTS = ["layer1.0", "layer2.0"]
 OTHERS = [[], ["layer2.0"], [*CUTS, "layer3.0"]]

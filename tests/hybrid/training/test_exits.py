@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from hybrid import Callback, Trainer, split
 from hybrid.data import Mapped
 from hybrid.errors import no_exit
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 pytestmark = pytest.mark.timeout(60)
 entropy = nn.functional.cross_entropy

@@ -12,7 +12,7 @@ from hybrid.errors import AgreedError
 from hybrid.folder import runfolder, traces
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
-from solvers import Backprop, Penalty
+from hybrid.solvers import Backprop, Penalty
 
 SERIAL = Backprop()
 

@@ -13,11 +13,11 @@ from hybrid.links.threads import run_threads
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
-from solvers import DDG, Backprop
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers import DDG, Backprop
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 SYNCS = {
     "all-reduce": AllReduce(),

@@ -11,7 +11,7 @@ from zoo_packages import installed, package
 
 from hybrid import split
 from hybrid.settings.config import LinkSettings
-from solvers import AMPNet, AugmentedLagrangian, Backprop
+from hybrid.solvers import AMPNet, AugmentedLagrangian, Backprop
 
 GRIDS = [(2, 1), (1, 3), (1, 8)]
 """The test set has seven mini-batches: three replicas have unequal numbers, of eight one none."""

@@ -23,7 +23,7 @@ from trainings import (
 
 from hybrid import data
 from hybrid.data.sampling import epoch_order
-from solvers import FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
 
 EPOCHS, STEPS = 2, 6
 DECAY = [1 - i / STEPS for i in range(STEPS)]

@@ -22,7 +22,7 @@ from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
 from hybrid.runs import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
 

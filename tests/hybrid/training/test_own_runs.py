@@ -11,7 +11,7 @@ from torch import nn
 
 from hybrid import Trainer, TrainSettings, data, split
 from hybrid.folder import checkpoint
-from solvers import FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
 
 SHORT = TrainSettings(epochs=2, batch_size=8, threads=1)
 

@@ -11,10 +11,10 @@ from trainings import trainer_of
 from hybrid import data
 from hybrid.samplers import Choice, Sampler
 from hybrid.settings.config import OptimizerSettings
-from solvers import Backprop, PhaseStats, Program, Solver
-from solvers.base import program_of
-from solvers.exact.exact_pass import ExactPass
-from solvers.sync.base import Strategy, Sync
+from hybrid.solvers import Backprop, PhaseStats, Program, Solver
+from hybrid.solvers.base import program_of
+from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.sync.base import Strategy, Sync
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from trainings import (
 
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, LinkSettings, OptimizerSettings
-from hybrid.training.run import Run
-from solvers import (
+from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
@@ -34,10 +33,11 @@ from solvers import (
     Penalty,
     Petra,
 )
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.training.run import Run
 
 EVERY = {
     solver.name: solver
@@ -90,7 +90,7 @@ def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
     solver = EVERY[name]
     model = model_of(name)
     expected = trained_weights(trainer(solver, model=model, **_window(name)), few)
-    monkeypatch.setattr("solvers.windows.Batch.of_replica", _whole)
+    monkeypatch.setattr("hybrid.solvers.windows.Batch.of_replica", _whole)
     monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
     start = AllReduce.start
     monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))

@@ -8,8 +8,8 @@ from trainings import BATCH, digests, digits, interrupted, lines, newest, traine
 
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
-from solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}

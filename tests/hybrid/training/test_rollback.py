@@ -12,8 +12,8 @@ from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
-from solvers import AugmentedLagrangian, Backprop, BlockADMM
-from solvers.exact.exact_pass import PassSettings
+from hybrid.solvers import AugmentedLagrangian, Backprop, BlockADMM
+from hybrid.solvers.exact.exact_pass import PassSettings
 
 EVERY = 5
 """Steps an epoch."""

@@ -20,7 +20,7 @@ from trainings import (
 )
 
 from hybrid.settings.config import LinkSettings, OptimizerSettings, RoundSettings
-from solvers import (
+from hybrid.solvers import (
     DDG,
     FDG,
     PDASGD,

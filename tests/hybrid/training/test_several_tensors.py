@@ -10,7 +10,7 @@ from trainings import assert_same
 from hybrid import Trainer, split
 from hybrid.data import as_data
 from hybrid.settings.config import TrainSettings
-from solvers import DDG, AugmentedLagrangian, BlockADMM
+from hybrid.solvers import DDG, AugmentedLagrangian, BlockADMM
 
 WIDE, NARROW, CLASSES, BATCH = 6, 3, 4, 32
 

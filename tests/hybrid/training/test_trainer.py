@@ -9,9 +9,9 @@ from trainings import BATCH, digits, lines, network, refused, summary, trainer
 from hybrid import split
 from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings, OptimizerSettings
-from solvers import FDG, AugmentedLagrangian, Backprop
-from solvers.exact.exact_pass import PassSettings
-from solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
+from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 

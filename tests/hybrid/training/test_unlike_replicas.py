@@ -9,10 +9,10 @@ from trainings import assert_same, digits, interrupted, trained_weights, trainer
 
 from hybrid.folder import checkpoint
 from hybrid.settings.config import CheckpointSettings
-from solvers import Backprop
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo, DiLoCoSync
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers import Backprop
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.diloco import DiLoCo, DiLoCoSync
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hybrid.data import Mapped
 from hybrid.errors import CodeError
 from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
-from solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
+from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
 
 pytestmark = pytest.mark.timeout(60)
 entropy = nn.functional.cross_entropy
@@ -296,9 +296,9 @@ def test_the_error_of_a_users_code_is_kept_as_the_cause():
 
 
 def test_an_error_of_this_package_is_not_taken_for_a_users(monkeypatch):
-    home = {"__name__": "solvers.exact.exact_pass"}
+    home = {"__name__": "hybrid.solvers.exact.exact_pass"}
     exec("def step(self, batch): raise RuntimeError('a defect')", home)
-    monkeypatch.setattr("solvers.exact.exact_pass.ExactPass.step", home["step"])
+    monkeypatch.setattr("hybrid.solvers.exact.exact_pass.ExactPass.step", home["step"])
     with pytest.raises(RuntimeError, match=r"^a defect$"):
         fit()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from solvers import Block
+from hybrid.solvers import Block
 
 
 def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from solvers.blocks.draws import Draws, find_random_parts
-from solvers.layers.reversible import Reversible
+from hybrid.solvers.blocks.draws import Draws, find_random_parts
+from hybrid.solvers.layers.reversible import Reversible
 
 
 class Layer(nn.Module):

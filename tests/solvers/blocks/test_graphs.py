@@ -10,8 +10,8 @@ from measures import Kappa
 from problems import make_problem, recorded
 from torch import nn
 
-from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.blocks.graphs import WARM_UP, StepGraphs
+from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
+from hybrid.solvers.blocks.graphs import WARM_UP, StepGraphs
 
 
 class Repeat:
@@ -190,7 +190,7 @@ def test_a_capture_that_waits_for_the_gpu_leaves_the_stream_as_it_was():
 
 @pytest.mark.gpu
 def test_cuda_graphs_train_like_kernels_one_by_one():
-    from solvers.blocks.graphs import CudaCapture
+    from hybrid.solvers.blocks.graphs import CudaCapture
 
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()

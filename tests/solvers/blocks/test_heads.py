@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from solvers import Block
-from solvers.blocks.heads import Head, sizes
+from hybrid.solvers import Block
+from hybrid.solvers.blocks.heads import Head, sizes
 
 
 def block(module):

@@ -5,9 +5,9 @@ import torch
 from answers import refusal
 from torch import nn
 
-from solvers import Block
-from solvers.blocks.heads import Head
-from solvers.blocks.optimizer_state import (
+from hybrid.solvers import Block
+from hybrid.solvers.blocks.heads import Head
+from hybrid.solvers.blocks.optimizer_state import (
     clone_optimizer,
     from_tensors,
     optimizer_state,

@@ -14,9 +14,9 @@ from torch.func import functional_call
 from unit_steps import MOMENTUM, trained
 from unit_steps import made as units_made
 
-from solvers import DDG, FDG, FeaturesReplay
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.ddg import StashingProgram
+from hybrid.solvers import DDG, FDG, FeaturesReplay
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.ddg import StashingProgram
 
 OTHER = {"ddg": ["features-replay"], "features-replay": ["ddg"], "fdg": ["local-updates"]}
 """Two blocks, corrected so often: DDG's delay is the same as FDG's."""

@@ -19,10 +19,10 @@ from unit_steps import MOMENTUM, SGD, made, numbered, trained
 
 from hybrid.links import run_virtual
 from hybrid.settings.config import CheckpointSettings
-from solvers import FDG, PDASGD
-from solvers.base import Setup
-from solvers.blocks.buffers import frozen_statistics
-from solvers.delayed.units import Recomputed, Stashed, Units, unit_slices
+from hybrid.solvers import FDG, PDASGD
+from hybrid.solvers.base import Setup
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.delayed.units import Recomputed, Stashed, Units, unit_slices
 
 OTHER = {"solver.name": ["local-updates"]}
 SLOTS = {

@@ -12,9 +12,9 @@ from torch import nn
 
 from hybrid import models, split
 from hybrid.models.reversible import Residual
-from solvers import Batch, Petra
-from solvers.layers.reversible import Reversible
-from solvers.state import Tensors
+from hybrid.solvers import Batch, Petra
+from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.state import Tensors
 
 EXAMPLES = {
     "petra": Petra(micro_batches=1),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solvers.delayed.timetable import Timetable
+from hybrid.solvers.delayed.timetable import Timetable
 
 
 def delays(units, slots, queue=0):

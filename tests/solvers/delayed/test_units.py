@@ -9,10 +9,10 @@ from torch import nn
 from unit_steps import SGD, made, trained
 
 from hybrid import split
-from solvers import PDASGD, Batch
-from solvers.blocks.average import Average
-from solvers.blocks.draws import Draws
-from solvers.delayed.units import unit_slices
+from hybrid.solvers import PDASGD, Batch
+from hybrid.solvers.blocks.average import Average
+from hybrid.solvers.blocks.draws import Draws
+from hybrid.solvers.delayed.units import unit_slices
 
 
 def chain(make):

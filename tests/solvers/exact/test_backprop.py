@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from setting_modes import EXACT, Mode, Values
 
-from solvers import Backprop
+from hybrid.solvers import Backprop
 
 SAME = dict.fromkeys(EXACT, "exact gradients do not depend on the cuts")
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from problems import assert_same, exact_pass, gradients, make_problem, problems, without_batch_norm
 from torch import nn
 
-from solvers import PhaseStats, Record
-from solvers.exact.wire import Wire
-from solvers.kernels import pool, upsample
+from hybrid.solvers import PhaseStats, Record
+from hybrid.solvers.exact.wire import Wire
+from hybrid.solvers.kernels import pool, upsample
 
 
 def exact_gradients(problem, **given_):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from problems import assert_same, exact_pass, handed_over, make_problem, without_batch_norm
 from torch import Tensor, nn
 
-from solvers import AugmentedLagrangian
-from solvers.base import Setup
-from solvers.exact.filling import BubbleFill, stored_batches
-from solvers.exact.pipeline import Gaps, Op
+from hybrid.solvers import AugmentedLagrangian
+from hybrid.solvers.base import Setup
+from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.exact.pipeline import Gaps, Op
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)

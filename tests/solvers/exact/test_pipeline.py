@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from solvers.exact.pipeline import (
+from hybrid.solvers.exact.pipeline import (
     LOCAL_COST,
     Cost,
     Gaps,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from solvers.exact.wire import Wire, WireFormat
-from solvers.kernels import pool, upsample
+from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.kernels import pool, upsample
 
 FORMATS = get_args(WireFormat)
 SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]

@@ -21,11 +21,11 @@ from hybrid.links import run_virtual
 from hybrid.plan.memory import saved_bytes
 from hybrid.report.single import write
 from hybrid.settings.config import CheckpointSettings
-from solvers import PDASGD, AMPNet, Backprop
-from solvers.base import Setup
-from solvers.instances.nodes import StashedNodes
-from solvers.instances.paths import Paths
-from solvers.instances.schedule import limit
+from hybrid.solvers import PDASGD, AMPNet, Backprop
+from hybrid.solvers.base import Setup
+from hybrid.solvers.instances.nodes import StashedNodes
+from hybrid.solvers.instances.paths import Paths
+from hybrid.solvers.instances.schedule import limit
 
 OTHER = {"solver.name": ["pd-asgd"]}
 LATE = {

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 from torch import nn
 
-from solvers.instances.nodes import node_slices
-from solvers.instances.paths import Paths
-from solvers.layers.depth import Skippable
+from hybrid.solvers.instances.nodes import node_slices
+from hybrid.solvers.instances.paths import Paths
+from hybrid.solvers.layers.depth import Skippable
 
 FLAT = [1.0, 0.9, 0.6, 1.0, 0.3]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solvers.instances.paths import Paths
-from solvers.instances.schedule import InstancePass, Schedule, limit
+from hybrid.solvers.instances.paths import Paths
+from hybrid.solvers.instances.schedule import InstancePass, Schedule, limit
 
 SURVIVALS = st.lists(
     st.lists(st.sampled_from([1.0, 0.5, 0.1]), min_size=0, max_size=4), min_size=1, max_size=5

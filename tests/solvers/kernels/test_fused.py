@@ -14,13 +14,13 @@ from kernels_on_cpu import NAMES, SOME, CpuLauncher, build, compiled, instantiat
 from problems import make_problem, recorded
 from torch import Tensor
 
-from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.exact.wire import Wire
-from solvers.kernels import ascend, couple, multiply, pack, step, unpack
-from solvers.kernels.choice import set_launcher
-from solvers.kernels.fused import OPTIONS, SOURCE
-from solvers.layers.factorization import Factorization
-from solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
+from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
+from hybrid.solvers.exact.wire import Wire
+from hybrid.solvers.kernels import ascend, couple, multiply, pack, step, unpack
+from hybrid.solvers.kernels.choice import set_launcher
+from hybrid.solvers.kernels.fused import OPTIONS, SOURCE
+from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -42,7 +42,7 @@ def on(request):
         return CpuLauncher(request.getfixturevalue("library"))
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    from solvers.kernels.cupy_launcher import CupyLauncher
+    from hybrid.solvers.kernels.cupy_launcher import CupyLauncher
 
     return CupyLauncher()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from solvers.layers.auxiliary import HASHED, auxiliary_network
+from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
 
 IMAGES = [(16, 8, 8), (64, 1, 1), (8, 5, 5), (4, 6, 4), (2, 12, 16)]
 GIVEN = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from solvers.layers.bundle import EXACT, Bundle, call_network
+from hybrid.solvers.layers.bundle import EXACT, Bundle, call_network
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -12,10 +12,10 @@ from torch import nn
 from hybrid import Trainer, data, models, split
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from solvers import LocalUpdates
-from solvers.blocks.heads import Head
-from solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
-from solvers.state import State, Tensors
+from hybrid.solvers import LocalUpdates
+from hybrid.solvers.blocks.heads import Head
+from hybrid.solvers.local.local_updates import PROGRESS_INTERVAL, LocalUpdatesProgram
+from hybrid.solvers.state import State, Tensors
 
 GREEDY = {"solver.style=chunked": "two chunks of two blocks are trained greedily"}
 TWO = dict.fromkeys(("split.cuts", *SERIAL), "two blocks that overlap are back-propagation")

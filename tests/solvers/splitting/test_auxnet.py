@@ -10,10 +10,10 @@ from setting_modes import windowed
 
 from hybrid import split
 from hybrid.links import run_threads
-from solvers import AuxNet, Batch, Block, Setup, Window
-from solvers.blocks.objective import Objective
-from solvers.splitting.auxnet import auxiliary_network
-from solvers.state import State
+from hybrid.solvers import AuxNet, Batch, Block, Setup, Window
+from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.splitting.auxnet import auxiliary_network
+from hybrid.solvers.state import State
 
 UNRECORDED = dict.fromkeys(
     ("rounds.window=1", "rounds.window=auto"), "one sweep, and nothing recorded"

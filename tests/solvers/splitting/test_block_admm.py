@@ -28,8 +28,8 @@ from setting_modes import KEPT, Mode, paced, windowed
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
-from solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
-from solvers.layers.projection import PROJECTIONS, Projection, Sign
+from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
+from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 # small steps: where the weights are unstable, rounding errors grow a thousandfold a sweep

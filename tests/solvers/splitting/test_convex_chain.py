@@ -8,8 +8,8 @@ from problems import Fixed, Problem, started
 from torch import nn
 
 from hybrid.cuts.partition import split
-from solvers import AugmentedLagrangian, Batch, BlockADMM
-from solvers.blocks.objective import Objective
+from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
+from hybrid.solvers.blocks.objective import Objective
 
 
 def linear_chain(K):

@@ -9,10 +9,10 @@ from problems import buffers, make_problem, recorded
 from torch import nn
 
 from hybrid.cuts.partition import split
-from solvers import BlockADMM
-from solvers.layers.factorization import EPSILON, Factorization
-from solvers.splitting.factors import FactorCut
-from solvers.splitting.store import Store
+from hybrid.solvers import BlockADMM
+from hybrid.solvers.layers.factorization import EPSILON, Factorization
+from hybrid.solvers.splitting.factors import FactorCut
+from hybrid.solvers.splitting.store import Store
 
 RHO, RHO_M, RANK = 0.5, 0.25, 2
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])

@@ -12,7 +12,7 @@ from trainings import assert_same as assert_same_weights
 from trainings import digits, trained_weights, trainer
 
 from hybrid.links import run_threads, run_virtual
-from solvers import BlockADMM
+from hybrid.solvers import BlockADMM
 
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
 FILTER = 2

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from problems import assert_weights_moved, buffers, make_problem, problems, recorded
 from setting_modes import KEPT, Mode, filled, paced, windowed
 
-from solvers import AugmentedLagrangian, BlockADMM, Penalty
-from solvers.kernels import pool
-from solvers.splitting.store import Store
+from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
+from hybrid.solvers.kernels import pool
+from hybrid.solvers.splitting.store import Store
 
 CLOSE = {"solver.beta": 0.1}
 """lam stays close to activations that are as small as those of the tests."""

@@ -20,9 +20,9 @@ from least_squares import (
 from torch import nn
 
 from hybrid.links import run_threads
-from solvers.blocks.block import Block
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.hpsgd import HPSGD
 
 
 def hpsgd(batches, w, replicas, h, lag, drift, decay=0.0):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from hybrid.links import run_threads
-from solvers.sync import reduction
-from solvers.sync.messages import Feedback, decode, encode
-from solvers.sync.reduction import Reduction, memory, packed, unpack
+from hybrid.solvers.sync import reduction
+from hybrid.solvers.sync.messages import Feedback, decode, encode
+from hybrid.solvers.sync.reduction import Reduction, memory, packed, unpack
 
 
 def vectors(replicas, length, seed=0):

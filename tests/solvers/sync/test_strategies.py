@@ -18,11 +18,11 @@ from least_squares import (
 from torch import nn
 
 from hybrid.links import run_threads
-from solvers.blocks.block import Block
-from solvers.sync.all_reduce import AllReduce
-from solvers.sync.diloco import DiLoCo
-from solvers.sync.hpsgd import HPSGD
-from solvers.sync.local_sgd import LocalSGD
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.sync.all_reduce import AllReduce
+from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.solvers.sync.hpsgd import HPSGD
+from hybrid.solvers.sync.local_sgd import LocalSGD
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])

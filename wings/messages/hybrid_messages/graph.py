@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hybrid.solvers import checks
 from hybrid_messages.control import Loss, Source
 from hybrid_messages.layer import Layer
 from hybrid_messages.node import Message, Node
-from solvers import checks
 
 
 class Letter(NamedTuple):

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from hybrid.settings.config import first_fault
 from hybrid.settings.text import read_toml
+from hybrid.solvers import acting
+from hybrid.solvers.acting import Known
+from hybrid.solvers.checks import unknown
 from hybrid_rl.settings import RlConfig, RlSettings, help_texts
-from solvers import acting
-from solvers.acting import Known
-from solvers.checks import unknown
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> RlConfig:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hybrid.settings.config import LinkSettings, Section
 from hybrid.settings.limits import LARGE, MANY
-from solvers.acting import Acts
+from hybrid.solvers.acting import Acts
 
 REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)
 

@@ -8,7 +8,7 @@ from callback_program import STEPS, few, short
 from trainings import interrupted, refused
 
 from hybrid import CSVLogger
-from solvers import AugmentedLagrangian
+from hybrid.solvers import AugmentedLagrangian
 
 
 def rows(file):
