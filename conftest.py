@@ -14,6 +14,8 @@ from typing import Any
 
 # before torch is imported, here and in what tests start: workers share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
+# every step of replicas is followed by a look whether their weights have the same bits
+os.environ["HYBRID_DEBUG"] = "1"
 
 import pytest
 from commands import command

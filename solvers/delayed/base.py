@@ -131,7 +131,7 @@ class DelayedProgram(Program):
                 self._rate = batch.learning_rate
                 losses = []
                 for part in split_into_micro_batches(
-                    batch, self.solver.num_micro_batches(len(batch)), self.block
+                    batch, self.num_micro_batches(batch), self.block
                 ):
                     self._ticks += 1
                     if self.block.last:

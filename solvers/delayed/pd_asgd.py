@@ -208,7 +208,7 @@ class PDASGDProgram(UnitProgram):
         flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
         rates: dict[UnitPass, float] = {}
         for batch in window.batches:
-            for _ in range(min(self.solver.num_micro_batches(len(batch)), len(batch))):
+            for _ in range(self.num_micro_batches(batch)):
                 passes = self._table.passes_of_tick(self._ticks)
                 rates |= dict.fromkeys(passes, batch.learning_rate)
                 self._ticks += 1
@@ -258,9 +258,7 @@ class PDASGDProgram(UnitProgram):
     def _micro_batches(self, window: Window) -> Iterator[MicroBatch]:
         for batch in window.batches:
             self._rate = batch.learning_rate
-            yield from split_into_micro_batches(
-                batch, self.solver.num_micro_batches(len(batch)), self.block
-            )
+            yield from split_into_micro_batches(batch, self.num_micro_batches(batch), self.block)
 
     def _forward_units(self, flight: UnitFlight) -> None:
         for unit, lock in enumerate(self._locks):

@@ -32,7 +32,8 @@ class BubbleFill:
 
         g = exact gradient of mini-batch t at w_k
         l = mean over those n_k samples of the local loss's gradient, at the same w_k
-        c = local_lr min(1, n_k / N), N the mini-batch's size: few samples are a noisy mean
+        c = local_lr min(1, n_k / N), N the mini-batch's size: few samples are a noisy mean; of R
+            replicas, whose shares differ by a sample, all take that of a share of N // R
         added   w_k <- optimizer step with g + c l
         own     w_k <- optimizer step with g, then one with l and learning rate c lr
 
@@ -117,8 +118,10 @@ class BubbleFill:
 
     def step(self, batch: Batch, exact_step: Callable[[], None]) -> None:
         """Step on the exact gradient at hand and on the local one; the record is then complete."""
-        share = self.program.local_lr * min(1.0, self._samples / self.samples)
-        added = share * batch.share * self.block.rates["local"]
+        share = self.program.local_lr * self._filled_share(batch)
+        # the step that it becomes part of is itself smaller after a roll-back
+        rates = self.block.rates
+        added = share * batch.share * rates["local"] / rates["exact"]
         local = self._local_gradient()
         if local is None:
             exact_step()
@@ -136,6 +139,12 @@ class BubbleFill:
             self.block.step("local", batch.learning_rate * share)
         self._history.appendleft((self._slot, batch))
         self._slot = (self._slot + 1) % self.slots
+
+    def _filled_share(self, batch: Batch) -> float:
+        """min(1, n_k / N): a learning rate, so it may not depend on the replica's own share."""
+        samples = batch.size // self.program.setup.replicas
+        done = min(sum(self.gaps), len(self._history) * samples)
+        return min(1.0, done / samples)
 
     def _add_gradient(self, batch: Batch, rows: Rows, visit: int) -> None:
         exact = [(p, p.grad) for p in self.block.module.parameters()]

@@ -188,7 +188,7 @@ class AMPNetProgram(UnitProgram):
         with stats.timed(self.links):
             paths, first = self._drawn_paths(), self._ticks
             for batch in window.batches:
-                self._roster.add_batch(batch, self.solver.num_micro_batches(len(batch)), paths)
+                self._roster.add_batch(batch, self.num_micro_batches(batch), paths)
             self._ticks = len(self._roster.paths)
             images, scores = self._images(window), Scores()
             if self.solver.any_order:
@@ -231,7 +231,7 @@ class AMPNetProgram(UnitProgram):
 
     def _images(self, window: Window) -> Iterator[Tensor]:
         for batch in window.batches:
-            yield from batch.images().tensor_split(self.solver.num_micro_batches(len(batch)))
+            yield from batch.images().tensor_split(self.num_micro_batches(batch))
 
     def _run_schedule(
         self, ranks: Sequence[Sequence[InstancePass]], images: Iterator[Tensor], scores: Scores

@@ -113,6 +113,9 @@ class AllReduced(Sync):
         self._under_way, self._begun = [], 0
         return True
 
+    def after_step(self, kind: str) -> None:
+        self.compare()
+
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
         """Begin the sum of a bucket's gradients."""
         name, self._begun = f"{kind} {self._begun}", self._begun + 1

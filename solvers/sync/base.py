@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -62,6 +64,13 @@ class Replica(Protocol):
         ...
 
 
+COMPARED = bool(os.environ.get("HYBRID_DEBUG"))
+"""Whether replicas compare the bits of their weights after every step: HYBRID_DEBUG=1 asks for it.
+
+It costs a small message to every replica.
+"""
+
+
 class Sync(ABC):
     """Keeps the weights of one block's replicas together: all that a strategy keeps on a rank.
 
@@ -71,10 +80,33 @@ class Sync(ABC):
 
     def __init__(self, strategy: Any, block: Replica, peers: Peers, share: float) -> None:
         self.strategy, self.block, self.peers, self.share = strategy, block, peers, share
+        self._steps = 0
         self.begin()
 
     def begin(self) -> None:  # noqa: B027
         """Make what this rank keeps."""
+
+    def compare(self) -> None:
+        """RuntimeError if the weights of the block's replicas differ in a bit after a step.
+
+        An exact strategy calls it; it does nothing unless `COMPARED`.
+        """
+        self._steps += 1
+        if not COMPARED:
+            return
+        number = 0
+        for p in self.block.everything():
+            held = p.detach().cpu().contiguous().reshape(-1)
+            number = zlib.crc32(held.view(torch.uint8).numpy().data, number)
+        mine = torch.tensor([number])
+        found = [int(x) for x in self.peers.exchange([mine] * self.peers.replicas)()]
+        other = next((r for r, theirs in enumerate(found) if theirs != found[0]), None)
+        if other is not None:
+            raise RuntimeError(
+                f"the weights of block {self.block.index} differ between replicas 0 and {other} "
+                f"after its step {self._steps}: report it, or see what in a solver or an "
+                "optimizer of your own depends on the replica"
+            )
 
     def last_pass(self, kind: str) -> AbstractContextManager[None]:
         """Around the last backward pass before a step of `kind`: its gradients will not change."""

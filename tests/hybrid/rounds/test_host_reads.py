@@ -16,8 +16,9 @@ from hybrid.solvers.sync.registry import STRATEGIES
 READS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"
 )  # fmt: skip
-ON_THE_HOST = {"right_answers", "add_batch", "_get_value"}
-"""Functions that read tensors of the host only: labels, sample numbers, the step count of Adam."""
+ON_THE_HOST = {"right_answers", "add_batch", "_get_value", "compare"}
+"""Functions that read tensors of the host only (labels, sample numbers, the step count of Adam), or
+that only a debug run calls."""
 
 
 @contextmanager

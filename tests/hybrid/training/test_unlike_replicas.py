@@ -1,6 +1,7 @@
 """Replicas that differ, in what they use or within a round; grids that go on as another."""
 
 import shutil
+from itertools import count
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import nn
 from trainings import assert_same, digits, interrupted, trained_weights, trainer, trainer_of
 
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings
-from hybrid.solvers import Backprop
+from hybrid.settings.config import CheckpointSettings, ScheduleSettings
+from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Petra
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo, DiLoCoSync
 from hybrid.solvers.sync.local_sgd import LocalSGD
@@ -61,6 +62,58 @@ def test_two_replicas_have_the_bits_of_one_chain_of_two_parts(make):
         made.fit((x, y), (x, y))
         found.append({k: v.clone() for k, v in model.state_dict().items()})
     assert_same(*found)
+
+
+UNEVEN = {
+    "ddg": (DDG(), 2, {"train": {"batch_size": 63}}),
+    "fdg": (FDG(micro_batches=4), 2, {"train": {"batch_size": 7}}),
+    "petra": (Petra(micro_batches=4), 2, {"train": {"batch_size": 7}}),
+    "own steps in gaps": (
+        AugmentedLagrangian(),
+        2,
+        {
+            "train": {"batch_size": 17},
+            "fill": True,
+            "fill_step": "own",
+            "gaps": [(4, 4), (0, 8), (0, 4)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_replicas_whose_shares_differ_by_a_sample_stay_equal(name):
+    """Their bits are compared after every step; what counts samples is the same on all of them."""
+    solver, replicas, settings = UNEVEN[name]
+    torch.manual_seed(0)
+    size = 6 * settings["train"]["batch_size"]
+    x, y = torch.randn(size, 12), torch.randint(0, 3, (size,))
+    model = nn.Sequential(*(nn.Linear(12, 12) for _ in range(3)), nn.Linear(12, 3))
+    schedule = ScheduleSettings(name="linear", warmup_epochs=1)
+    cuts = {"cuts": ["1", "2"], "replicas": replicas, "schedule": schedule}
+    trainer_of(model, solver, **cuts, **settings).fit((x, y), (x, y))
+
+
+def test_replicas_that_part_are_noticed_at_once():
+    class Drifting(torch.optim.SGD):
+        """Steps on every second replica a little further."""
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["lr"] *= 1 + 1e-6 * (self.number % 2)
+            return super().step(closure)
+
+    numbers = count()
+
+    def drifting(groups):
+        made = Drifting(groups, lr=0.1)
+        made.number = next(numbers)
+        return made
+
+    x, y = torch.randn(32, 8), torch.randint(0, 3, (32,))
+    made = trainer_of(nn.Sequential(nn.Linear(8, 3)), Backprop(), replicas=2, optimizer=drifting)
+    with pytest.raises(RuntimeError, match="block 0 differ between replicas 0 and 1 after its ste"):
+        made.fit((x, y), (x, y))
 
 
 def test_a_run_that_was_refused_leaves_the_network_as_it_was(few, tmp_path):

@@ -35,10 +35,11 @@ def fill_of(problem, solver, gaps, kind, block, links=None):
     return BubbleFill(solver.start(block, links, setup), gaps, BATCH, kind)
 
 
-def filled(problem, gaps, m, kind="added", solver=SOLVER):
+def filled(problem, gaps, m, kind="added", solver=SOLVER, rates=None):
     """All tensors of the network after a pass a mini-batch; gaps None: without local work."""
 
     def program(block, links):
+        block.rates |= rates or {}
         fill = None
         if gaps is not None:
             fill = fill_of(problem, solver, gaps[block.index], kind, block, links)
@@ -150,6 +151,16 @@ def test_filled_passes_equal_those_of_one_process(kind, more, close, seed, m, cu
     expected = simulated(small(cuts, seed, batch_norm=False), gaps, m, kind, solver)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], **close)
+
+
+@KINDS
+def test_after_roll_backs_a_local_step_is_as_small_as_its_factor_says(kind):
+    """Of the second, 1/4 of its size, be it a step of its own or a part of the exact one."""
+    found = filled(small([1, 3]), THREE, 2, kind, rates={"exact": 0.5, "local": 0.25})
+    slower = small([1, 3])
+    halved = [replace(b, learning_rate=b.learning_rate / 2) for b in slower.batches]
+    solver = replace(SOLVER, local_lr=SOLVER.local_lr / 2)
+    assert_same(found, filled(replace(slower, batches=halved), THREE, 2, kind, solver))
 
 
 @KINDS
