@@ -99,7 +99,7 @@ class Sync(ABC):
             held = p.detach().cpu().contiguous().reshape(-1)
             number = zlib.crc32(held.view(torch.uint8).numpy().data, number)
         mine = torch.tensor([number])
-        found = [int(x) for x in self.peers.exchange([mine] * self.peers.replicas)()]
+        found = torch.cat(self.peers.exchange([mine] * self.peers.replicas)()).tolist()
         other = next((r for r, theirs in enumerate(found) if theirs != found[0]), None)
         if other is not None:
             raise RuntimeError(
