@@ -54,6 +54,8 @@ class Batch:
     samples' places there."""
     total: int = 0
     """For one replica's share: samples of the mini-batch; 0: these are all of them."""
+    whole: Tensor | None = None
+    """For a part: the samples of the mini-batch on all replicas; None: these are all of them."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,18 +78,24 @@ class Batch:
         """Targets (N, ...)."""
         return self._of_source(self.source.labels)
 
+    def whole_labels(self) -> Tensor:
+        """Targets of the whole mini-batch, on all replicas."""
+        return self.labels() if self.whole is None else self.source.labels(self.whole, self.step)
+
     def part(self, places: Rows) -> Batch:
         """The samples in those places as a mini-batch of their own."""
         ids, mine = self.within or (self.ids, slice(None))
         places = places if self.within is None else torch.arange(len(ids))[mine][places]
-        return replace(self, ids=ids[places], within=(ids, places), total=0)
+        whole = ids if self.whole is None else self.whole
+        return replace(self, ids=ids[places], within=(ids, places), total=0, whole=whole)
 
     def of_replica(self, replica: int, replicas: int) -> Batch:
         """The share of one replica; shares differ by at most one sample."""
         if replicas == 1:
             return self
         if not self.source.mixes:
-            return replace(self, ids=self.ids.tensor_split(replicas)[replica], total=len(self))
+            ids = self.ids.tensor_split(replicas)[replica]
+            return replace(self, ids=ids, total=len(self), whole=self.ids)
         sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
         start = sum(sizes[:replica])
         mine = self.part(slice(start, start + sizes[replica]))

@@ -10,10 +10,10 @@ from torch import nn
 from hybrid.cuts.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import OptimizerSettings, TrainSettings
-from hybrid.solvers.blocks.average import Average
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Draws
 from hybrid.solvers.blocks.graphs import StepGraphs
+from hybrid.solvers.blocks.optimizer_state import Average
 from hybrid.solvers.layers.projection import leading_projection
 
 M = TypeVar("M", bound=nn.Module)

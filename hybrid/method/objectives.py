@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_structure
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
 from hybrid.samplers.base import Learning
-from hybrid.solvers.blocks.metrics import Metric, right_answers, tried_metrics
-from hybrid.solvers.blocks.objective import Loss, Objective, check_mean
+from hybrid.solvers.blocks.metrics import LEFT_OUT, Metric, right_answers, tried_metrics
+from hybrid.solvers.blocks.objective import Objective, check_mean, whole_and_parts
 from hybrid.solvers.blocks.user_code import detached
+from hybrid.solvers.blocks.weighted import Loss
 from hybrid.solvers.checks import unknown
 from hybrid.solvers.layers.bundle import Bundle
 
@@ -32,6 +34,8 @@ LOSSES: Mapping[str, Loss] = {
 }
 TRIED = 2
 """The number of samples to try them on."""
+MOST_CLASSES = 64
+"""Whose losses are compared, one by one and together."""
 
 
 class Objectives(NamedTuple):
@@ -42,6 +46,8 @@ class Objectives(NamedTuple):
     mix: Mix | None
     output: tuple[int, ...] | None
     """The shape of one sample's output; None: several tensors."""
+    undivided: str = ""
+    """How the loss of a mini-batch differs from that of its parts; empty: it does not."""
 
     @classmethod
     def none(cls) -> Objectives:
@@ -87,7 +93,9 @@ class Objectives(NamedTuple):
         train.expect_classes(_classes(out, targets) if classified and mix is None else 0)
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
-        return cls(training, tested, mix, output)
+        undivided = _undivided(named, loss, out, targets)
+        tested = replace(tested, splits=not undivided)
+        return cls(training, tested, mix, output, undivided)
 
 
 def _losses(options: Options) -> tuple[Loss, Loss]:
@@ -133,6 +141,26 @@ def _classes(out: Any, targets: Any) -> int:
         return 0
     classes = targets.dtype is torch.int64 and out.dim() == targets.dim() + 1
     return out.shape[1] if classes and out.shape[:1] + out.shape[2:] == targets.shape else 0
+
+
+def _undivided(named: str, loss: Loss, out: Any, targets: Any) -> str:
+    """How the loss of several samples differs from that of their parts; empty: it does not."""
+    found = whole_and_parts(loss, *_varied(out, targets))
+    if found is None:
+        return ""
+    whole, parts = found
+    return f"{named} of a few samples is {whole:.4g}, and the mean of theirs one by one {parts:.4g}"
+
+
+def _varied(out: Any, targets: Any) -> tuple[Any, Any]:
+    """More of such outputs and targets, with every class among these, where they are classes."""
+    classes = _classes(out, targets)
+    rows = torch.arange(max(4, min(classes, MOST_CLASSES))) % len(tree_leaves(targets)[0])
+    out, targets = tree_map(lambda x: x[rows.to(x.device)], (out, targets))
+    if classes:
+        others = torch.arange(targets.numel(), device=targets.device) % classes
+        targets = torch.where(targets == LEFT_OUT, targets, others.view_as(targets))
+    return out, targets
 
 
 def _leaf(x: Any) -> Any:

@@ -20,7 +20,7 @@ from hybrid.settings.config import (
     TrainSettings,
 )
 from hybrid.solvers.blocks.metrics import Metric
-from hybrid.solvers.blocks.objective import Loss
+from hybrid.solvers.blocks.weighted import Loss
 from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.registry import STRATEGIES
 

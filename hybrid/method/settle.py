@@ -48,6 +48,7 @@ def settle(
         problem=problem,
     )
     check(method)
+    _check_loss(method)
     _check_messages(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
@@ -92,6 +93,25 @@ def _setup(
         replicas=replicas,
         seed=train.seed,
     )
+
+
+def _check_loss(method: Method) -> None:
+    """ValueError for a loss of whole mini-batches where they are trained in parts."""
+    setup, options = method.setup, method.options
+    parts = {
+        "micro-batches": method.solver.num_micro_batches(setup.batch_size),
+        "micro-batches of corrections": method.correction.micro_batches if setup.corrects else 1,
+        "replicas": setup.replicas if options.sync.exact else 1,
+        "parts in gaps": 1 + len(method.gaps),
+    }
+    into = [f"{count} {what}" for what, count in parts.items() if count > 1]
+    if method.problem.objectives.undivided and into:
+        raise ValueError(
+            f"{method.problem.objectives.undivided}: {' and '.join(into)} would train on another "
+            "loss than the whole mini-batch. Give a value for each sample (reduction='none'), "
+            "torch's CrossEntropyLoss or NLLLoss with class weights, or a loss with a method "
+            "denominator(targets); or train undivided, with 1 micro-batch and 1 replica"
+        )
 
 
 def _check_messages(method: Method) -> None:

@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from hybrid.solvers.blocks.average import Average
 from hybrid.solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
 from hybrid.solvers.blocks.draws import Draws, Key
 from hybrid.solvers.blocks.graphs import StepGraphs
 from hybrid.solvers.blocks.objective import Objective
-from hybrid.solvers.blocks.optimizer_state import clone_optimizer, restrict_to
+from hybrid.solvers.blocks.optimizer_state import Average, clone_optimizer, restrict_to
 from hybrid.solvers.blocks.user_code import FAULTS, described, failure
 from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Sync
 from hybrid.solvers.sync.norms import SharedNorms
-from hybrid.solvers.windows import Classified
+from hybrid.solvers.windows import Batch, Classified
 
 
 @dataclass
@@ -131,9 +130,28 @@ class Block:
         # weights are used once in each pass, and a cache must not outlive a captured graph
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
-    def classify(self, out: Any, labels: Tensor) -> Classified:
-        """Loss and metric of the last block's output (or a head's) and the batch's targets."""
-        return self.objective(out, labels)
+    def classify(self, out: Any, labels: Tensor, weight: Tensor | None = None) -> Classified:
+        """Loss and metric of the last block's output (or a head's) and its targets.
+
+        `weight` is the `part_weight` of a part of a mini-batch.
+        """
+        return self.objective(out, labels, weight)
+
+    def part_weight(self, batch: Batch) -> Tensor | None:
+        """What a batch's samples weigh in the loss, if all of its whole mini-batch weigh alike.
+
+        None: each sample counts alike, or there is nothing else in the mini-batch.
+        """
+        return self.part_weights(batch, [len(batch)])[0]
+
+    def part_weights(self, batch: Batch, sizes: Sequence[int]) -> Sequence[Tensor | None]:
+        """`part_weight` of the parts of a batch that have so many samples."""
+        if self.objective.weighted is None or (batch.whole is None and len(sizes) == 1):
+            return [None] * len(sizes)
+        labels = batch.whole_labels()
+        weight = self.objective.weight(labels)
+        assert weight is not None
+        return [weight * size / len(labels) for size in sizes]
 
     def step(
         self,

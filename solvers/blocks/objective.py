@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any
 
@@ -21,12 +21,16 @@ from hybrid.solvers.blocks.metrics import (
     sum_and_weight,
     training_sum,
 )
-from hybrid.solvers.blocks.user_code import FAULTS, call_user_code, detached
+from hybrid.solvers.blocks.user_code import (
+    FAULTS,
+    call_user_code,
+    described,
+    detached,
+    failure,
+)
+from hybrid.solvers.blocks.weighted import SMALLEST, Loss, Weighted, weighted
 from hybrid.solvers.layers.bundle import Bundle
 from hybrid.solvers.windows import Classified, Seen
-
-Loss = Callable[[Any, Any], Tensor]
-"""(output, targets) -> the mean over the samples, or a loss of each, (N,) or (N, ...)."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,30 @@ class Objective:
     """Whether the loss of each sample is needed, besides their mean."""
     output: TreeSpec = field(default_factory=lambda: tree_structure(0))
     """The structure of the network's output."""
+    splits: bool = True
+    """Whether the loss of a mini-batch is the mean, weighted or not, of those of its parts."""
 
-    def __call__(self, out: Any, targets: Tensor) -> Classified:
-        """Mean loss with its graph, and what the accuracy needs."""
+    @cached_property
+    def weighted(self) -> Weighted | None:
+        """The loss, where it is a weighted mean."""
+        return weighted(self.loss)
+
+    def weight(self, targets: Tensor) -> Tensor | None:
+        """What the targets weigh in the loss together; None: each sample counts alike."""
+        if self.weighted is None:
+            return None
+        return denominator(self.named, self.weighted, self._unpacked(targets))
+
+    def __call__(self, out: Any, targets: Tensor, weight: Tensor | None = None) -> Classified:
+        """Mean loss with its graph, and what the accuracy needs.
+
+        Of a part of a mini-batch, `weight` is what so many of its samples weigh on average. The
+        loss is then such that the losses of all parts, each times its share of the samples, add up
+        to that of the undivided mini-batch.
+        """
         count = len(targets)
-        known = targets if self.targets is None else self.targets.unpack(targets)
-        loss = mean(call_user_code(self.named, self.loss, out, known), count)
+        known = self._unpacked(targets)
+        loss = self._mean(out, known, count, weight)
         if torch.is_grad_enabled() and not loss.requires_grad and _has_graph(out):
             raise ValueError(
                 "the loss gave a tensor without a gradient: let torch compute it from the output, "
@@ -62,6 +84,18 @@ class Objective:
         function: Any = metric.function if isinstance(metric, AllSamples) else metric
         scores = call_user_code("the metric 'accuracy'", function, detached(out), known)
         return Classified(loss, training_sum(scores, count), each)
+
+    def _unpacked(self, targets: Tensor) -> Any:
+        return targets if self.targets is None else self.targets.unpack(targets)
+
+    def _mean(self, out: Any, known: Any, count: int, weight: Tensor | None = None) -> Tensor:
+        """The mean over these samples, or of a part of a mini-batch; 0 where nothing counts."""
+        if self.weighted is None:
+            return mean(call_user_code(self.named, self.loss, out, known), count)
+        values = mean(call_user_code(self.named, self.weighted, out, known), count)
+        own = denominator(self.named, self.weighted, known)
+        factor = own / (own if weight is None else weight).clamp_min(SMALLEST)
+        return values * factor.to(values)
 
     @property
     def accumulates_in_training(self) -> bool:
@@ -86,33 +120,38 @@ class Objective:
         each: Tensor = values.float()
         return each.flatten(1).mean(1) if each.dim() > 1 else each
 
-    @property
+    @cached_property
     def accumulated(self) -> dict[str, Accumulating]:
-        """The metrics that are not sums over batches."""
-        return {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
+        """What is no sum over batches: such metrics and, if it cannot be divided, the loss."""
+        found = {k: v for k, v in self.metrics.items() if isinstance(v, Accumulating)}
+        return found if self.splits else {"loss": AllSamples("loss", self.loss), **found}
 
     @property
     def sums(self) -> list[str]:
         """The names of what `measured` gives, in its order."""
-        return ["loss", *(name for name in self.metrics if name not in self.accumulated)]
+        names = ("loss", *self.metrics)
+        return [name for name in names if name not in self.accumulated]
 
     def measured(self, out: Any, targets: Tensor) -> Tensor:
         """Sums and weights (M, 2), in float64, of the loss and of the metrics that are sums."""
-        count = len(targets)
-        known = targets if self.targets is None else self.targets.unpack(targets)
-        loss = mean(call_user_code(self.named, self.loss, out, known), count).double() * count
-        pairs: list[tuple[Tensor, Tensor | int]] = [(loss, count)]
-        for name in self.sums[1:]:
+        count, device = len(targets), tree_leaves(out)[0].device
+        known = self._unpacked(targets)
+        pairs: list[tuple[Tensor, Tensor | int]] = []
+        for name in self.sums:
+            if name == "loss":
+                weight: Tensor | int = count
+                if self.weighted is not None:
+                    weight = denominator(self.named, self.weighted, known)
+                pairs.append((self._mean(out, known, count).double() * weight, weight))
+                continue
             scores: Any = self.metrics[name]
             pairs.append(
                 sum_and_weight(call_user_code(f"the metric {name!r}", scores, out, known), count)
             )
         numbers = [
-            x.to(loss) if isinstance(x, Tensor) else torch.full_like(loss, x)
-            for pair in pairs
-            for x in pair
+            torch.as_tensor(x, dtype=torch.float64, device=device) for pair in pairs for x in pair
         ]
-        return torch.stack(numbers).view(-1, 2)
+        return torch.stack(numbers).view(-1, 2) if numbers else torch.zeros(0, 2)
 
     def seen(self, out: Any, targets: Tensor) -> Seen:
         """What metrics that accumulate need: the tensors of an output, and the targets."""
@@ -122,7 +161,7 @@ class Objective:
         """Update metrics by outputs and targets."""
         for seen in batches:
             *leaves, targets = (tensor.detach().cpu() for tensor in seen)
-            known = targets if self.targets is None else self.targets.unpack(targets)
+            known = self._unpacked(targets)
             out = tree_unflatten(leaves, self.output)
             for name in names:
                 call_user_code(f"the metric {name!r}", self.accumulated[name].update, out, known)
@@ -155,6 +194,51 @@ def check_mean(named: str, loss: Loss, out: Any, targets: Any) -> None:
             "it is a sum: give their mean (torch's reduction='mean'), or one value for each sample "
             "(reduction='none')"
         )
+
+
+def whole_and_parts(loss: Loss, out: Any, targets: Any) -> tuple[float, float] | None:
+    """The loss of some samples and the mean of theirs one by one, if these differ.
+
+    Then the parts of a mini-batch have another loss, and other gradients, than the whole of it. If
+    the loss fails here, or is random, nothing is concluded.
+    """
+    count, known = len(tree_leaves(targets)[0]), weighted(loss)
+
+    def of(rows: slice) -> tuple[float, float | int]:
+        some, theirs = tree_map(lambda x: x[rows], (detached(out), targets))
+        samples = len(range(count)[rows])
+        weight = samples if known is None else float(denominator("the loss", known, theirs))
+        return float(mean((known or loss)(some, theirs), samples)), weight
+
+    try:
+        with torch.no_grad():
+            whole, again = of(slice(None))[0], of(slice(None))[0]
+            each = [of(slice(i, i + 1)) for i in range(count)]
+    except FAULTS:
+        return None
+    total = sum(weight for _, weight in each)
+    if whole != again or total == 0:
+        return None
+    parts = sum(one * weight for one, weight in each) / total
+    size = sum(abs(one) * weight for one, weight in each) / total
+    return None if abs(whole - parts) <= 1e-4 * size else (whole, parts)
+
+
+def denominator(named: str, loss: Weighted, targets: Any) -> Tensor:
+    """What targets weigh together, in float64; ValueError for what is no one number."""
+    try:
+        found = loss.denominator(targets)
+    except FAULTS as error:
+        raise ValueError(
+            f"the denominator of {named} fails on targets {described(targets)}: {failure(error)}"
+        ) from error
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        shown = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"the denominator of {named} gave {shown}: let it give a tensor of one number, the sum "
+            "of the targets' weights"
+        )
+    return found.detach().double().reshape(())
 
 
 def _has_graph(out: Any) -> bool:

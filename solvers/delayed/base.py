@@ -228,7 +228,7 @@ class DelayedProgram(Program):
         """The last block's tick: forward, loss, backward; its share of the mini-batch's loss."""
         lam = self._leaf(self._receive_input(part))
         assert part.labels is not None
-        found = self.block.classify(self.block.forward(lam, part.key), part.labels)
+        found = self.block.classify(self.block.forward(lam, part.key), part.labels, part.weight)
         self.block.backward(found.loss * part.share, key=part.key)
         stats.scored(found)
         self._finish(part, lam)

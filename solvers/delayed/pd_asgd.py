@@ -274,7 +274,7 @@ class PDASGDProgram(UnitProgram):
             flight.value = None
             return
         found = self._units.classify(flight, part.labels)
-        flight.part = part._replace(images=None, labels=None)
+        flight.part = part._replace(images=None, labels=None, weight=None)
         stats.scored(found)
         self._losses.append(found.loss)
         if part.is_last:

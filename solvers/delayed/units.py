@@ -98,7 +98,7 @@ class Units(ABC):
     def classify(self, flight: UnitFlight, labels: Tensor) -> Classified:
         """Loss and metric of the last unit's output, whose adjoint the flight then has."""
         out, into = self._loss_input(flight)
-        found = self.block.classify(out, labels)
+        found = self.block.classify(out, labels, flight.part.weight)
         loss = found.loss * flight.part.share
         flight.value = None
         flight.adjoint, _ = vjp([loss], [torch.ones_like(loss)], into, [])

@@ -125,7 +125,7 @@ class ExactPass(Program):
                     lam = lam if carried is None else carried
                 out = block.forward(lam, (0, batch.step, 0))
                 if block.last:
-                    stats.classified(block.classify(out, batch.labels()))
+                    stats.classified(block.classify(out, batch.labels(), block.part_weight(batch)))
                 else:
                     wire.send(links.to_next, out)
                 if recorder is not None:
@@ -216,7 +216,7 @@ class _Pass:
         else:
             out = self.block.forward(lam, part.key)
         if part.labels is not None:
-            found = self.block.classify(out, part.labels)
+            found = self.block.classify(out, part.labels, part.weight)
             stats.scored(found)
             out = found.loss * part.share
             self.losses.append(found.loss.detach() * part.own_share)

@@ -30,6 +30,8 @@ class MicroBatch(NamedTuple):
     """On the first block: (stop - start, C, H, W)."""
     labels: Tensor | None = None
     """On the last block: (stop - start,)."""
+    weight: Tensor | None = None
+    """There, if its loss weighs samples: see `Block.part_weight`."""
 
     @property
     def key(self) -> Key:
@@ -57,8 +59,9 @@ def split_into_micro_batches(batch: Batch, count: int, block: Block) -> list[Mic
     sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
     images = batch.images().split(sizes) if block.first else [None] * len(sizes)
     labels = batch.labels().split(sizes) if block.last else [None] * len(sizes)
+    weights = block.part_weights(batch, sizes) if block.last else [None] * len(sizes)
     parts, start = [], 0
-    for i, (n, x, y) in enumerate(zip(sizes, images, labels, strict=True)):
-        parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y))
+    for i, (n, x, y, w) in enumerate(zip(sizes, images, labels, weights, strict=True)):
+        parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y, w))
         start += n
     return parts

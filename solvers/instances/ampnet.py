@@ -174,7 +174,7 @@ class AMPNetProgram(UnitProgram):
         """No instance is under way, as after a drain."""
         count, self._ticks = self.block.count, 0
         self._schedule = Schedule(count, self.solver.active_keys(count))
-        self._roster = Roster(self.block.index, self.block.last or self._exit is not None)
+        self._roster = Roster(self.block, self.block.last or self._exit is not None)
         self._under_way: dict[int, Instance] = {}
         """Instances whose forward pass over this block is done and whose backward pass is not."""
         tensors = self._wire.tensors

@@ -29,7 +29,7 @@ class Exit:
     def classify(self, flight: Instance, labels: Tensor) -> Classified:
         """Loss and metric of the block's output, whose adjoint the flight then has."""
         x = flight.value.detach().requires_grad_()
-        found = self.block.classify(self.head(self.block, x), labels)
+        found = self.block.classify(self.head(self.block, x), labels, flight.part.weight)
         loss = found.loss * flight.part.share
         p, *gradients = torch.autograd.grad(loss, [x, *self.weights])
         for w, g in zip(self.weights, gradients, strict=True):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.base import Links
+from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.micro_batches import MicroBatch
 from hybrid.solvers.instances.paths import Path, Paths
 from hybrid.solvers.state import Tensors, entries
@@ -19,11 +20,16 @@ Message = tuple[Tensor, ...]
 """As it is on the wire."""
 
 
+def _no_weights(batch: Batch, sizes: Sequence[int]) -> Sequence[None]:
+    return [None] * len(sizes)
+
+
 class Roster:
     """All instances by number, as one rank knows them."""
 
-    def __init__(self, index: int, labeled: bool) -> None:
-        self.index, self.labeled = index, labeled
+    def __init__(self, block: Block, labeled: bool) -> None:
+        self.index, self.labeled = block.index, labeled
+        self.part_weights = block.part_weights if labeled else _no_weights
         self.drawn: list[tuple[int, int]] = []
         """The step of each, and its first sample: what its path is drawn for."""
         self.paths: list[Path] = []
@@ -34,11 +40,12 @@ class Roster:
         """Number a mini-batch's instances, and draw their paths."""
         ids, start = batch.ids.tensor_split(parts), 0
         labels = batch.labels().tensor_split(parts) if self.labeled else [None] * len(ids)
-        for number, (own, y) in enumerate(zip(ids, labels, strict=True)):
+        weights = self.part_weights(batch, [len(own) for own in ids])
+        for number, (own, y, w) in enumerate(zip(ids, labels, weights, strict=True)):
             self.drawn.append((batch.step, int(own[0])))
             self.paths.append(paths.of(*self.drawn[-1]))
             size = start, start + len(own), batch.size, len(batch)
-            part = MicroBatch(batch.step, number, *size, None, y)
+            part = MicroBatch(batch.step, number, *size, None, y, w)
             if self.paths[-1].last >= self.index:
                 self.waiting[len(self.paths) - 1] = part, batch.learning_rate
             start += len(own)
@@ -63,6 +70,8 @@ class Roster:
             found[f"waits {item:09d}.rate"] = float64_rows([[rate]])
             if part.labels is not None:
                 found[f"waits {item:09d}.y"] = part.labels
+            if part.weight is not None:
+                found[f"waits {item:09d}.weight"] = part.weight
         return found
 
     def load_state(self, found: Tensors) -> None:
@@ -71,7 +80,8 @@ class Roster:
         waits = entries(found, "waits ")
         for name in [n.removesuffix(".part") for n in waits if n.endswith(".part")]:
             numbers, labels = waits[f"{name}.part"].tolist(), waits.get(f"{name}.y")
-            part = MicroBatch(*numbers)._replace(labels=labels)
+            weight = waits.get(f"{name}.weight")
+            part = MicroBatch(*numbers)._replace(labels=labels, weight=weight)
             self.waiting[int(name)] = part, float(waits[f"{name}.rate"])
 
 

@@ -170,7 +170,8 @@ class LocalUpdatesProgram(Program):
     def _own_gradient(self, x: Tensor, batch: Batch, stats: PhaseStats) -> None:
         """Add the gradients of the block's own loss; x's graph stays if an adjoint is to come."""
         block = self.block
-        found = block.classify(x if self._head is None else self._head(block, x), batch.labels())
+        out = x if self._head is None else self._head(block, x)
+        found = block.classify(out, batch.labels(), block.part_weight(batch))
         loss = found.loss if batch.share == 1 else found.loss * batch.share
         block.backward(loss, retain_graph=self._gets_adjoint)
         stats.classified(found)

@@ -113,7 +113,7 @@ class AuxNetProgram(Program):
             links.to_previous(generated.detach())
         x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
-            found = block.classify(x, batch.labels())
+            found = block.classify(x, batch.labels(), block.part_weight(batch))
             block.backward(found.loss if batch.share == 1 else found.loss * batch.share)
             stats.classified(found)
         else:

@@ -103,7 +103,8 @@ class BlockUpdates(AugmentedLagrangianProgram):
         scale = block.loss_scale
         if block.last:
             with block.span("backward"):
-                (p,) = torch.autograd.grad(block.classify(x, batch.labels()).loss * scale, z)
+                found = block.classify(x, batch.labels(), block.part_weight(batch))
+                (p,) = torch.autograd.grad(found.loss * scale, z)
             return None, block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
         beta, factor = self._after.weight_beta, self.solver.filter

@@ -238,7 +238,7 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
         if block.last:
             run = self._captured(classification_step, key, block, with_input, batch.size)
             with block.span("local step", key):
-                x, p_in, loss, correct, *seen = run(lam, batch.labels())
+                x, p_in, loss, correct, *seen = run(lam, batch.labels(), block.part_weight(batch))
             stats.classified(Classified(loss, correct, seen=tuple(seen) or None))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)

@@ -8,7 +8,13 @@ from hybrid.solvers.kernels import Coupling, couple
 
 
 def classification_step(
-    key: Key, block: Block, with_input: bool, size: int, lam: Tensor, labels: Tensor
+    key: Key,
+    block: Block,
+    with_input: bool,
+    size: int,
+    lam: Tensor,
+    labels: Tensor,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """The last block's: leaves gradients in the parameters.
 
@@ -17,7 +23,7 @@ def classification_step(
     """
     lam = lam.detach().requires_grad_() if with_input else lam.detach()
     x = block.forward(lam, key)
-    found = block.classify(x, labels)
+    found = block.classify(x, labels, weight)
     block.backward(found.loss if size == len(lam) else found.loss * (len(lam) / size), key=key)
     loss = found.loss.detach()
     adjoint = block.sample_adjoint(lam, size)

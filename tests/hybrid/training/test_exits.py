@@ -48,8 +48,8 @@ WHILE = {
         "do not make a batch: SystemExit: 0",
     ),
     "a data set's length": ({"train": Unsized()}, HERE, ENDS),
-    "a loss": ({"loss": after(9, entropy, leaving)}, f"block 1: {HERE}", ENDS),
-    "a loss of one block": ({"loss": after(9, entropy, leaving), "blocks": 1}, HERE, ENDS),
+    "a loss": ({"loss": after(17, entropy, leaving)}, f"block 1: {HERE}", ENDS),
+    "a loss of one block": ({"loss": after(17, entropy, leaving), "blocks": 1}, HERE, ENDS),
     "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
     "a forward pass": ({"model": network(4)}, f"block 1: {HERE}", ENDS),
     "a forward pass that is tried": ({"model": network(-1)}, HERE, ENDS),
@@ -57,7 +57,7 @@ WHILE = {
     "a schedule": ({"schedule": leaving}, HERE, ENDS),
     "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
     "an exception of its own": (
-        {"loss": after(9, entropy, oddly)},
+        {"loss": after(17, entropy, oddly)},
         *("block 1: Odd: of its own kind (test_exits.py, line ", ENDS),
     ),
 }

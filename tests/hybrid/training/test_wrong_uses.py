@@ -231,7 +231,7 @@ WHILE = {
         *("sample 30", "target 9", "3 classes", "give the network more outputs"),
     ),
     "a loss of another length": (
-        {"loss": after(9, entropy, lambda out, y: out[:-1, 0])},
+        {"loss": after(17, entropy, lambda out, y: out[:-1, 0])},
         *("shape (15,) for 16 samples", "one row for each sample"),
     ),
     "a loss that is not a number": (
@@ -239,7 +239,7 @@ WHILE = {
         *("the loss is not finite at serial step 0", "lower --lr"),
     ),
     "a loss that fails": (
-        {"loss": after(9, entropy, failing)},
+        {"loss": after(17, entropy, failing)},
         *("block 1: the loss fails on output (16, 3)", "KeyError", "misused.py, line"),
     ),
     "a batch transform that fails": (
@@ -290,7 +290,7 @@ def assert_whole(out: Path) -> None:
 
 def test_the_error_of_a_users_code_is_kept_as_the_cause():
     with pytest.raises(CodeError) as caught:
-        fit(loss=after(9, entropy, failing))
+        fit(loss=after(17, entropy, failing))
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__.__traceback__.tb_next is not None
 

@@ -6,7 +6,7 @@ from answers import refusal
 from torch import nn
 from torch.nn import functional as F
 
-from hybrid.solvers.blocks.objective import check_mean
+from hybrid.solvers.blocks.objective import check_mean, whole_and_parts
 
 _random = torch.Generator().manual_seed(0)
 OUT = torch.randn(2, 3, generator=_random)
@@ -83,6 +83,18 @@ MEANS = {
 def test_a_mean_is_none_of_the_refused(kind):
     torch.manual_seed(0)
     check_mean("the loss", *MEANS[kind])
+
+
+UNDIVIDED = {"in pairs", "among all", "and a norm"}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_what_is_no_mean_over_samples_is_noticed(kind):
+    """But for what fails for one sample, or is random: nothing is concluded of that.
+
+    Here dice is a mean, because the shares of each sample add up to 1.
+    """
+    assert bool(whole_and_parts(*MEANS[kind])) == (kind in UNDIVIDED)
 
 
 SUMS = {

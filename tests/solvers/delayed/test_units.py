@@ -10,8 +10,8 @@ from unit_steps import SGD, made, trained
 
 from hybrid import split
 from hybrid.solvers import PDASGD, Batch
-from hybrid.solvers.blocks.average import Average
 from hybrid.solvers.blocks.draws import Draws
+from hybrid.solvers.blocks.optimizer_state import Average
 from hybrid.solvers.delayed.units import unit_slices
 
 

@@ -1,0 +1,200 @@
+"""A loss that weighs or leaves out targets has the gradient of the undivided mini-batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from answers import refusal
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from trainings import trainer_of
+
+from hybrid.data.mapped import Mapped
+from hybrid.data.sampling import epoch_order
+from hybrid.links import run_threads
+from hybrid.solvers import (
+    DDG,
+    FDG,
+    PDASGD,
+    AMPNet,
+    AugmentedLagrangian,
+    AuxNet,
+    Backprop,
+    BlockADMM,
+    FeaturesReplay,
+    LocalUpdates,
+    Penalty,
+)
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.objective import Objective
+from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.training.evaluation import measure_network
+
+BATCH, STEPS, CLASSES = 13, 4, 3
+WEIGHT = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64)
+LOSS = nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=-7, label_smoothing=0.1)
+PARTED = (Backprop(), DDG(), FDG(), FeaturesReplay())
+OTHERS = (Penalty(), AugmentedLagrangian(), BlockADMM(), AuxNet(), LocalUpdates())
+CASES = [
+    *(
+        pytest.param(
+            replace(solver, micro_batches=m), replicas, {}, id=f"{solver.name}-{m}-{replicas}"
+        )
+        for solver in PARTED
+        for m, replicas in ((2, 1), (4, 1), (1, 2), (1, 3), (2, 3), (4, 2))
+    ),
+    *(pytest.param(s, r, {}, id=f"{s.name}-{r}") for s in OTHERS for r in (1, 2, 3)),
+    *(
+        pytest.param(AugmentedLagrangian(), r, {"fill": True, "fill_step": kind}, id=f"{kind}-{r}")
+        for r in (1, 2)
+        for kind in ("added", "own")
+    ),
+    pytest.param(PDASGD(micro_batches=4), 1, {}, id="pd-asgd"),
+    pytest.param(AMPNet(micro_batches=4), 1, {}, id="ampnet"),
+    pytest.param(Backprop(), 2, {"sync": LocalSGD(steps=2)}, id="local-sgd"),
+]
+
+
+def samples():
+    """Inputs and targets; of the first mini-batch the first half has none that counts."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH * STEPS, 6, generator=random, dtype=torch.float64)
+    y = torch.randint(0, CLASSES, (BATCH * STEPS,), generator=random)
+    order = epoch_order(0, 0, BATCH * STEPS)
+    y[order[[*range(BATCH // 2 + 1), 20, 33]]] = LOSS.ignore_index
+    return x, y, order
+
+
+def network():
+    torch.manual_seed(1)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)]
+    return nn.Sequential(*layers, nn.Linear(6, CLASSES)).double()
+
+
+def trained(loss, targets, solver, replicas, settings):
+    model = network()
+    if settings.get("fill"):
+        settings = settings | {"gaps": [(4, 2), (3, 20), (0, 9)]}
+    made = trainer_of(
+        model,
+        solver,
+        cuts=["1.0", "2"],
+        loss=loss,
+        replicas=replicas,
+        metrics={},
+        train={"epochs": 1, "batch_size": BATCH},
+        **settings,
+    )
+    data = samples()[0], targets
+    made.fit(data, data)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("solver", "replicas", "settings"), CASES)
+def test_every_method_has_the_gradient_of_the_undivided_loss(solver, replicas, settings):
+    """As if each sample's loss came with N / (sum_j v_j) of its mini-batch, summed by hand."""
+    _, y, order = samples()
+    counts = (y >= 0).double()
+    v = WEIGHT[y.clamp_min(0)] * counts
+    factors = torch.empty_like(v)
+    for ids in order.split(BATCH):
+        factors[ids] = counts[ids] * len(ids) / v[ids].sum()
+
+    def each(out, targets):
+        """-sum_c v_c ((1 - e) [c = y] + e / C) log p_c of each sample, times its factor."""
+        classes, factor = targets[:, 0].long(), targets[:, 1]
+        e = LOSS.label_smoothing
+        hits = F.one_hot(classes, CLASSES).double() * (1 - e) + e / CLASSES
+        return -(out.log_softmax(1) * hits * WEIGHT).sum(1) * factor
+
+    known = torch.stack([y.clamp_min(0).double(), factors], 1)
+    expected = trained(each, known, solver, replicas, settings)
+    found = trained(LOSS, y, solver, replicas, settings)
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=1e-12, atol=1e-13)
+
+
+def over_rows(out, targets):
+    """Focal-like, of those that count, with a denominator that the function knows alone."""
+    counted = targets >= 0
+    each = F.cross_entropy(out, targets.clamp_min(0), reduction="none") * counted
+    return each.sum() / counted.sum().clamp_min(1)
+
+
+class Counting:
+    """The same, and it says what it divides by."""
+
+    def __call__(self, out, targets):
+        return over_rows(out, targets)
+
+    def denominator(self, targets):
+        return (targets >= 0).sum()
+
+
+def root(out, targets):
+    """No mean over samples at all."""
+    return F.cross_entropy(out, targets).sqrt()
+
+
+def test_a_loss_of_the_users_that_names_its_denominator_is_a_weighted_mean():
+    _, y, _ = samples()
+    for parts, replicas in ((2, 1), (1, 3)):
+        found = trained(Counting(), y, Backprop(micro_batches=parts), replicas, {})
+        expected = trained(Counting(), y, Backprop(), 1, {})
+        for name, weights in expected.items():
+            torch.testing.assert_close(found[name], weights, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("solver", "settings", "said"),
+    [  # what is in parts
+        (Backprop(micro_batches=2), {}, "2 micro-batches would train on another loss"),
+        (Backprop(micro_batches=2), {"replicas": 2}, "2 micro-batches and 2 replicas would"),
+        (AugmentedLagrangian(), {"fill": True}, "4 micro-batches of corrections and 4 parts in ga"),
+    ],
+    ids=["micro-batches", "replicas", "gaps"],
+)
+@pytest.mark.parametrize(
+    "loss", [root, nn.CrossEntropyLoss(weight=WEIGHT).forward], ids=["root", "unknown weights"]
+)
+def test_a_loss_of_whole_mini_batches_is_not_trained_in_parts(loss, solver, settings, said):
+    x, y, _ = samples()
+    made = trainer_of(network(), solver, cuts=["1.0", "2"], loss=loss, **settings)
+    asked = refusal(made.fit, (x, y.clamp_min(0)), (x, y.clamp_min(0)))
+    assert asked.startswith("the loss of a few samples is ")
+    assert said in asked
+    assert asked.endswith("or train undivided, with 1 micro-batch and 1 replica")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [LOSS, nn.CrossEntropyLoss(), root, Counting()],
+    ids=["weighted", "left out", "root", "own"],
+)
+def test_a_test_loss_is_that_of_all_samples_at_once(loss, monkeypatch):
+    x, y, _ = samples()
+    y = y.clamp_min(0) if loss is root else torch.where(y < 0, -100, y)
+    if loss is LOSS:
+        y = torch.where(y < 0, LOSS.ignore_index, y)
+    whole = network()
+    made = trainer_of(
+        whole, Backprop(), 1, loss=loss, metrics={}, train={"epochs": 1, "batch_size": BATCH}
+    )
+    found = made.fit((x, y), (x, y))["test_loss"]
+    with torch.no_grad():
+        assert found == pytest.approx(float(loss(whole(x), y)), rel=1e-12)
+        objective = Objective(loss, {}, splits=loss is not root)
+        for size in (1, 7, 52):
+            scores = measured(objective, whole, x, y, size)
+            assert scores == pytest.approx(found, rel=1e-12)
+
+
+def measured(objective, module, x, y, size):
+    """The mean loss over data in batches of some size, in one process."""
+    block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters())})
+    (found,) = run_threads(
+        1,
+        lambda links: measure_network(block, links, Mapped(TensorDataset(x, y)), objective, size),
+    )
+    return found["loss"]
