@@ -35,12 +35,16 @@ def tell(text: str, stream: TextIO | None = None) -> bool:
         print(text, file=out, flush=True)
     except (OSError, ValueError):  # closed by the other side, or by this one
         with suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            # what its buffer still holds is written when Python ends
-            os.dup2(null, out.fileno())
-            os.close(null)
+            silence(out.fileno())
         return False
     return True
+
+
+def silence(descriptor: int) -> None:
+    """Let an open file lead nowhere: what its buffer still holds is written when Python ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 class AgreedError(ValueError):

@@ -166,7 +166,7 @@ READERS = {
 OTHERWISE = {
     ("hybrid.cli.failure", "run_command"): "writes to nowhere",
     ("hybrid.data.generated", "digits"): "this package's images",
-    ("hybrid.errors", "tell"): "writes to nowhere",
+    ("hybrid.errors", "silence"): "writes to nowhere",
     ("hybrid.folder.board", "__init__"): "a new file",
     ("hybrid.folder.files", "write_durably"): "a new file",
     ("hybrid.folder.files", "sync"): "a folder",

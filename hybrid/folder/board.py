@@ -12,7 +12,7 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.proto.tensor_pb2 import TensorProto
 from tensorboardX.record_writer import RecordWriter
 
-from hybrid.errors import one_line
+from hybrid.errors import one_line, silence
 
 _FLUSH_SECONDS = 10.0
 
@@ -25,6 +25,9 @@ class _Records(RecordWriter):  # type: ignore[misc]
 
     def flush(self) -> None:
         self._writer.flush()
+
+    def discard(self) -> None:
+        silence(self._writer.fileno())
 
 
 _ABOUT = ("step", "epoch", "phase")
@@ -55,8 +58,14 @@ class Board:
             self.notice = self._guarded(self._records.close)
             self._records = None
 
+    def discard(self) -> None:
+        """Write nothing more, not even what is buffered."""
+        if self._records is not None:
+            self._records.discard()
+            self._records = None
+
     def _open(self, from_step: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         number = len(list(self.folder.iterdir()))
         self._records = _Records(self.folder / f"{name}.{number}")

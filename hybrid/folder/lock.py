@@ -61,30 +61,13 @@ class Lock:
         self._beats = threading.Thread(target=self._beat, name="run-lock", daemon=True)
         self._beats.start()
 
-    def check(self) -> None:
-        """TakenError if the folder has another owner by now, or none.
-
-        A file server that does not answer is no reason to end the run.
-        """
-        try:
-            os.stat(self.path)
-        except FileNotFoundError:
-            why = f"{self.path} was removed while this run owned the folder"
-        except OSError:
-            return
-        else:
-            if self._is_mine():
-                return
-            owner = _described(_read(self.path))
-            why = f"{self.path.parent} was taken over by {owner} while this run was suspended"
-        raise TakenError(f"{why}: it ends here, and has written nothing since")
-
     def release(self) -> None:
         """Give the folder up; remove it if this made it and it is empty."""
-        if self._is_mine():
+        mine = self._is_mine()
+        if mine:
             with suppress(OSError):
                 self.path.unlink()
-        self._end(leaving=self._made)
+        self._end(leaving=self._made if mine else [])
         self._beats.join()
         os.close(self._descriptor)
 
@@ -178,6 +161,26 @@ class Lock:
         for folder in leaving:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def check_owner(folder: Path, token: str) -> None:
+    """TakenError if a folder is not that of the run with this token any more; any rank may ask.
+
+    A file server that does not answer is no reason to end the run.
+    """
+    path = folder / _NAME
+    try:
+        owner = _read(path)
+    except NotADirectoryError:
+        owner = None
+    except OSError:
+        return
+    if owner and owner.get("token") == token:
+        return
+    why = f"{path} was removed or replaced while this run owned the folder"
+    if owner:
+        why = f"{folder} was taken over by {_described(owner)}"
+    raise TakenError(f"{why}: this run ends here, and writes nothing more to it")
 
 
 def _touched_at(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""The run folder and its files. Apart from checkpoints, only rank 0 writes to it."""
+"""The run folder and its files. Apart from checkpoints and traces, only rank 0 writes to it."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from hybrid.folder.files import (
     remove,
     write_atomically,
 )
-from hybrid.folder.lock import Lock
+from hybrid.folder.lock import Lock, check_owner
 from hybrid.folder.origin import origin
 from hybrid.reading import read_lines, read_whole
 
@@ -36,6 +36,8 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.events = path / "events"
+        self.token = ""
+        """Of this run's ownership, which every rank is told; empty without one."""
         self._lock: Lock | None = None
         self._metrics: Any = None
         self._board: Board | None = None
@@ -51,7 +53,8 @@ class RunFolder:
             raise ValueError(f"--out is {str(self.path)!r}; its name must be UTF-8") from None
         check_folder(self.path.resolve())  # it may be a link itself
         self._lock = Lock(self.path)
-        return self._lock.token
+        self.token = self._lock.token
+        return self.token
 
     def release(self) -> None:
         """Give the folder up."""
@@ -60,9 +63,12 @@ class RunFolder:
             self._lock = None
 
     def check_owner(self) -> None:
-        """ValueError if the folder was taken over while this run was suspended."""
-        if self._lock is not None:
-            self._lock.check()
+        """ValueError if this run has lost the folder: its path is gone, or is another run's.
+
+        Every rank asks before it writes.
+        """
+        if self.token:
+            check_owner(self.path, self.token)
 
     def recover(self) -> list[str]:
         """Rename whole checkpoints that have temporary names; give a notice for each."""
@@ -124,14 +130,14 @@ class RunFolder:
     def open(
         self, config: str, from_step: int, rollbacks: int = 0, hosts: Sequence[str] = ()
     ) -> None:
-        """Make the folder, write the settings, and continue after step `from_step`.
+        """Write the settings, and continue after step `from_step`.
 
         `rollbacks` is the number of roll-backs before it, `hosts` are the hosts of the ranks.
         """
+        self.check_owner()
         checkpoint.clear_partial(self.checkpoints)
         for left in self.path.glob(".*.partial"):
             remove(left)
-        self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.toml", config)
         starts = self.path / "starts.jsonl"
         before = "".join(self._lines("starts.jsonl")) if from_step else ""
@@ -150,13 +156,14 @@ class RunFolder:
 
         Later lines stay until the run has ended: a resumed run may continue from one of them.
         """
+        self._check_before_writing()
         if self._board is not None:
             self._board.close()
         self._board = Board(self.events, to_step)
 
     def metric(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl and its numbers to TensorBoard."""
-        self.check_owner()
+        self._check_before_writing()
         with naming(self.path / "metrics.jsonl"):
             self._metrics.write(json.dumps(line) + "\n")
         if self._board is not None:
@@ -175,7 +182,7 @@ class RunFolder:
         The summary marks the end of the run, so it is written last: if the disk is full before, a
         resumed run only has to repeat this.
         """
-        self.check_owner()
+        self._check_before_writing()
         self._metrics.close()
         if self._board is not None:
             self._board.close()
@@ -184,6 +191,15 @@ class RunFolder:
                 self.path / "metrics.jsonl", "".join(_course(self._lines("metrics.jsonl")))
             )
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def _check_before_writing(self) -> None:
+        """As `check_owner`; events that are not in their file yet never get there."""
+        try:
+            self.check_owner()
+        except ValueError:
+            if self._board is not None:
+                self._board.discard()
+            raise
 
     def _read(self, name: str) -> dict[str, Any] | None:
         """The object in a file; None where it cannot be read."""

@@ -21,7 +21,7 @@ def write(run: Path, rank: int, spans: Sequence[dict[str, Any]]) -> None:
     """Write a rank's spans, after those before the run was resumed. Other ranks do theirs."""
     folder = run / FOLDER
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     file = folder / f"{rank}.json"
     earlier = _spans(file)
     kept = earlier if len(earlier) < MOST_SPANS else []

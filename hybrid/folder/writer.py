@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from hybrid.errors import one_line, reason
+from hybrid.errors import reason
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best
 from hybrid.folder.checkpoint import MANIFEST
@@ -68,7 +68,7 @@ class Writer:
     ) -> None:
         self.root, self.links, self.keep_last, self.token = root, links, keep_last, token
         self.check = check
-        """Raises ValueError if this run no longer owns the folder."""
+        """Raises ValueError if this run no longer owns the folder; every rank calls it."""
         self.keep_best = keep_best
         self.made: list[Path] = []
         """The checkpoints that have become whole, on rank 0; callers remove those they take."""
@@ -100,8 +100,10 @@ class Writer:
         beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
 
         def write() -> Share:
+            self.check()
             folder = self._partial
-            folder.mkdir(parents=True, exist_ok=True)
+            for made in (self.root, folder):  # and none above: a run folder that is gone stays so
+                made.mkdir(exist_ok=True)
             written = {n: checkpoint.write(folder, n, tensors) for n, tensors in mine.items()}
             others = {n: checkpoint.write(folder, n, tensors) for n, tensors in beside.items()}
             share = Share("written", written, others)
@@ -212,12 +214,19 @@ class Writer:
             try:
                 self.share = work()
             except Exception as error:
-                known = isinstance(error, OSError)
-                self.share = Share("failed", reason=(one_line if known else reason)(error))
+                self.share = Share("failed", reason=reason(self._loss() or error))
 
         self.share = Share("writing")
         self._thread = Thread(target=run, name=f"checkpoint-{self._number}", daemon=True)
         self._thread.start()
+
+    def _loss(self) -> ValueError | None:
+        """That of the folder, which is why nothing can be written there; None if it is not lost."""
+        try:
+            self.check()
+        except ValueError as lost:
+            return lost
+        return None
 
     def _join(self) -> None:
         if self._thread is not None:

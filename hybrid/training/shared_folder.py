@@ -61,7 +61,7 @@ class SharedFolder:
                 notices = self._folder.recover() if resume else []
         with self.links.agreement():
             self._folder.check(resume)
-        token = self.links.everyone(token)[0]
+        self._folder.token = token = self.links.everyone(token)[0]
         last, check = self.settings.keep_last, self._folder.check_owner
         best = self.settings.best
         self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
@@ -152,13 +152,13 @@ class SharedFolder:
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write all ranks' traces, then the summary.
 
-        Without a summary, after a failure, each rank writes what it can and waits for no other.
+        Without a summary, after a failure, each rank writes what it can and waits for no other,
+        unless the run has lost its folder.
         """
         if self.path is None:
             return
         with self._ending(summary):
-            if self._first:
-                self._folder.check_owner()
+            self._folder.check_owner()
             traces.write(self.path, self.links.place.number, trace.events)
         with self._ending(summary):
             if self._first:

@@ -7,16 +7,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from time import sleep
 from unittest import mock
 
 import layered
 import pytest
 from checkpoints import MANIFEST, save, trained, units_of
-from trainings import assert_same, digits, interrupted, newest, trainer, weights
+from trainings import assert_same, digits, interrupted, newest, refused, trainer, weights
 
+from hybrid import Callback
 from hybrid.folder import checkpoint
+from hybrid.folder.lock import Lock
 from hybrid.folder.writer import Writer
-from hybrid.links import AgreedError, run_threads
+from hybrid.links import run_threads
 from hybrid.solvers import Backprop
 
 
@@ -134,20 +137,48 @@ def test_a_number_of_nine_digits_is_newer_than_one_of_eight(tmp_path) -> None:
     assert "resume from 100000000" in checkpoint.damaged(unit)
 
 
-def test_a_run_that_lost_its_folder_writes_no_checkpoint(tmp_path) -> None:
-    cut, optimizers = trained(1, 0)
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
-    def lost() -> None:
-        raise ValueError("the folder was taken over")
 
-    def write(links) -> None:
-        writer = Writer(tmp_path, links, 0, "token", lost)
-        writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
-        writer.finish()
+class Thief(Callback):
+    """Takes the run's folder from it before it writes its second checkpoint."""
 
-    with pytest.raises(AgreedError, match="taken over"):
-        run_threads(1, write)
-    assert list(tmp_path.iterdir()) == []
+    def __init__(self, run: Path, how: str) -> None:
+        self.run, self.how = run, how
+        self.left: dict[Path, bytes] = {}
+
+    def on_epoch(self, epoch, results) -> None:
+        while not checkpoint.complete(self.run / "checkpoints"):
+            sleep(0.01)
+        if self.how == "removed":
+            shutil.rmtree(self.run)
+        elif self.how == "moved":
+            self.run.rename(self.run.with_name("elsewhere"))
+        else:
+            other = self.run.with_name("lock")
+            other.write_text('{"token": "beef", "host": "another"}')
+            other.rename(self.run / "run.lock")
+        self.left = contents(self.run.parent)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "taken over by the run of process"])
+def test_no_rank_of_a_run_that_lost_its_folder_writes_anything(how, tmp_path) -> None:
+    run = tmp_path / "run"
+    thief = Thief(run, how)
+    made = trainer(Backprop(), run, 3, model="plain", callbacks=[thief], train={"epochs": 1})
+    said = refused(made, digits(2))
+    assert how in said or "run.lock was removed or replaced while" in said
+    assert "this run ends here, and writes nothing more to it" in said
+    assert contents(tmp_path) == thief.left
+
+
+def test_a_folder_made_for_a_lost_run_is_left_to_its_owner(tmp_path) -> None:
+    mine = Lock(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run").mkdir()
+    mine.release()
+    assert (tmp_path / "run").is_dir()
 
 
 @pytest.mark.parametrize("name", ["00000016", ".00000016.partial", ".00000016.beef.partial"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hybrid.folder import lock
-from hybrid.folder.lock import Lock, TakenError
+from hybrid.folder.lock import Lock, TakenError, check_owner
 
 HOLD = """
 import sys, time
@@ -122,9 +122,9 @@ def test_an_owner_that_stood_still_finds_that_it_is_none(tmp_path, monkeypatch) 
     age(tmp_path, lock.SILENCE + 1)
     second = Lock(tmp_path)
     with pytest.raises(TakenError, match="taken over by the run of"):
-        first.check()
+        check_owner(tmp_path, first.token)
     first.release()
-    second.check()
+    check_owner(tmp_path, second.token)
     assert json.loads((tmp_path / "run.lock").read_text())["token"] == second.token
     second.release()
 
@@ -132,11 +132,13 @@ def test_an_owner_that_stood_still_finds_that_it_is_none(tmp_path, monkeypatch) 
 def test_a_lock_that_was_removed_ends_its_run_and_a_silent_server_does_not(tmp_path, monkeypatch):
     mine = Lock(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", lambda *_: (_ for _ in ()).throw(TimeoutError(110, "timed out")))
-        mine.check()
+        patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(TimeoutError(110, "timed out")))
+        check_owner(tmp_path, mine.token)
     (tmp_path / "run.lock").unlink()
-    with pytest.raises(TakenError, match=r"run\.lock was removed while"):
-        mine.check()
+    with pytest.raises(TakenError, match=r"run\.lock was removed or replaced while"):
+        check_owner(tmp_path, mine.token)
+    with pytest.raises(TakenError, match=r"run\.lock was removed or replaced while"):
+        check_owner(Path(__file__), mine.token)
 
 
 def test_a_process_number_that_another_has_now_is_no_owner(tmp_path) -> None:
@@ -196,10 +198,10 @@ def test_a_file_system_without_links_will_do(tmp_path, monkeypatch) -> None:
     mine = Lock(tmp_path)
     with pytest.raises(TakenError):
         Lock(tmp_path)
-    mine.check()
+    check_owner(tmp_path, mine.token)
     edited(tmp_path, pid=2**22 + 1)
     second = Lock(tmp_path)
-    second.check()
+    check_owner(tmp_path, second.token)
     second.release()
     assert list(tmp_path.iterdir()) == []
 

@@ -42,6 +42,7 @@ def below(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
 
 
 def written(root: Path, step: int, keep_last: int = 0, seed: int = 0) -> None:
+    root.parent.mkdir(exist_ok=True)
     cut, optimizers = trained(1, seed)
     run_threads(1, lambda links: save(root, step, links, cut, optimizers, keep_last))
 
