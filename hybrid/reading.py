@@ -20,8 +20,8 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
     if path.is_symlink() and not links:
         raise ValueError(f"{path} is a link, which is not followed: put the file itself there")
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
-    file = os.fdopen(os.open(path, flags), "rb")
-    found = os.fstat(file.fileno())
+    descriptor = os.open(path, flags)
+    found = os.fstat(descriptor)
     said = ""
     if not stat.S_ISREG(found.st_mode):
         said = f"{path} is not a regular file, which it must be"
@@ -36,9 +36,9 @@ def opened(path: Path, most: int, links: bool = False) -> BinaryIO:
             "is damaged, or of a larger machine"
         )
     if said:
-        file.close()
+        os.close(descriptor)
         raise ValueError(said)
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def read_whole(path: Path, most: int, links: bool = False) -> bytes:

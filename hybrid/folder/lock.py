@@ -72,6 +72,8 @@ class Lock:
         os.close(self._descriptor)
 
     def _acquire(self) -> None:
+        if self.path.is_dir() and not self.path.is_symlink():
+            raise ValueError(f"{self.path} is a folder where a run's lock belongs: remove it")
         limit = monotonic() + 2 * SILENCE
         while not self._link(self.path):
             owner = _read(self.path)

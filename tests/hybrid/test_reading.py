@@ -31,7 +31,7 @@ def answer(hybrid, command: str, run: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("command", "name"), CASES)
-@pytest.mark.parametrize("kind", ["pipe", "device", "link"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "link", "folder"])
 def test_what_is_no_file_of_the_run_is_refused(
     command: str, name: str, kind: str, run_folder, hybrid, tmp_path
 ) -> None:
@@ -40,6 +40,8 @@ def test_what_is_no_file_of_the_run_is_refused(
     file.unlink()
     if kind == "pipe":
         os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
     else:
         file.symlink_to("/dev/zero" if kind == "device" else theirs)
     status, err = answer(hybrid, command, run_folder)

@@ -170,6 +170,13 @@ def test_what_is_no_lock_is_replaced_when_it_is_old(made: str, tmp_path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_where_the_lock_belongs_is_named(tmp_path) -> None:
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(ValueError, match=r"run\.lock is a folder where a run's lock belongs"):
+        Lock(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.lock"]
+
+
 def test_what_a_lock_says_of_its_owner_is_printable(tmp_path) -> None:
     mine = Lock(tmp_path)
     edited(tmp_path, host="\x1b[31m\nhybrid: error", since=["x" * 10_000])
