@@ -47,18 +47,21 @@ def read_whole(path: Path, most: int, links: bool = False) -> bytes:
         return file.read(most + 1)[:most]
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def read_lines(
+    path: Path, most: int = MOST_OF_LINES, longest: int = MOST_OF_A_LINE
+) -> Iterator[bytes]:
     """The complete lines of such a file, with their breaks; a killed run may leave half a line.
 
-    ValueError for a line of more than `MOST_OF_A_LINE` bytes, as a hole in a file is.
+    One at a time, so that who wants a bounded number of them reads no more. ValueError for a line
+    of more than `longest` bytes, as a hole in a file is.
     """
-    with opened(path, MOST_OF_LINES) as file:
+    with opened(path, most) as file:
         number = 0
-        while line := file.readline(MOST_OF_A_LINE + 1):
+        while line := file.readline(longest + 1):
             number += 1
-            if len(line) > MOST_OF_A_LINE:
+            if len(line) > longest:
                 raise ValueError(
-                    f"{path} line {number} has more than {MOST_OF_A_LINE} bytes: it is damaged, so "
+                    f"{path} line {number} has more than {longest} bytes: it is damaged, so "
                     "remove the line"
                 )
             if line.endswith(b"\n"):

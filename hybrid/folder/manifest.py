@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hybrid.settings.config import first_fault
 
-MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 24
 """The largest manifest read; one of a thousand units has 0.3 MB."""
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -22,10 +23,15 @@ from hybrid.folder.files import (
 )
 from hybrid.folder.lock import Lock, check_owner
 from hybrid.folder.origin import origin
-from hybrid.reading import read_lines, read_whole
+from hybrid.reading import MOST_OF_LINES, read_lines, read_whole
 
-MOST_BYTES = 1 << 26
-"""The largest summary that is read."""
+MOST_BYTES = 1 << 24
+"""The largest summary, and the largest file of starts, that is read.
+
+A summary of a thousand ranks has 0.3 MB, a start of 4,096 ranks 0.06.
+"""
+MOST_STARTS = 250
+"""The starts that are kept, the newest ones."""
 _FILES = ("config.toml", "starts.jsonl", "metrics.jsonl", "summary.json", "trace.json")
 
 
@@ -140,8 +146,9 @@ class RunFolder:
             remove(left)
         write_atomically(self.path / "config.toml", config)
         starts = self.path / "starts.jsonl"
-        before = "".join(self._lines("starts.jsonl")) if from_step else ""
-        write_atomically(starts, f"{before}{json.dumps(origin(hosts, from_step))}\n")
+        before = self._lines("starts.jsonl", MOST_BYTES) if from_step else ()
+        earlier = "".join(deque(before, MOST_STARTS - 1))
+        write_atomically(starts, f"{earlier}{json.dumps(origin(hosts, from_step))}\n")
         (self.path / "summary.json").unlink(missing_ok=True)
         metrics = self.path / "metrics.jsonl"
         write_atomically(
@@ -209,16 +216,14 @@ class RunFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def _lines(self, name: str) -> list[str]:
-        """The whole lines of a file, if there is one."""
+    def _lines(self, name: str, most: int = MOST_OF_LINES) -> Iterator[str]:
+        """The whole lines of a file of at most so many bytes, if there is one."""
         path = self.path / name
-        if not path.exists():
-            return []
-        found = (line.decode(errors="replace") for line in read_lines(path))
-        return [line for line in found if line.endswith("}\n")]
+        whole = read_lines(path, most) if path.exists() else ()
+        return (line.decode(errors="replace") for line in whole if line.endswith(b"}\n"))
 
 
-def _course(lines: list[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:
+def _course(lines: Iterable[str], last_step: float = inf, most_rollbacks: float = inf) -> list[str]:
     """The lines that led to `last_step`, without those that roll-backs have discarded."""
     kept: list[tuple[int, str]] = []
     rollbacks = 0

@@ -1,20 +1,52 @@
-"""What each rank did when: a file of its own for every rank, joined when somebody looks at them."""
+"""What each rank did when: a file of its own for every rank, joined when somebody looks at them.
+
+A file is JSON in which every span has a line of its own, so that any number of them can be read:
+
+    {"traceEvents": [
+    {"name": "forward", "ph": "X", "pid": 0, "tid": 0, "ts": 0.5, "dur": 2.5},
+    ...
+    ]}
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from hybrid.folder.files import check_folder, write_atomically
-from hybrid.reading import read_whole
+from hybrid.folder.manifest import Count, Part
+from hybrid.reading import read_lines
 
 FOLDER = "traces"
 MOST_BYTES = 1 << 26
 """The largest file that is read."""
+LONGEST = 1 << 12
+"""The most bytes of a span."""
 MOST_SPANS = 40_000
 """The most spans of earlier runs that a rank's file keeps."""
+MOST_JOINED, MOST_RANKS = 1 << 18, 4096
+"""The most spans of all ranks together, which have equal shares of it, and the most files."""
+
+Word = Annotated[str, Field(max_length=200)]
+
+
+class Span(Part):
+    """What is known of a span; other keys are left out."""
+
+    name: Word
+    ph: Literal["X", "M"]
+    pid: Count
+    tid: Count
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[Literal["name", "step", "micro_batch"], Word | int] = Field({})
 
 
 def write(run: Path, rank: int, spans: Sequence[dict[str, Any]]) -> None:
@@ -23,15 +55,19 @@ def write(run: Path, rank: int, spans: Sequence[dict[str, Any]]) -> None:
     check_folder(folder)
     folder.mkdir(exist_ok=True)
     file = folder / f"{rank}.json"
-    earlier = _spans(file)
-    kept = earlier if len(earlier) < MOST_SPANS else []
+    earlier = _spans(file, MOST_SPANS + 1)
+    kept = earlier if len(earlier) <= MOST_SPANS else []
     write_atomically(file, _text([*kept, *spans]))
 
 
 def spans(run: Path) -> list[dict[str, Any]]:
-    """Those of all ranks; without those of files that cannot be read."""
-    files = sorted((run / FOLDER).glob("*.json"), key=lambda file: (len(file.name), file.name))
-    return [span for file in files for span in _spans(file)]
+    """Those of all ranks, at most `MOST_JOINED`; without those of files that cannot be read."""
+    folder = run / FOLDER
+    if folder.is_symlink():
+        return []
+    files = [file for file in folder.glob("*.json") if re.fullmatch(r"\d{1,9}\.json", file.name)]
+    files = sorted(files, key=lambda file: int(file.stem))[:MOST_RANKS]
+    return [span for file in files for span in _spans(file, MOST_JOINED // len(files))]
 
 
 def join(run: Path) -> bool:
@@ -43,14 +79,16 @@ def join(run: Path) -> bool:
 
 
 def _text(found: Sequence[dict[str, Any]]) -> str:
-    return json.dumps({"traceEvents": found})
+    lines = ",\n".join(map(json.dumps, found))
+    return f'{{"traceEvents": [\n{lines}\n]}}\n'
 
 
-def _spans(file: Path) -> list[dict[str, Any]]:
-    """The spans in a file; none if it cannot be read."""
-    try:
-        found = json.loads(read_whole(file, MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return []
-    events = found.get("traceEvents") if isinstance(found, dict) else None
-    return events if isinstance(events, list) else []
+def _spans(file: Path, most: int) -> list[dict[str, Any]]:
+    """The first spans in a file; those before a place that cannot be read."""
+    found = []
+    with suppress(OSError, ValueError):
+        for line in islice(read_lines(file, MOST_BYTES, LONGEST), 1, most + 1):
+            with suppress(ValueError):
+                span = Span.model_validate_json(line.rstrip(b",\n"))
+                found.append(span.model_dump(exclude_unset=True))
+    return found

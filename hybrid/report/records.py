@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hybrid import reading
 from hybrid.folder.manifest import Rollback
-from hybrid.folder.runfolder import MOST_BYTES
+from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
 from hybrid.reading import read_whole
 from hybrid.settings.config import Config, first_fault
 from hybrid.settings.resolve import load
@@ -23,7 +23,8 @@ Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
 PerRank = Annotated[list[float], Field(max_length=4096)]
 Histogram = Annotated[list[Annotated[int, Field(ge=0, lt=2**53)]], Field(max_length=4096)]
 PerBlock = Annotated[list[Histogram], Field(max_length=4096)]
-
+MOST_LINES, MOST_OF_METRICS = 1 << 18, 1 << 28
+"""The most lines of metrics that a report takes, and their most bytes."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -134,13 +135,13 @@ def read(run: Path) -> Record:
     )
     starts: list[Start] = []
     with suppress(ValueError):  # the report does without the origin of the run
-        starts = _read(Start, run / "starts.jsonl")
+        starts = _read(Start, run / "starts.jsonl", MOST_STARTS, MOST_BYTES)
     return Record(run, settings, summary, ended, lines, starts)
 
 
 def read_lines(path: Path, cls: type[M]) -> list[M]:
     """The lines of metrics.jsonl; ValueError if there is none yet."""
-    found = _read(cls, path)
+    found = _read(cls, path, MOST_LINES, MOST_OF_METRICS)
     if not found:
         raise ValueError(
             f"{path} has 0 whole lines, and a report needs at least 1: "
@@ -149,10 +150,19 @@ def read_lines(path: Path, cls: type[M]) -> list[M]:
     return found
 
 
-def _read(cls: type[M], path: Path) -> list[M]:
+def _read(cls: type[M], path: Path, most: int, most_bytes: int) -> list[M]:
     """The lines of a file that may be missing, without a last line that is cut off."""
-    whole = enumerate(reading.read_lines(path), 1) if os.path.lexists(path) else ()
-    return [checked(cls, text, f"{path} line {n}") for n, text in whole if text.strip()]
+    found: list[M] = []
+    lines = reading.read_lines(path, most_bytes) if os.path.lexists(path) else ()
+    for n, text in enumerate(lines, 1):
+        if n > most:
+            raise ValueError(
+                f"{path} has more than {most} lines, the most that a report takes: make it of a "
+                "copy of the run with fewer of them"
+            )
+        if text.strip():
+            found.append(checked(cls, text, f"{path} line {n}"))
+    return found
 
 
 def _settings(path: Path) -> Config | None:

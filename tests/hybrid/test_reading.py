@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from answers import refusal
 
 from hybrid import reading
+from hybrid.folder import traces
+from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
+from hybrid.report import records
 
 READ = {
     "report": ("config.toml", "metrics.jsonl", "summary.json"),
@@ -71,6 +79,68 @@ def test_a_report_does_without_starts_that_cannot_be_read(kind: str, run_folder,
         target = file.rename(file.with_name(f"{file.name}.theirs"))
         os.mkfifo(file) if kind == "pipe" else file.symlink_to(target)
     assert answer(hybrid, "report", run_folder) == (0, "")
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[int]:
+    """The bytes of every line that is read."""
+    sizes: list[int] = []
+    original = reading.read_lines
+
+    def counted(*arguments: Any) -> Iterator[bytes]:
+        for line in original(*arguments):
+            sizes.append(len(line))
+            yield line
+
+    for module in (reading, traces):
+        monkeypatch.setattr(module, "read_lines", counted)
+    return sizes
+
+
+def peak_bytes(act: Callable[[], object]) -> int:
+    """The most memory that it had at once of Python's."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+SPAN = '{"name": "x", "ph": "X", "pid": 0, "tid": 0}'
+
+
+@pytest.mark.parametrize(
+    "row", ["[],", "[],\n", f"{SPAN},\n", f'{SPAN[:-1]}, "x": [{"[]," * 999}[]]}},\n']
+)
+def test_traces_are_read_in_bounds_however_many_files_name_them(
+    row: str, read, tmp_path, monkeypatch
+) -> None:
+    """Ten links to a file of 64 MB."""
+    monkeypatch.setattr(traces, "MOST_JOINED", 1000)
+    file = tmp_path / "traces" / "0.json"
+    file.parent.mkdir()
+    file.write_text('{"traceEvents": [\n' + row * (traces.MOST_BYTES // len(row) - 1))
+    for rank in range(1, 10):
+        os.link(file, file.with_name(f"{rank}.json"))
+    found: list[Any] = []
+    assert peak_bytes(lambda: found.extend(traces.spans(tmp_path))) < 2**20
+    assert found == [json.loads(SPAN)] * (1000 if SPAN[:-1] in row else 0)
+    assert len(read) <= 1010
+
+
+def test_a_report_reads_no_more_starts_than_a_run_keeps(read, run_folder) -> None:
+    (run_folder / "starts.jsonl").write_text("{}\n" * 500_000)
+    assert records.read(run_folder).starts == []
+    assert len(read) < MOST_STARTS + 100
+    os.truncate(run_folder / "starts.jsonl", MOST_BYTES + 1)
+    assert records.read(run_folder).starts == []
+
+
+def test_a_report_names_metrics_of_too_many_lines(run_folder, monkeypatch) -> None:
+    monkeypatch.setattr(records, "MOST_LINES", 3)
+    said = refusal(records.read, run_folder)
+    assert f"{run_folder / 'metrics.jsonl'} has more than 3 lines, the most that" in said
 
 
 def test_a_line_that_is_a_hole_in_a_file_ends_the_reading(tmp_path) -> None:

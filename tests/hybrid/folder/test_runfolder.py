@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,27 @@ def test_a_run_that_did_not_end_well_has_no_summary(tmp_path) -> None:
 
 
 def test_every_rank_writes_its_spans_after_earlier_ones_and_a_join_has_all(tmp_path) -> None:
-    first, second, third = ({"name": name, "pid": 0} for name in ("serial", "parallel", "test"))
-    other = {"name": "serial", "pid": 10}
+    times = {"ph": "X", "tid": 0, "ts": 1e15 + 0.5, "dur": 2.0}
+    names = "serial", "parallel", "test"
+    first, second, third = ({"name": name, "pid": 0, **times} for name in names)
+    other = {"name": "serial", "pid": 10, "args": {"step": 3}, **times}
     assert not traces.join(tmp_path)
     traces.write(tmp_path, 10, [other])
     traces.write(tmp_path, 0, [first, second])
     traces.write(tmp_path, 0, [third])  # resumed, on fewer ranks
-    (tmp_path / "traces" / "3.json").write_text('{"traceEvents": [')  # cut off
+    traces.write(tmp_path, 3, [other, third])
+    os.truncate(tmp_path / "traces" / "3.json", 150)  # cut off
+    (tmp_path / "traces" / "3.json").with_name("others.json").write_text("\n{}\n" * 7)
     assert traces.join(tmp_path)
     found = json.loads((tmp_path / "trace.json").read_text())
-    assert found == {"traceEvents": [first, second, third, other]}
+    assert found == {"traceEvents": [first, second, third, other, other]}
+
+
+def test_the_newest_starts_are_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hybrid.folder.runfolder.MOST_STARTS", 3)
+    for step in range(5):
+        RunFolder(tmp_path).open("", from_step=step)
+    assert lines(tmp_path / "starts.jsonl") == [2, 3, 4]
 
 
 def test_a_metric_is_on_disk_at_once_with_its_words(tmp_path) -> None:
