@@ -101,7 +101,9 @@ def check_file(path: Path) -> None:
     """ValueError unless a file can be written at `path` itself."""
     check_link(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file and is not replaced: choose another name")
+        raise ValueError(
+            f"{path} is not a regular file and is not replaced: remove it, or choose another name"
+        )
 
 
 def check_folder(path: Path) -> None:

@@ -131,7 +131,7 @@ class RunFolder:
         for folder in (self.checkpoints, self.events, self.path / traces.FOLDER):
             check_folder(folder)
             for inside in folder.iterdir() if folder.exists() else ():
-                check_link(inside)
+                (check_file if inside.suffix == ".json" else check_link)(inside)
 
     def open(
         self, config: str, from_step: int, rollbacks: int = 0, hosts: Sequence[str] = ()
@@ -142,8 +142,9 @@ class RunFolder:
         """
         self.check_owner()
         checkpoint.clear_partial(self.checkpoints)
-        for left in self.path.glob(".*.partial"):
-            remove(left)
+        for folder in (self.path, self.path / traces.FOLDER):
+            for left in folder.glob(".*.partial"):
+                remove(left)
         write_atomically(self.path / "config.toml", config)
         starts = self.path / "starts.jsonl"
         before = self._lines("starts.jsonl", MOST_BYTES) if from_step else ()

@@ -45,9 +45,8 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     Raises ValueError or FileNotFoundError for a folder that holds no run, for a file in it that
     cannot be read, and for missing test images, which only a factorized model needs.
     """
-    other = command_of(run)
-    traces.join(run)
-    content = other[1].content(run) if other else _content(read(run), data_dir)
+    other, traced = command_of(run), traces.join(run)
+    content = other[1].content(run) if other else _content(read(run), data_dir, traced)
     return _written(content, run / "report" / "index.html")
 
 
@@ -69,7 +68,7 @@ def _written(content: bytes, file: Path) -> Path:
     return file
 
 
-def _content(record: Record, data_dir: str | None) -> bytes:
+def _content(record: Record, data_dir: str | None, traced: bool) -> bytes:
     summary, lines = record.summary, record.lines
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
@@ -77,8 +76,10 @@ def _content(record: Record, data_dir: str | None) -> bytes:
     facts = [tables.facts(summary, record.ended), tables.ranks(summary), tables.cuts(summary)]
     facts += [tables.rollbacks(summary), tables.starts(record.starts)]
     drawn = [drawing(figure, name, name) for name, figure in curves(lines).items()]
-    trace = "What each rank did when is in trace.json, which ui.perfetto.dev and Chrome show."
-    parts += [row(filter(None, facts)), heading(2, "Curves"), row(drawn), paragraph(trace)]
+    parts += [row(filter(None, facts)), heading(2, "Curves"), row(drawn)]
+    if traced:
+        trace = "What each rank did when is in trace.json, which ui.perfetto.dev and Chrome show."
+        parts.append(paragraph(trace))
     return page(title, [*parts, *_factors(record, data_dir)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,31 @@ def test_a_resumed_run_names_a_link_in_its_folder(hybrid, tmp_path, run_folder, 
     link.symlink_to(theirs if name in FOLDERS else theirs / "precious")
     assert_refused(hybrid("train", "--resume", "--epochs", "3", "--out", run_folder), link)
     assert untouched(theirs)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket"])
+def test_what_is_no_trace_is_named_before_training_goes_on(
+    hybrid, run_folder, kind, monkeypatch
+) -> None:
+    file = run_folder / "traces" / "1.json"
+    file.unlink()
+    if kind == "socket":
+        monkeypatch.chdir(file.parent)  # a whole path may be too long for one
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(file.name)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(file)
+    status, said, err = hybrid("train", "--resume", "--epochs", 3, "--out", run_folder)
+    assert (status, said, err.count("\n")) == (1, "", 1)
+    assert f"{file} is not a regular file and is not replaced: remove it" in err
+
+
+def test_traces_are_not_read_through_a_link(hybrid, run_folder) -> None:
+    (run_folder / "traces").rename(run_folder.with_name("theirs"))
+    (run_folder / "traces").symlink_to(run_folder.with_name("theirs"))
+    assert hybrid("report", run_folder)[0] == 0
+    assert not (run_folder / "trace.json").exists()
+    assert "trace.json" not in (run_folder / "report" / "index.html").read_text()
 
 
 def test_the_run_folder_itself_may_be_a_link(hybrid, tmp_path) -> None:

@@ -43,6 +43,10 @@ def test_every_rank_writes_its_spans_after_earlier_ones_and_a_join_has_all(tmp_p
     assert not traces.join(tmp_path)
     traces.write(tmp_path, 10, [other])
     traces.write(tmp_path, 0, [first, second])
+    left = tmp_path / "traces" / ".0.json.beef.partial"  # by a run that was killed
+    left.mkdir()
+    RunFolder(tmp_path).open("", from_step=2)
+    assert not left.exists()
     traces.write(tmp_path, 0, [third])  # resumed, on fewer ranks
     traces.write(tmp_path, 3, [other, third])
     os.truncate(tmp_path / "traces" / "3.json", 150)  # cut off
