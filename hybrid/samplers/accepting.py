@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybrid.data.base import Data
 from hybrid.data.sampling import epoch_order, uniform
-from hybrid.samplers.base import Choice, check_tensor
+from hybrid.samplers.base import Choice, check_ids, check_tensor
 from hybrid.solvers.state import State
 
 _order = lru_cache(maxsize=2)(epoch_order)
@@ -102,7 +102,18 @@ class Accepting(Choice):
         own = state.block
         where = check_tensor("where", own["where"], torch.int64, (3,))
         self._epoch, self._permutation, self._next = where.tolist()
-        self._chosen = check_tensor("chosen", own["chosen"], torch.int64, (None,))
+        self._chosen = check_ids("chosen", own["chosen"], None, self.count)
         self._looked = check_tensor("looked", own["looked"], torch.int64, (2, None))
-        if not bool(((self._chosen >= 0) & (self._chosen < self.count)).all()):
-            raise ValueError(f"the sampler chose samples beyond the {self.count} there are")
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """ValueError unless as many candidates were looked at, and chosen, as it has passed."""
+        looked, accepted = self._looked.tolist()
+        passed = self._permutation * self.count + self._next
+        fits = (passed, len(self._chosen)) == (sum(looked), sum(accepted))
+        if not fits or min(passed, *looked, *accepted) < 0 or not 0 <= self._next < self.count:
+            raise ValueError(
+                f"the sampler's where is {[self._epoch, self._permutation, self._next]} with "
+                f"{len(self._chosen)} samples chosen; it must be an epoch, a permutation and a "
+                f"place from 0 to {self.count - 1} in it, as its counts in looked say"
+            )

@@ -87,6 +87,18 @@ def check_tensor(
     return tensor.cpu()
 
 
+def check_ids(name: str, ids: Tensor, length: int | None, count: int) -> Tensor:
+    """A checkpoint's numbers of samples, (length,); ValueError unless they are of `count` ones."""
+    checked = check_tensor(name, ids, torch.int64, (length,))
+    wrong = checked[(checked < 0) | (checked >= count)]
+    if len(wrong):
+        raise ValueError(
+            f"the sampler's {name} has sample {int(wrong[0])} of a data set of {count}; they must "
+            f"be from 0 to {count - 1}"
+        )
+    return checked
+
+
 class Choice(ABC):
     """Chooses which of a data set's samples make which mini-batch."""
 

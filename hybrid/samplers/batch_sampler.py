@@ -12,7 +12,7 @@ from torch import Tensor
 from hybrid.data.base import Data
 from hybrid.errors import AgreedError, one_line
 from hybrid.links import RankLinks
-from hybrid.samplers.base import Learning, Sampler, check_tensor
+from hybrid.samplers.base import Learning, Sampler, check_ids, check_tensor
 from hybrid.samplers.numbering import Numbering
 from hybrid.solvers.state import State, entries
 
@@ -152,6 +152,6 @@ class BatchSampler:
         for step in sorted({name.split()[0] for name in late}):
             ids, losses = late[f"{step} ids"], late[f"{step} losses"]
             dtype = losses.dtype if losses.is_floating_point() else torch.float32
-            ids = check_tensor(f"ids of step {step}", ids, torch.int64, (self.size,))
+            ids = check_ids(f"ids of step {step}", ids, self.size, self.choice.count)
             losses = check_tensor(f"losses of step {step}", losses, dtype, (self.size,))
             self._with_losses.append((int(step), ids, losses))

@@ -12,7 +12,15 @@ from trainings import assert_same, digits, newest, trained_weights, trainer, wei
 
 from hybrid.data.mapped import Mapped
 from hybrid.folder import checkpoint
-from hybrid.samplers import SAMPLERS, AutoAssist, Choice, Sampler, SelectiveBackprop, Uniform
+from hybrid.samplers import (
+    SAMPLERS,
+    AutoAssist,
+    Choice,
+    Learning,
+    Sampler,
+    SelectiveBackprop,
+    Uniform,
+)
 from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.settings.config import CheckpointSettings, LinkSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
@@ -40,6 +48,7 @@ EXAMPLES = {
     "selective-backprop": SelectiveBackprop(lag=2),
     "first-samples": FirstSamples(),
 }
+LEARNING = [sampler for sampler in EXAMPLES.values() if isinstance(sampler, Learning)]
 ACCEPTING_ALL = [AutoAssist(gamma=1), SelectiveBackprop(beta=0)]
 
 
@@ -150,6 +159,27 @@ def test_tensors_of_a_checkpoint_are_checked(sampler, few):
             said = refusal(load, State(block=block | {name: wrong}))
             assert said.startswith("the sampler's "), name
             assert "it must be (" in said
+
+
+@pytest.mark.parametrize("sampler", LEARNING, ids=lambda sampler: sampler.name)
+def test_forged_places_and_samples_are_refused(sampler, few):
+    made, count = BatchSampler(sampler, few[0], 0, 8), len(few[0])
+    for number in range(3):
+        made.ids(0, [number])
+        made.take_losses([[torch.ones(8)]])
+    block = made.state().block
+    late = next(name for name in block if name.endswith(" ids"))
+    wheres = [[0, 0, place] for place in (-3, 2**62, count, count + 5)]
+    wheres += [[0, permutation, 24] for permutation in (-1, 2**62)]
+    forged = [("where", torch.tensor(where)) for where in wheres]
+    forged += [(name, torch.full((8,), i)) for name in ("chosen", late) for i in (-1, count)]
+    forged += [("chosen", block["chosen"][:0]), ("looked", -block["looked"])]
+    for name, tensor in forged:
+        for more in ({}, {"chosen": block["chosen"][:0], "looked": block["looked"][:, :0]}):
+            load = BatchSampler(sampler, few[0], 0, 8).load_state
+            said = refusal(load, State(block=block | more | {name: tensor}))
+            assert said.startswith("the sampler's ")
+            assert " must be " in said
 
 
 class Noise:
