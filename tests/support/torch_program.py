@@ -1,12 +1,16 @@
 """What test_torch.py runs on every rank."""
 
+import os
 from functools import reduce
+from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from mpi_program import arrivals, exchange
 
 from hybrid.links.distributed.gloo import GlooLinks
 from hybrid.links.mpi import MpiLinks
+from hybrid.solvers.sync.all_reduce import AllReduce
 
 LINKS = {"mpi": MpiLinks, "torch": GlooLinks}
 
@@ -42,3 +46,30 @@ def sums(comm, kind):
         "calls": links.traffic.calls["peers"],
         "bytes": links.traffic.bytes_sent["peers"],
     }
+
+
+def held(comm, kind):
+    """After 300 steps with every rank a replica: sums that links still hold, and MB."""
+    links = LINKS[kind](comm, replicas=comm.size)
+    steps(links, 50)
+    before = resident()
+    steps(links, 250)
+    return len(getattr(links, "_peers_pending", ())), (resident() - before) / 1e6
+
+
+def steps(links, count):
+    """Sums of gradients, of 256 KiB and a vector of counts each, by the links' engine."""
+    module = torch.nn.Linear(256, 255)
+    block = SimpleNamespace(module=module, stepping=lambda kind: [*module.parameters()])
+    sync = AllReduce(order="engine").start(block, links.peers, 1.0)
+    for _ in range(count):
+        for p in module.parameters():
+            p.grad = torch.ones_like(p)
+        sync.before_step("exact", 0.1)
+    assert torch.equal(module.bias.grad, torch.full((255,), float(links.place.replicas)))
+
+
+def resident():
+    """Bytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

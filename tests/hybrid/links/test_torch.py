@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_program import steps
 from world import ALLOWED
 
 from hybrid.links import run_threads, run_virtual
@@ -42,6 +43,23 @@ def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
         assert rank["exchanged"]
         assert rank["calls"] == 3  # two sums and an exchange, however many replicas there are
     assert len({rank["bits"] for rank in found}) == 1
+
+
+@pytest.mark.parametrize("kind", ["mpi", "torch"])
+def test_an_engine_holds_no_sum_of_an_earlier_step(world, kind):
+    for pending, grown in world.run(2, "torch_program:held", kind):
+        assert pending == 0
+        assert grown < 16  # the sums of 250 steps have 64 MB
+
+
+@pytest.mark.parametrize("run", [run_threads, run_virtual])
+def test_of_nine_replicas_no_sum_of_an_earlier_step_is_held(run):
+    def program(links):
+        steps(links, 20)
+        links.everyone(None)
+        return len(links._room._sums)
+
+    assert run(1, program, replicas=9) == [0] * 9
 
 
 @pytest.mark.parametrize("run", [run_threads, run_virtual])
