@@ -255,7 +255,8 @@ class Peers:
         if expected and self.replicas > self._links.fewest_by_engine:
             finish = self._links._exchange_with_peers(pieces, expected)
             if finish is not None:
-                return self._waited(finish, sum(map(num_bytes, pieces)))
+                sent = sum(map(num_bytes, pieces)) - num_bytes(pieces[self.replica])
+                return self._waited(finish, sent)
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):
             if r != self.replica:

@@ -167,26 +167,29 @@ class MpiLinks(RankLinks):
         return everyone
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
-        outgoing, mpi = self._staging.outgoing(vector), self._mpi
+        mpi = self._mpi
         kind = mpi.DOUBLE if vector.dtype == torch.float64 else mpi.FLOAT
+        total = self._staging.room([len(vector)], [1], vector.dtype)
+        outgoing = self._staging.outgoing(vector)
 
         def begin(memory: Tensor) -> Any:
-            return self._block.Iallreduce(mpi.IN_PLACE, [_memory(memory), kind])
+            # for MPI.IN_PLACE Open MPI takes a tree, whose root sends the vector log2(R) times
+            return self._block.Iallreduce([_memory(memory), kind], [_memory(total), kind])
 
         wait = self._begin_with_peers(outgoing, begin)
 
         def finish() -> Tensor:
             wait()
-            return self._staging.arrived(outgoing.memory)
+            return self._staging.arrived(total)
 
         return finish
 
     def _exchange_with_peers(
         self, pieces: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> Callable[[], list[Tensor]]:
-        outgoing = self._staging.outgoing(joined_bytes(pieces))
         sent, sizes = sizes_in_bytes(pieces), sizes_in_bytes(expected)
-        received = self._staging.buffer([sum(sizes)], [1], torch.uint8)
+        received = self._staging.room([sum(sizes)], [1], torch.uint8)
+        outgoing = self._staging.outgoing(joined_bytes(pieces))
 
         def begin(memory: Tensor) -> Any:
             byte = self._mpi.BYTE

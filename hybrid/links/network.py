@@ -8,6 +8,9 @@ from math import ceil, log2
 from hybrid.ranks.grid import Arrangement, Place
 from hybrid.settings.config import LinkSettings
 
+_RING_BYTES = 1 << 16
+"""From which on Open MPI sums in a ring."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -20,6 +23,8 @@ class Network:
     """Between ranks of one host; None: as between hosts."""
     ranks_per_host: int = 1
     """Ranks that the launcher numbers one after the other and starts on one host."""
+    sums_by_host: bool = False
+    """Whether the engine adds up within a host first, as NCCL does; MPI and gloo do not."""
 
     @classmethod
     def asked(cls, links: LinkSettings) -> Network:
@@ -46,22 +51,31 @@ class Network:
         most = ranks if arrangement == "peers" else ranks // place.blocks
         return max(P for P in range(1, min(max(most, 1), R) + 1) if R % P == 0)
 
-    def sum_seconds(self, num_bytes: float, replicas: int, per_host: int = 1) -> float:
-        """That the sum of a vector of each of R replicas travels, of which P are on every host.
+    def sum_seconds(
+        self, num_bytes: float, replicas: int, per_host: int = 1
+    ) -> tuple[float, float]:
+        """That the sum of a vector of R replicas, P on every host, travels; and latency besides.
 
-            T = 2 (P-1)/P B / within + 2 (Q-1)/Q (B/P) / between,   Q = R / P
+            ring      2 (R-1)/R B / rate                 2 (R-1)/R (Q between + (R-Q) within)
+            tree      2 ceil(log2 R) B / rate            2 ceil(log2 R)
+            by host   2 (P-1)/P B / within + 2 (Q-1)/Q (B/P) / between,  and two trees;  Q = R / P
 
-        A host's peers reduce and scatter the vector, each sums its part with those of the other
-        hosts, and all gather the parts: NCCL's and MPI's hierarchical all-reduce.
+        MPI's and gloo's ring is of all replicas, at the rate of its slowest link; MPI takes a tree
+        below 64 KiB. By host the peers of one reduce and scatter the vector, each sums its part
+        with those of the other hosts, and all gather the parts.
         """
-        P, Q = per_host, replicas // per_host
-        inside = (self.within or self).seconds(2 * (P - 1) / P * num_bytes)
-        return inside + self.seconds(2 * (Q - 1) / Q * num_bytes / P)
-
-    def sum_latency(self, replicas: int, per_host: int = 1) -> float:
-        """That passes besides."""
-        P, Q = per_host, replicas // per_host
-        return (self.within or self).meeting_seconds(P) + self.meeting_seconds(Q)
+        R, P, Q = replicas, per_host, replicas // per_host
+        inside = self.within or self
+        if self.sums_by_host:
+            near, far = 2 * (P - 1) / P * num_bytes, 2 * (Q - 1) / Q * num_bytes / P
+            latency = inside.meeting_seconds(P) + self.meeting_seconds(Q)
+            return inside.seconds(near) + self.seconds(far), latency
+        slowest = inside if Q == 1 else self
+        if num_bytes < _RING_BYTES:
+            return slowest.seconds(2 * ceil(log2(R)) * num_bytes), slowest.meeting_seconds(R)
+        long = Q if Q > 1 else 0
+        around = long * self.latency_seconds + (R - long) * inside.latency_seconds
+        return slowest.seconds(2 * (R - 1) / R * num_bytes), 2 * (R - 1) / R * around
 
     def exchange_seconds(self, num_bytes: float, replicas: int, per_host: int = 1) -> float:
         """That a rank's bytes for R - 1 peers take to leave, of which P - 1 are on its host."""

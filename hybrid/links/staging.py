@@ -39,6 +39,10 @@ class Staging:
         """Memory that MPI may write to at once."""
         return torch.empty_strided(shape, strides, dtype=dtype)
 
+    def room(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        """Memory that MPI may write to once what is handed over afterwards is ready."""
+        return self.buffer(shape, strides, dtype)
+
     def arrived(self, buffer: Tensor) -> Tensor:
         """The tensor on the block's device, whose current stream may use it."""
         return buffer
@@ -80,10 +84,13 @@ class DirectStaging(Staging):
         return Outgoing(tensor, event)
 
     def buffer(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
-        made = torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
+        made = self.room(shape, strides, dtype)
         # torch may give out memory that work in the queue has yet to read
         torch.cuda.current_stream(self._device).synchronize()
         return made
+
+    def room(self, shape: list[int], strides: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self._device)
 
 
 def staging(device: torch.device, gpu_aware: bool) -> Staging:

@@ -106,8 +106,9 @@ class VirtualLinks(ThreadLinks):
     def _summed(self, begun: float, of_vector: int) -> None:
         """Let the clock go on to the end of a sum that has begun when the last vector was there."""
         R, P = self.place.replicas, self._network.peers_per_host(self.place, self.arrangement)
-        self._free[0] = max(begun, self._free[0]) + self._network.sum_seconds(of_vector, R, P)
-        self._clock = max(self._clock, self._free[0] + self._network.sum_latency(R, P))
+        travels, latency = self._network.sum_seconds(of_vector, R, P)
+        self._free[0] = max(begun, self._free[0]) + travels
+        self._clock = max(self._clock, self._free[0] + latency)
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         with self._paused():

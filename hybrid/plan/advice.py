@@ -129,8 +129,7 @@ def data_parallel(planner: Planner, base: Prediction, ranks: int) -> float:
     forward, backward = (share * sum(way) for way in zip(*costs, strict=True))
     trained = [p for p in planner.model.parameters() if p.requires_grad]
     P = network.peers_per_host(Place(replicas=ranks), "chain")
-    reduced = network.sum_seconds(sum(p.nbytes for p in trained), ranks, P)
-    reduced += network.sum_latency(ranks, P)
+    reduced = sum(network.sum_seconds(sum(p.nbytes for p in trained), ranks, P))
     return float(size / (rest + forward + max(backward, reduced)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -78,6 +78,8 @@ class Wires(Section):
     host_gigabits_per_second: Positive | None = None
     """Within a host; unset: as between hosts."""
     host_latency_microseconds: NotNegative = 5.0
+    sums: Literal["ring", "hosts"] = "ring"
+    """Over replicas: MPI and gloo sum in a ring of them, NCCL within a host first."""
 
     def network(self) -> Network:
         """The same in bytes and seconds."""
@@ -86,7 +88,8 @@ class Wires(Section):
             rate = self.host_gigabits_per_second * 1e9 / 8
             within = Network(rate, self.host_latency_microseconds * 1e-6)
         rate = self.gigabits_per_second * 1e9 / 8
-        return Network(rate, self.latency_microseconds * 1e-6, within, self.ranks_per_host)
+        latency, by_host = self.latency_microseconds * 1e-6, self.sums == "hosts"
+        return Network(rate, latency, within, self.ranks_per_host, by_host)
 
 
 class Device(Section):

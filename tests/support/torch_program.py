@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from mpi_program import arrivals, exchange
+from sent_bytes import sent_bytes
 
 from hybrid.links.distributed.gloo import GlooLinks
 from hybrid.links.mpi import MpiLinks
@@ -27,7 +28,9 @@ def facts(comm):
 
 def sums(comm, kind):
     """What the engine of links finds with every rank a replica, and what it should."""
-    links = LINKS[kind](comm, replicas=comm.size)
+    links, sent = LINKS[kind](comm, replicas=comm.size), sent_bytes() or int
+    comm.Barrier()
+    before = sent()
     links.fewest_by_engine = 1
     each = [torch.randn(1001, generator=torch.Generator().manual_seed(r)) for r in range(comm.size)]
     ends = [links.peers.sum(factor * each[links.place.replica]) for factor in (1, 2)]
@@ -35,6 +38,8 @@ def sums(comm, kind):
     pieces = [each[links.place.replica][: 3 + r].to(torch.bfloat16) for r in range(comm.size)]
     mine = [pieces[links.place.replica]] * comm.size
     arrived = links.peers.exchange(pieces, mine)()
+    counted, small = links.traffic.bytes_sent["peers"], sent() - before
+    links.peers.sum(torch.zeros(1 << 18))()
     expected = reduce(torch.add, each)
     length = 3 + links.place.replica
     theirs = [x[:length].to(torch.bfloat16) for x in each]
@@ -44,7 +49,8 @@ def sums(comm, kind):
         "bits": first.numpy().tobytes(),
         "exchanged": all(map(torch.equal, arrived, theirs)),
         "calls": links.traffic.calls["peers"],
-        "bytes": links.traffic.bytes_sent["peers"],
+        "sent": (counted, small),
+        "sent of 1 MiB": (links.traffic.bytes_sent["peers"] - counted, sent() - before - small),
     }
 
 

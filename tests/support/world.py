@@ -30,6 +30,8 @@ ALLOWED = {
     # ranks that wait leave the cores to others
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+COUNTING = {"OMPI_MCA_pml_monitoring_enable": "1"}
+"""Lets Open MPI count the bytes it sends, see `sent_bytes`."""
 FOLDER = "PRTE_MCA_prte_tmpdir_base"
 RANKS = 4
 _HERE = Path(__file__).parent
@@ -111,7 +113,7 @@ class World:
                 ]
                 self._job = subprocess.Popen(
                     [str(word) for word in words],
-                    env=os.environ | for_mpirun() | {"PYTHONPATH": path},
+                    env=os.environ | for_mpirun() | COUNTING | {"PYTHONPATH": path},
                     stdout=subprocess.DEVNULL,
                 )
                 # accept() itself would wait for ever for ranks that do not start

@@ -1,6 +1,7 @@
 """Plans for a device that this machine does not have, on clocks that count nothing of this one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hybrid.links import Network, run_virtual
 from hybrid.models import Unit
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
-from hybrid.plan.device import Device, Roofline
+from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
@@ -58,12 +59,26 @@ def test_peers_of_one_host_are_those_the_launcher_numbers_side_by_side():
     assert Network(1.0, 1.0).peers_per_host(place, "peers") == 1
 
 
-def test_a_sum_over_hosts_is_a_ring_where_each_has_one_peer_and_sends_a_part_where_it_has_more():
-    network = Network(10.0, 0.5, Network(100.0, 0.25), 4)
-    assert network.sum_seconds(80, 8) == 2 * 7 / 8 * 80 / 10
-    assert network.sum_latency(8) == 2 * 3 * 0.5
-    assert network.sum_seconds(80, 8, 4) == 2 * 3 / 4 * 80 / 100 + 2 * 1 / 2 * 20 / 10
-    assert network.sum_latency(8, 4) == 2 * 2 * 0.25 + 2 * 1 * 0.5
+MB = 1e6
+BETWEEN = Network(10 * MB, 0.5, Network(100 * MB, 0.25), 4)
+
+
+def test_a_sum_goes_round_a_ring_at_the_rate_of_its_slowest_link():
+    travels = 2 * 7 / 8 * 80 / 10
+    assert BETWEEN.sum_seconds(80 * MB, 8) == (travels, 2 * 7 * 0.5)
+    assert BETWEEN.sum_seconds(80 * MB, 8, 4) == (travels, 2 * 7 / 8 * (2 * 0.5 + 6 * 0.25))
+    assert BETWEEN.sum_seconds(80 * MB, 4, 4) == (2 * 3 / 4 * 80 / 100, 2 * 3 * 0.25)
+
+
+def test_a_small_sum_goes_through_a_tree():
+    assert BETWEEN.sum_seconds(1000, 8, 4) == (2 * 3 * 1000 / (10 * MB), 2 * 3 * 0.5)
+
+
+def test_an_engine_that_sums_by_host_sends_a_part_between_hosts():
+    assert Wires(sums="hosts").network().sums_by_host > Wires().network().sums_by_host
+    travels = 2 * 3 / 4 * 80 / 100 + 2 * 1 / 2 * 20 / 10
+    by_host = replace(BETWEEN, sums_by_host=True)
+    assert by_host.sum_seconds(80 * MB, 8, 4) == (travels, 2 * 2 * 0.25 + 2 * 1 * 0.5)
 
 
 EXACT = Recipe("exact", Backprop(micro_batches=2))
@@ -127,7 +142,8 @@ def test_a_device_of_little_memory_rules_out_what_does_not_fit():
 
 
 def test_a_thousand_ranks_cost_the_plan_one_chain():
-    made = planner(**{"train.batch_size": 1024, "data.limit": 1024})
+    near = Network(1e6, 1e-6, Network(1e8, 1e-6), 4)
+    made = planner(near, **{"train.batch_size": 1024, "data.limit": 1024})
     found = [made.predict(made.blocks(2, 8), EXACT, replicas=R) for R in (8, 512)]
     assert len(found[1].idle_share) == 2
     # 64 times the ranks, each with a 64th of the work, and the same sums to wait for
