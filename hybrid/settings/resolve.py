@@ -23,20 +23,16 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     `base` is a run's own TOML file, below both; its [solver], [correction] and [rounds] hold only
     for the method it names.
     """
-    tree = read_toml(base, links=False) if base is not None else {}
-    upper = read_toml(path) if path is not None else {}
-    for dotted, value in overrides.items():
-        section, _, key = dotted.partition(".")
+    tree, _ = respelled(read_toml(base, links=False) if base is not None else {})
+    upper, notices = respelled(read_toml(path) if path is not None else {})
+    given, more = respelled(_by_section(overrides))
+    for section, values in given.items():
         table = upper.setdefault(section, {})
-        if not isinstance(table, dict) or not key:
-            raise ValueError(methods.unknown(dotted, str(_name(upper, registry.DEFAULT))))
-        outer, _, inner = key.partition(".")
-        if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):
-            table[outer][inner] = value
-        else:
-            table[key] = value
-    tree, _ = respelled(tree)
-    upper, notices = respelled(upper)
+        if "" in values:
+            raise ValueError(methods.unknown(section, str(_name(upper, registry.DEFAULT))))
+        if not isinstance(table, dict):
+            raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]")
+        _set(table, values)
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         tree.pop("correction", None)
@@ -50,7 +46,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         both = isinstance(below, dict) and isinstance(table, dict)
         tree[section] = _laid_over(below, table) if both else table
     config = resolve(tree)
-    config.notices = notices
+    config.notices = [*dict.fromkeys(notices + more)]
     return config
 
 
@@ -115,6 +111,25 @@ def refuse_rounds(config: Config, why: str) -> None:
     if given:
         said = " and ".join(given)
         raise ValueError(f"{said}, but {why}, so it would change nothing: leave that out")
+
+
+def _by_section(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides as a tree of sections."""
+    tree: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        section, _, key = dotted.partition(".")
+        tree.setdefault(section, {})[key] = value
+    return tree
+
+
+def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put the values of overrides into a section, those of its arguments one by one."""
+    for key, value in values.items():
+        outer, _, inner = key.partition(".")
+        if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):
+            table[outer][inner] = value
+        else:
+            table[key] = value
 
 
 def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:

@@ -20,26 +20,27 @@ def respelled(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     notices: list[str] = []
     found: dict[str, Any] = {}
-    for section, table in tree.items():
-        _put(found, section, SECTIONS.get(section, section), table, "", notices)
-    for (section, former), key in KEYS.items():
-        table = found.get(section)
-        if isinstance(table, dict) and former in table:
-            renamed: dict[str, Any] = {}
-            for name, value in table.items():
-                present = key if name == former else name
-                _put(renamed, name, present, value, f"{section}.", notices)
-            found[section] = renamed
+    for former, table in tree.items():
+        section = SECTIONS.get(former, former)
+        if section != former:
+            notices.append(_notice(former, section))
+        if not isinstance(table, dict) or not isinstance(found.get(section, {}), dict):
+            _put(found, section, table, section)
+            continue
+        present = found.setdefault(section, {})
+        for name, value in table.items():
+            key = KEYS.get((section, name)) or name
+            if key != name:
+                notices.append(_notice(f"{section}.{name}", f"{section}.{key}"))
+            _put(present, key, value, f"{section}.{key}")
     return found, notices
 
 
-def _put(
-    into: dict[str, Any], former: str, name: str, value: Any, section: str, notices: list[str]
-) -> None:
+def _notice(former: str, present: str) -> str:
+    return f"{former} is read as {present}, its present spelling"
+
+
+def _put(into: dict[str, Any], name: str, value: Any, dotted: str) -> None:
     if name in into:
-        raise ValueError(
-            f"{section}{name} is given twice, once in its former spelling: give it once"
-        )
+        raise ValueError(f"{dotted} is given twice, once in its former spelling: give it once")
     into[name] = value
-    if former != name:
-        notices.append(f"{section}{former} is read as {section}{name}, its present spelling")

@@ -199,5 +199,18 @@ def test_a_former_spelling_is_read_and_named(tmp_path):
     config = load(None, {"solver.name": "block-admm", "solver.optimiser": "adam"})
     assert config.solver["optimizer"] == "adam"
     assert config.notices == ["solver.optimiser is read as solver.optimizer, its present spelling"]
-    with pytest.raises(ValueError, match="optimizer is given twice"):
-        load(path, {"optimizer.lr": 0.25})
+
+
+def test_a_file_with_a_former_spelling_is_laid_under_the_command_line_key_by_key(tmp_path):
+    text = "[optimiser]\nname = 'RMSprop'\nlr = 0.5\narguments.eps = 1e-3\n"
+    path = write(tmp_path / "x.toml", text + "[optimizer]\nweight_decay = 0.5\n")
+    given = {"optimizer.lr": 0.25, "optimizer.arguments.alpha": 0.5, "optimiser.decay_all": True}
+    found = load(path, given).optimizer
+    assert (found.lr, found.weight_decay, found.decay_all) == (0.25, 0.5, True)
+    assert found.arguments == {"eps": 1e-3, "alpha": 0.5}
+    path = write(tmp_path / "x.toml", "[solver]\nname = 'block-admm'\noptimiser = 'adam'\n")
+    assert load(path, {"solver.optimizer": "shared"}).solver["optimizer"] == "shared"
+    twice = "optimizer.lr is given twice, once in its former spelling: give it once"
+    assert refusal(load, path, {"optimizer.lr": 0.25, "optimiser.lr": 0.5}) == twice
+    path = write(tmp_path / "x.toml", "[optimiser]\nlr = 0.5\n[optimizer]\nlr = 0.25\n")
+    assert refusal(load, path, {}) == twice
