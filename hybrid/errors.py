@@ -12,7 +12,8 @@ from typing import TextIO
 MOST_CHARACTERS = 1200
 STOPPED = 75
 """The exit status after a request to stop: unfinished, to be resumed (EX_TEMPFAIL)."""
-_OWN = {"hybrid"}
+OWN = {"hybrid"}
+"""Packages whose refusals are no errors of a user's code; a wing adds its own when imported."""
 _LIBRARIES = {"", "torch", "numpy", "mpi4py", "safetensors", *sys.stdlib_module_names}
 
 
@@ -93,7 +94,7 @@ def code_line(error: BaseException) -> str:
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if module in _OWN:
+        if module in OWN:
             found = ""
         elif module not in _LIBRARIES:
             found = f"{Path(frame.f_code.co_filename).name}, line {line}"

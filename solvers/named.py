@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -10,6 +11,60 @@ from typing import Any, TypeVar
 from hybrid.solvers.checks import unknown
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Added:
+    """What other packages add of a `kind`, by entry points of a `group`: NAME = "its.module:it".
+
+    A package that cannot be used must not end a command that has no need of it. What it adds is
+    refused in one line where it is asked for by its name, and left out everywhere else.
+    """
+
+    kind: str
+    group: str
+    taken: Container[str] = ()
+    """The names of this package's own, which no other package can have."""
+
+    def points(self) -> dict[str, EntryPoint]:
+        """The entry points by name, but for those whose name is taken."""
+        found = entry_points(group=self.group) if self.group else ()
+        return {point.name: point for point in found if point.name not in self.taken}
+
+    def load(self, name: str) -> Any:
+        """What one of these names; ValueError, on one line, whatever its import raises."""
+        point = self.points()[name]
+        many = [other for other in entry_points(group=self.group) if other.name == name]
+        if len(many) > 1:
+            raise ValueError(self._clash(many[0]))
+        try:
+            return point.load()
+        except (Exception, SystemExit) as error:  # whatever the module of another package raises
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"{self.kind} {name!r} of {package(point)} cannot be imported: {why}: install "
+                "that package again, or uninstall it"
+            ) from None
+
+    def usable(
+        self, left_out: Callable[[str], None], load: Callable[[str], T] | None = None
+    ) -> dict[str, T]:
+        """All that can be had, by name; `left_out` is told, on one line, of each that cannot."""
+        found: dict[str, T] = {}
+        for point in entry_points(group=self.group):
+            try:
+                if point.name in self.taken:
+                    raise ValueError(self._clash(point))
+                found[point.name] = (load or self.load)(point.name)
+            except ValueError as error:
+                left_out(f"{error} (it is left out)")
+        return found
+
+    def _clash(self, point: EntryPoint) -> str:
+        return (
+            f"{package(point)} adds a {self.kind} {point.name!r}, a name that is taken: uninstall "
+            f"it, or give its {self.kind} another name"
+        )
 
 
 class Named(Mapping[str, type[T]]):
@@ -25,57 +80,40 @@ class Named(Mapping[str, type[T]]):
     ) -> None:
         self.kind, self.places, self.default = kind, places, default
         self.group, self.base = group, base
+        self._added = Added(kind, group, places)
 
     def __getitem__(self, name: str) -> type[T]:
         if name in self.places:
             own: type[T] = imported(self.places[name])
             return own
-        others = self.others()
-        if name not in others:
-            raise ValueError(unknown(name, [*self.places, *others], self.kind))
-        return self._loaded(others[name])
+        if name not in self._added.points():
+            raise ValueError(unknown(name, self, self.kind))
+        return self._loaded(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.places or name in self.others()
+        return name in self.places or name in self._added.points()
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.places, *self.others()])
+        return iter([*self.places, *self._added.points()])
 
     def __len__(self) -> int:
-        return len(self.places) + len(self.others())
+        return len(self.places) + len(self._added.points())
 
-    def others(self) -> dict[str, EntryPoint]:
-        """The entry points of other packages; ValueError for a name that is taken."""
-        return added(self.group, self.kind, self.places) if self.group else {}
+    def usable(self, left_out: Callable[[str], None]) -> dict[str, type[T]]:
+        """All classes that can be had, by name; `left_out` is told of each that cannot."""
+        own = {name: self[name] for name in self.places}
+        return own | self._added.usable(left_out, self.__getitem__)
 
-    def _loaded(self, point: EntryPoint) -> type[T]:
-        try:
-            found = point.load()
-        except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"{self.kind} {point.name!r} of {package(point)} cannot be imported: {error}"
-            ) from None
-        base = imported(self.base)
-        named = getattr(found, "name", None) == point.name
+    def _loaded(self, name: str) -> type[T]:
+        found, base = self._added.load(name), imported(self.base)
+        named = getattr(found, "name", None) == name
         if isinstance(found, type) and issubclass(found, base) and named:
             return found
+        point = self._added.points()[name]
         raise ValueError(
-            f"{package(point)} adds {point.value} as {self.kind} {point.name!r}, but that is no "
-            f"{base.__name__} whose name is {point.name!r}"
+            f"{package(point)} adds {point.value} as {self.kind} {name!r}, but that is no "
+            f"{base.__name__} whose name is {name!r}"
         )
-
-
-def added(group: str, kind: str, taken: Container[str]) -> dict[str, EntryPoint]:
-    """What other packages add of a kind, by name; ValueError for a name that is taken."""
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=group):
-        if point.name in taken or point.name in found:
-            raise ValueError(
-                f"{package(point)} adds a {kind} {point.name!r}, a name that is taken: uninstall "
-                f"it, or give its {kind} another name"
-            )
-        found[point.name] = point
-    return found
 
 
 def imported(place: str) -> Any:

@@ -36,7 +36,7 @@ SOLVERS: Named[Solver] = Named("solver", OWN, DEFAULT, GROUP, base="hybrid.solve
 
 
 def names() -> list[str]:
-    """All methods; ValueError if a package gives its own a name that is taken."""
+    """All methods, those of other packages among them, whether they can be imported or not."""
     return list(SOLVERS)
 
 

@@ -64,8 +64,8 @@ class Bench:
         self.comm, self.settings, self.others = comm, settings, others
         self.micro_batches, self.only = list(micro_batches), list(only)
         mine = methods.solver(settings)
-        classes = map(registry.solver_class, registry.names())
-        solvers = [mine if kind is type(mine) else kind() for kind in classes]
+        usable = registry.SOLVERS.usable(self.say)
+        solvers = [mine if kind is type(mine) else kind() for kind in usable.values()]
         memory_gb = settings.rounds.memory_gb
         made = recipes(micro_batches, methods.correction(settings), solvers, memory_gb)
         size = settings.train.batch_size

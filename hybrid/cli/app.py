@@ -6,16 +6,15 @@ import os
 import sys
 import threading
 from contextlib import suppress
-from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from hybrid.cli import cluster, compare, discover, folders, train
+from hybrid.cli import cluster, compare, discover, folders, options, train
 from hybrid.cli.failure import INTERRUPTED, run_command
 from hybrid.ranks import launch
-from hybrid.solvers.named import added, package
+from hybrid.solvers.named import Added
 
 GROUP = "hybrid.commands"
 """The entry points by which another package adds a command that trains: NAME = "module:app"."""
@@ -25,22 +24,23 @@ class Commands(TyperGroup):
     """The commands of this package, and those of others, which are imported when asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), *sorted(self._others())]
+        others = self._others.usable(options.say_once, lambda name: self.get_command(ctx, name))
+        return [*super().list_commands(ctx), *sorted(others)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        point = self._others().get(cmd_name)
-        if point is None:
+        if cmd_name not in self._others.points():
             return super().get_command(ctx, cmd_name)
-        try:
-            return typer.main.get_command(point.load())
-        except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"{package(point)}, which adds the command {cmd_name!r}, cannot be imported: "
-                f"{error}: install it again, or uninstall it"
-            ) from None
+        found = self._others.load(cmd_name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        raise ValueError(
+            f"command {cmd_name!r} is added as a {type(found).__name__}; it must be a typer.Typer: "
+            "uninstall the package that adds it, or correct it"
+        )
 
-    def _others(self) -> dict[str, EntryPoint]:
-        return added(GROUP, "command", self.commands)
+    @property
+    def _others(self) -> Added:
+        return Added("command", GROUP, self.commands)
 
 
 app = typer.Typer(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from hybrid.cli.options import FLAGS, first_says
+from hybrid.cli.options import FLAGS, first_says, say_once
 
 commands = typer.Typer()
 Kind = Literal["solvers", "sync", "samplers", "models", "data"]
@@ -20,10 +20,9 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """List solvers, strategies of replicas, samplers, models and data sets, one on each line."""
-    everything = _everything()
-    chosen = everything if kind is None else {kind: everything[kind]}
 
     def said() -> str:
+        chosen = {each: _lines(each) for each in ([kind] if kind else get_args(Kind))}
         if as_json:
             return json.dumps(chosen, indent=2)
         width = max(len(name) for names in chosen.values() for name in names)
@@ -36,8 +35,8 @@ def list_(
     first_says(said)
 
 
-def _everything() -> dict[str, dict[str, str]]:
-    """Kind -> name -> a line about it."""
+def _lines(kind: Kind) -> dict[str, str]:
+    """A line about everything of a kind, by name."""
     from hybrid.data.sources import NAMES
     from hybrid.models.names import FAMILIES
     from hybrid.settings.methods import NAMED
@@ -46,17 +45,13 @@ def _everything() -> dict[str, dict[str, str]]:
     def line(thing: object) -> str:
         return (inspect.getdoc(thing) or "").partition("\n")[0]
 
-    def of_module(cls: type) -> str:
-        """The first line of the file of a method, strategy or sampler."""
-        return line(inspect.getmodule(cls)) or line(cls)
-
-    return {
-        "solvers": {n: of_module(registry.solver_class(n)) for n in registry.names()},
-        "sync": {n: of_module(cls) for n, cls in NAMED["sync"].items()},
-        "samplers": {n: of_module(cls) for n, cls in NAMED["sampler"].items()},
-        "models": {name: line(build) for name, build in FAMILIES.items()},
-        "data": dict(NAMES),
-    }
+    if kind == "models":
+        return {name: line(build) for name, build in FAMILIES.items()}
+    if kind == "data":
+        return dict(NAMES)
+    known = {"solvers": registry.SOLVERS, "sync": NAMED["sync"], "samplers": NAMED["sampler"]}
+    usable = known[kind].usable(say_once)
+    return {name: line(inspect.getmodule(cls)) or line(cls) for name, cls in usable.items()}
 
 
 @commands.command(epilog="Example: hybrid explain rounds.window")

@@ -86,18 +86,18 @@ def report(
     def written() -> str:
         if len(runs) == 1 and out is None:
             return f"wrote {reports.write(runs[0], data_dir)}"
-        for run in runs:
-            _check_classifies(run)
+        _check_classifies(*runs)
         return f"wrote {reports.compare(runs, out or Path('comparison'))}"
 
     first_says(written)
 
 
-def _check_classifies(run: Path) -> None:
+def _check_classifies(*runs: Path) -> None:
     from hybrid.report import command_of
 
-    if (other := command_of(run)) is not None:
+    if (other := command_of(*runs)) is not None:
+        run, command, _ = other
         raise ValueError(
-            f"{run} is a run of hybrid {other[0]}, which has no test data and no one network: "
+            f"{run} is a run of hybrid {command}, which has no test data and no one network: "
             "its summary.json has the results, and hybrid report of this run only draws them"
         )

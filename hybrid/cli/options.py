@@ -103,11 +103,16 @@ def first_prints(lines: Callable[[], Iterable[str]]) -> None:
                 typer.echo(line)
 
 
+def say_once(text: str) -> None:
+    """Rank 0 prints a line about what all ranks have met."""
+    if launch.launched_rank() == 0:
+        tell(f"hybrid: {text}")
+
+
 def say_notices(config: Config) -> None:
     """Rank 0 prints how it has read settings with a former spelling."""
-    if launch.launched_rank() == 0:
-        for notice in config.notices:
-            tell(f"hybrid: {notice}")
+    for notice in config.notices:
+        say_once(notice)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from hybrid.data.files.pickled import read_cifar_python
 from hybrid.data.generated import digits, synthetic
 from hybrid.errors import one_line
 from hybrid.solvers.checks import unknown
-from hybrid.solvers.named import added
+from hybrid.solvers.named import Added
 
 GROUP = "hybrid.data"
 """The entry points by which another package adds data sets: NAME = "its.module:function", which
@@ -31,8 +31,12 @@ def reference(name: str) -> str:
     """
     if ":" in name:
         return name
-    point = added(GROUP, "data set", NAMES).get(name)
+    point = _added().points().get(name)
     return "" if point is None else point.value
+
+
+def _added() -> Added:
+    return Added("data set", GROUP, NAMES)
 
 
 def load(name: str, directory: str | Path | None = None, limit: int = 0) -> tuple[Dataset, Dataset]:
@@ -57,8 +61,7 @@ def fetch(name: str, directory: str | Path | None = None) -> None:
     naming the missing files, if the network is of no help.
     """
     if name not in NAMES:
-        known = [*NAMES, *added(GROUP, "data set", NAMES)]
-        raise ValueError(unknown(name, known, "data set"))
+        raise ValueError(unknown(name, [*NAMES, *_added().points()], "data set"))
     _, source = CATALOG[name]
     if not isinstance(source, Source):
         return

@@ -1,7 +1,6 @@
 """The page about one run folder."""
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 
 from hybrid.data import Dataset
-from hybrid.errors import one_line
+from hybrid.errors import format_error, one_line, tell
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
@@ -23,20 +22,34 @@ from hybrid.report.page import Html, drawing, heading, note, page, paragraph, ro
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.runs.restore import OwnCode, restore
+from hybrid.solvers.named import Added
 
 GROUP = "hybrid.reports"
 """The entry points by which another package reports runs of its own: COMMAND = "its.module".
 
 The module has `is_run(folder) -> bool` and `content(run) -> bytes`, the page.
 """
+REPORTS = Added("report", GROUP)
 
 
-def command_of(run: Path) -> tuple[str, Any] | None:
-    """The command of another package that made a run, and the module that reports it."""
-    for point in entry_points(group=GROUP):
-        if (module := point.load()).is_run(run):
-            return point.name, module
+def command_of(*runs: Path) -> tuple[Path, str, Any] | None:
+    """The first run that a command of another package made, this command, and its report's module.
+
+    A package that cannot be imported, or fails to tell, is left out and named on stderr.
+    """
+    modules: dict[str, Any] = REPORTS.usable(_say)
+    for name, module in modules.items():
+        for run in runs:
+            try:
+                if module.is_run(run):
+                    return run, name, module
+            except (Exception, SystemExit) as error:  # whatever the code of another package raises
+                _say(f"report {name!r} fails at {run}: {format_error(error)} (it is left out)")
     return None
+
+
+def _say(text: str) -> None:
+    tell(f"hybrid: {text}")
 
 
 def write(run: Path, data_dir: str | None = None) -> Path:
@@ -46,7 +59,7 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     cannot be read, and for missing test images, which only a factorized model needs.
     """
     other, traced = command_of(run), traces.join(run)
-    content = other[1].content(run) if other else _content(read(run), data_dir, traced)
+    content = other[2].content(run) if other else _content(read(run), data_dir, traced)
     return _written(content, run / "report" / "index.html")
 
 

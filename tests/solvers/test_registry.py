@@ -59,9 +59,15 @@ def test_another_package_adds_a_method(monkeypatch):
 @pytest.mark.parametrize(
     ("points", "said"),
     [
-        ([("penalty", "x:Y")], "adds a solver 'penalty', a name that is taken: "),
         ([("x", "x:Y"), ("x", "z:Y")], "adds a solver 'x', a name that is taken: "),
-        ([("x", "no.such.module:Y")], "solver 'x' of another package cannot be imported: "),
+        (
+            [("x", "no.such.module:Y")],
+            "solver 'x' of another package cannot be imported: ModuleNotFoundError: ",
+        ),
+        (
+            [("x", "raises:Y")],
+            "cannot be imported: SystemExit: two lines: install that package again, or uninstall",
+        ),
         (
             [("x", "hybrid.solvers.registry:Y")],
             "solver 'x' of another package cannot be imported: ",
@@ -74,9 +80,23 @@ def test_another_package_adds_a_method(monkeypatch):
     ],
     ids=str,
 )
-def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, points, said):
+def test_a_method_that_cannot_be_added_is_refused_in_one_line(monkeypatch, tmp_path, points, said):
+    (tmp_path / "raises.py").write_text("raise SystemExit('two\\nlines')")
+    monkeypatch.syspath_prepend(tmp_path)
     others(monkeypatch, *points)
-    assert said in refusal(registry.solver_class, "x")
+    why = refusal(registry.solver_class, "x")
+    assert said in why
+    told = []
+    assert [*registry.SOLVERS.usable(told.append)] == [*registry.OWN]
+    assert told == [f"{why} (it is left out)"] * len(points)
+
+
+def test_a_taken_name_stays_with_its_owner(monkeypatch):
+    others(monkeypatch, ("penalty", "x:Y"))
+    told = []
+    assert registry.names() == [*registry.SOLVERS.usable(told.append)] == [*registry.OWN]
+    (clash,) = told
+    assert clash.startswith("another package adds a solver 'penalty', a name that is taken: ")
 
 
 def test_the_short_name_gives_the_same_modules_and_yields_to_a_folder_of_the_users(tmp_path):

@@ -1,10 +1,11 @@
 """Another package adds a command and the report of its runs by entry points."""
 
-from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 from answers import assert_one_line, output
+
+from hybrid.solvers import named
 
 MODULE = """
 import typer
@@ -31,21 +32,35 @@ def own(monkeypatch, tmp_path):
     points = EntryPoints(
         [
             EntryPoint("act", "own_acts:app", "hybrid.commands"),
-            EntryPoint("gone", "own_gone:app", "hybrid.commands"),
+            EntryPoint("odd", "own_acts:is_run", "hybrid.commands"),
             EntryPoint("act", "own_acts", "hybrid.reports"),
+            *(EntryPoint("broken", "own_broken:X", f"hybrid.{kind}") for kind in KINDS),
         ]
     )
-    for place in ("hybrid.solvers.named", "hybrid.report.single"):
-        monkeypatch.setattr(import_module(place), "entry_points", points.select)
+    (tmp_path / "own_broken.py").write_text("raise RuntimeError('libfoo\\nis missing')")
+    monkeypatch.setattr(named, "entry_points", points.select)
+    return points
+
+
+KINDS = ("commands", "sync", "samplers")
+CAUSE = "'broken' of another package cannot be imported: RuntimeError: libfoo is missing: install "
+LEFT_OUT = f"{CAUSE}that package again, or uninstall it (it is left out)\n"
 
 
 def test_its_command_is_one_of_ours(hybrid, own):
     assert output(hybrid("act")) == "acted\n"
-    assert_one_line(
-        hybrid("gone"),
-        "which adds the command 'gone', cannot be imported",
-        "No module named 'own_gone'",
-    )
+    assert_one_line(hybrid("broken"), f"hybrid: error: command {CAUSE}")
+    assert_one_line(hybrid("odd"), "'odd' is added as a function; it must be a typer.Typer")
+
+
+def test_what_cannot_be_imported_is_named_and_left_out(hybrid, own):
+    _, shown, told = hybrid("--help")
+    assert "  act " in shown
+    assert f"hybrid: command {LEFT_OUT}" in told
+    for listed, kind in (("sync", "strategy"), ("samplers", "sampler")):
+        status, shown, told = hybrid("list", listed)
+        assert (status, told) == (0, f"hybrid: {kind} {LEFT_OUT}")
+        assert "broken" not in shown
 
 
 def test_without_it_the_command_is_unknown(hybrid):
@@ -59,3 +74,15 @@ def test_its_runs_have_its_report(hybrid, own, tmp_path):
     for words in (("evaluate",), ("export", "m.safetensors"), ("report", "another")):
         told = hybrid(words[0], tmp_path, *words[1:])
         assert_one_line(told, "is a run of hybrid act, which has no test data and no one network")
+
+
+def test_a_report_that_cannot_be_had_is_named_and_left_out(hybrid, own, tmp_path, monkeypatch):
+    (tmp_path / "acts").touch()
+    others = {"broken": "own_broken", "failing": "own_acts:content"}
+    points = [EntryPoint(name, place, "hybrid.reports") for name, place in others.items()]
+    monkeypatch.setattr(named, "entry_points", EntryPoints([*points, *own]).select)
+    status, _, told = hybrid("report", tmp_path)
+    assert (status, told.count("\n")) == (0, 2)
+    assert f"hybrid: report {LEFT_OUT}" in told
+    assert "hybrid: report 'failing' fails at " in told
+    assert (tmp_path / "report" / "index.html").read_text() == "<p>acts</p>"

@@ -224,5 +224,5 @@ def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     assert "data.limit is 1, which has an effect only where data.name is a data set of" in refusal(
         build.load_data_sets, DataSettings(name="noise", limit=1)
     )
-    points = EntryPoints([EntryPoint("mnist", "theirs:noise", sources.GROUP)])
-    assert "adds a data set 'mnist', a name that is taken" in refusal(load, "noize")
+    points = EntryPoints([EntryPoint("digits", "theirs:noise", sources.GROUP)])
+    assert len(build.load_data_sets(DataSettings(name="digits"))[1]) > 2

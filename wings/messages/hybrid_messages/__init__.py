@@ -4,6 +4,7 @@ It knows torch, and nothing of blocks, links and runs. docs/messages.md has a
 complete example.
 """
 
+from hybrid.errors import OWN
 from hybrid_messages.any_order import AnyOrder
 from hybrid_messages.control import Cond, Loop, Loss, Outcome, Phi, Source
 from hybrid_messages.executor import Entry, Executor, Static
@@ -11,6 +12,8 @@ from hybrid_messages.graph import Graph
 from hybrid_messages.joins import Bcast, Concat, Group, Sum, Ungroup
 from hybrid_messages.layer import Layer, Together
 from hybrid_messages.node import Message, Node, State
+
+OWN.add(__name__)
 
 __all__ = [
     "AnyOrder",
