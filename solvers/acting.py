@@ -20,6 +20,8 @@ from math import inf
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from hybrid.solvers.checks import nearest
+
 LARGEST, SMALLEST = 1e15, 1e-30
 """Of any number, but for 0: beyond, float32 overflows."""
 
@@ -106,8 +108,10 @@ class Setting:
     def check(self, name: str, value: Any) -> None:
         """ValueError for a value that the type does not allow."""
         if self.choices and value not in self.choices:
+            near = nearest(value, map(str, self.choices)) if isinstance(value, str) else None
+            hint = f"; did you mean {near!r}?" if near else ""
             raise ValueError(
-                f"{name} is {value!r}; choose one of {', '.join(map(str, self.choices))}"
+                f"{name} is {value!r}; choose one of {', '.join(map(str, self.choices))}{hint}"
             )
         for allowed in self.allowed if value is not None else ():
             number = abs(value) if isinstance(value, (int, float)) else 0
@@ -115,7 +119,11 @@ class Setting:
                 raise ValueError(f"{name} is {value!r}; it must be at most {LARGEST:g}")
             if 0 < number < SMALLEST:
                 raise ValueError(f"{name} is {value!r}; it must be at least {SMALLEST:g}")
-            if not allowed.holds(value):
+            try:
+                held = allowed.holds(value)
+            except TypeError:  # a text where a number belongs
+                held = False
+            if not held:
                 raise ValueError(f"{name} is {value!r}; it must {allowed.must}")
 
 

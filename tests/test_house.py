@@ -52,7 +52,7 @@ ROOMS = (
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
-    *("solvers.named", "solvers.checks", "solvers.acting", "solvers.stopwatch"),
+    *("solvers.named", "solvers.acting", "solvers.checks", "solvers.stopwatch"),
     *("solvers.dispatch", "solvers.short_name"),
 )
 

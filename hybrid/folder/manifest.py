@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hybrid.settings.config import first_fault
+from hybrid.settings.sections.base import first_fault
 
 MOST_BYTES = 1 << 24
 """The largest manifest read; one of a thousand units has 0.3 MB."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, overload
+
+from hybrid.settings.sections.base import Section
 
 T = TypeVar("T")
 
@@ -34,6 +36,47 @@ class Given(Generic[T]):
 
     def __set__(self, made: object, value: T | type[T] | str) -> None:
         vars(made)[self.name] = understood(value, self.kind, self.name, self.by_name)
+
+
+class GivenSettings(Generic[T]):
+    """A field that takes settings, a mapping of them or the name alone, and holds settings.
+
+    Of a kind that is `callable` it takes and holds a function, too. ValueError for anything else.
+    """
+
+    def __init__(self, kind: type[Section], callable: bool = False) -> None:
+        self.kind, self.callable = kind, callable
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, made: None, owner: type) -> str: ...
+    @overload
+    def __get__(self, made: object, owner: type) -> T: ...
+    def __get__(self, made: object | None, owner: type) -> T | str:
+        """On the class, the default, as dataclasses ask for it: empty, for settings without any."""
+        if made is None:
+            return ""
+        found: T = vars(made)[self.name]
+        return found
+
+    def __set__(self, made: object, value: T | Mapping[str, Any] | str) -> None:
+        vars(made)[self.name] = self._understood(value)
+
+    def _understood(self, value: Any) -> Any:
+        if isinstance(value, self.kind) or (self.callable and callable(value)):
+            return value
+        first = next(iter(self.kind.model_fields))
+        if isinstance(value, str) and (not value or first in ("name", "kind")):
+            value = {first: value} if value else {}
+        if isinstance(value, Mapping):
+            return self.kind.of(self.name, value)
+        also = ", or a function as hybrid.Trainer describes it" if self.callable else ""
+        raise ValueError(
+            f"{self.name} is {repr(value)[:80]}; it must be {self.kind.__name__}(...) or a dict of "
+            f"its settings{also}"
+        )
 
 
 def understood(value: Any, kind: type[T], name: str, by_name: Callable[[str], type[Any]]) -> T:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from hybrid.data.mixing import Transform
-from hybrid.method.given import Given
+from hybrid.method.given import Given, GivenSettings
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.schedule import Rate
 from hybrid.samplers.base import Sampler
@@ -16,7 +16,6 @@ from hybrid.settings.config import (
     LinkSettings,
     OptimizerSettings,
     ScheduleSettings,
-    Section,
     TrainSettings,
 )
 from hybrid.solvers.blocks.metrics import Metric
@@ -37,12 +36,17 @@ class Options:
     """MPI ranks that follow each other: a chain, peers, or those that send each other more."""
     sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
     """How replicas keep their weights together; as a class or by name: with its defaults."""
-    train: TrainSettings = field(default_factory=TrainSettings)
-    optimizer: OptimizerSettings | optimizers.Factory = field(default_factory=OptimizerSettings)
-    """Settings, or what makes one from a block's parameter groups: see `optimizers.Factory`."""
-    schedule: ScheduleSettings | Rate = field(default_factory=ScheduleSettings)
-    """Settings, or the learning rate as a function of the step."""
-    links: LinkSettings = field(default_factory=LinkSettings)
+    train: GivenSettings[TrainSettings] = GivenSettings(TrainSettings)
+    """Settings, as an object or a dict."""
+    optimizer: GivenSettings[OptimizerSettings | optimizers.Factory] = GivenSettings(
+        OptimizerSettings, callable=True
+    )
+    """Settings or a name, or what makes one from a block's groups: see `optimizers.Factory`."""
+    schedule: GivenSettings[ScheduleSettings | Rate] = GivenSettings(
+        ScheduleSettings, callable=True
+    )
+    """Settings or a name, or the learning rate as a function of the step."""
+    links: GivenSettings[LinkSettings] = GivenSettings(LinkSettings)
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
     metrics: Mapping[str, Metric] | None = None
@@ -52,12 +56,6 @@ class Options:
 
     def check(self) -> None:
         """ValueError for what cannot be, whatever the method."""
-        for name, made in (("optimizer", self.optimizer), ("schedule", self.schedule)):
-            if not isinstance(made, Section) and not callable(made):
-                raise ValueError(
-                    f"{name} is a {type(made).__name__}; it must be settings, or a function as "
-                    "hybrid.Trainer describes it: give one of them"
-                )
         if not 1 <= self.replicas <= self.train.batch_size:
             raise ValueError(
                 f"split.replicas is {self.replicas}, and a mini-batch has {self.train.batch_size} "

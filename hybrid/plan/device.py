@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from hybrid.cuts.costs import Moved, Passes, count_moved, survival_rate
 from hybrid.links import Network
 from hybrid.models import Unit
-from hybrid.settings.config import first_fault
-from hybrid.settings.sections.base import Section
+from hybrid.settings.sections.base import Section, first_fault
 from hybrid.settings.text import read_toml
 from hybrid.solvers.exact.pipeline import Cost
 

@@ -14,8 +14,9 @@ from hybrid import reading
 from hybrid.folder.manifest import Rollback
 from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
 from hybrid.reading import read_whole
-from hybrid.settings.config import Config, first_fault
+from hybrid.settings.config import Config
 from hybrid.settings.resolve import load
+from hybrid.settings.sections.base import first_fault
 from hybrid.settings.text import MOST_BYTES as TOML_BYTES
 
 PerCut = Annotated[list[float], Field(max_length=4096)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.docstrings import field_docs
@@ -102,15 +102,3 @@ def declared_settings() -> dict[str, str]:
             fields = info.annotation.model_fields
             known |= {f"{section}.{key}": f.description or "" for key, f in fields.items()}
     return known
-
-
-def first_fault(error: ValidationError) -> str:
-    """The first fault, on one line."""
-    fault = error.errors()[0]
-    place = ".".join(str(part) for part in fault["loc"])
-    place = place if place.isprintable() else repr(place)
-    message = fault["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not place:
-        return message
-    return f"{place} is {fault['input']!r}; {message.replace('input should', 'it must')}"

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from hybrid.samplers.registry import SAMPLERS
-from hybrid.settings.config import Config, declared_settings, first_fault
+from hybrid.settings.config import Config, declared_settings
 from hybrid.settings.docstrings import field_docs
+from hybrid.settings.sections.base import first_fault
 from hybrid.solvers import Solver, registry
 from hybrid.solvers.checks import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings

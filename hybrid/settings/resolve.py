@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from hybrid.settings import methods
-from hybrid.settings.config import Config, Section, first_fault
+from hybrid.settings.config import Config, Section, declared_settings
 from hybrid.settings.rounds import settled, wanted_correction
+from hybrid.settings.sections.base import first_fault
 from hybrid.settings.spelling import respelled
 from hybrid.settings.text import read_toml
 from hybrid.solvers import registry
@@ -30,9 +31,8 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
         table = upper.setdefault(section, {})
         if "" in values:
             raise ValueError(methods.unknown(section, str(_name(upper, registry.DEFAULT))))
-        if not isinstance(table, dict):
-            raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]")
-        _set(table, values)
+        _check_table(section, table)
+        more += _set(table, values)
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         tree.pop("correction", None)
@@ -53,24 +53,22 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
 def resolve(tree: Mapping[str, Any]) -> Config:
     """Validate a tree of settings; ValueError names the setting, its value and the limit."""
     tree = {k: dict(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
-    if isinstance(tree.get("solver", {}), dict):
-        tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
-        name = str(tree["solver"]["name"])
-        for section, of in methods.NAMED.items():
-            if isinstance(tree.get(section, {}), dict):
-                tree[section] = {"name": of.default, **tree.get(section, {})}
-        names = {
-            section: str(_name(tree, of.default, section)) for section, of in methods.NAMED.items()
-        }
-        known = methods.known_settings(name, names)
-        for section, table in tree.items():
-            if section not in Config.model_fields:
-                inside = next(iter(table), "") if isinstance(table, dict) else ""
-                dotted = f"{section}.{inside}" if inside else section
+    for section in tree.keys() & Config.model_fields.keys():
+        _check_table(section, tree[section])
+    tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
+    name = str(tree["solver"]["name"])
+    for section, of in methods.NAMED.items():
+        tree[section] = {"name": of.default, **tree.get(section, {})}
+    names = {section: str(tree[section]["name"]) for section in methods.NAMED}
+    known = methods.known_settings(name, names)
+    for section, table in tree.items():
+        if section not in Config.model_fields:
+            inside = next(iter(table), "") if isinstance(table, dict) else ""
+            dotted = f"{section}.{inside}" if inside else section
+            raise ValueError(methods.unknown(dotted, name, names))
+        for dotted in (f"{section}.{key}" for key in table):
+            if dotted not in known:
                 raise ValueError(methods.unknown(dotted, name, names))
-            for dotted in [f"{section}.{key}" for key in table] if isinstance(table, dict) else []:
-                if dotted not in known:
-                    raise ValueError(methods.unknown(dotted, name, names))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -122,21 +120,39 @@ def _by_section(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Put the values of overrides into a section, those of its arguments one by one."""
+def _check_table(section: str, table: object) -> None:
+    if not isinstance(table, dict):
+        named = isinstance(table, str) and f"{section}.name" in declared_settings()
+        hint = f": give {section}.name={table}" if named else ""
+        raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]{hint}")
+
+
+def _set(table: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """Put the values of overrides into a section, those of its arguments one by one.
+
+    The rate of an optimizer does not go over to another one, which is reported.
+    """
+    notices = []
+    names = [str(one["name"]).lower() for one in (table, values) if "name" in one]
+    if len({*names}) > 1 and "lr" in table and "lr" not in values:
+        notices.append(
+            f"optimizer.lr {table.pop('lr')} is that of {names[0]}, and {names[1]} has its usual "
+            "one: give --lr for another"
+        )
     for key, value in values.items():
         outer, _, inner = key.partition(".")
         if outer == "arguments" and inner and isinstance(table.setdefault(outer, {}), dict):
             table[outer][inner] = value
         else:
             table[key] = value
+    return notices
 
 
 def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """The entries of both; a class's arguments and interval hold only for the class they are of."""
+    """The entries of both; a class's arguments, interval and rate hold only for that class."""
     names = [str(t.get("name", below.get("name"))).lower() for t in (below, table)]
     if names[0] != names[1]:
-        below = {k: v for k, v in below.items() if k not in ("arguments", "interval")}
+        below = {k: v for k, v in below.items() if k not in ("arguments", "interval", "lr")}
     merged = {**below, **table}
     arguments = [t["arguments"] for t in (below, table) if "arguments" in t]
     if arguments and all(isinstance(a, dict) for a in arguments):

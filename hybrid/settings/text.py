@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from hybrid.reading import read_whole
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, declared_settings
 from hybrid.settings.methods import NAMED, known_settings, sections_of
 
 if sys.version_info >= (3, 11):
@@ -38,8 +38,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Split "section.key=value"; the value is TOML where it parses, else a string."""
     dotted, equals, value = text.partition("=")
     if not equals or "." not in dotted:
-        places = [f"{place}={value}" for place in sections_of(dotted.strip())] if equals else []
-        hint = f"; did you mean {' or '.join(places)}?" if places else ""
+        key = dotted.strip()
+        named = f"{key}.name"
+        places = [named] if named in declared_settings() else sections_of(key)
+        meant = " or ".join(f"{place}={value}" for place in places)
+        hint = f"; did you mean {meant}?" if equals and places else ""
         raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
     try:
         return dotted.strip(), tomllib.loads(f"value = {value}")["value"]

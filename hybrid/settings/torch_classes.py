@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("sgd", "adamw")
 """Those that have all their settings in [optimizer]."""
+SGD_RATE = 0.1
+"""The learning rate of sgd where none is given; torch's own, 0.001, suits no network here."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
 
@@ -42,6 +44,11 @@ def optimizer_name(name: str) -> str:
 def optimizer_class(name: str) -> type[Optimizer]:
     """The class of torch.optim with such a name."""
     return {found.lower(): cls for found, cls in _optimizers().items()}[name.lower()]
+
+
+def usual_rate(name: str) -> float:
+    """The learning rate of an optimizer where none is given: that of torch's class, but of sgd."""
+    return SGD_RATE if name.lower() == "sgd" else _parameters(optimizer_class(name))["lr"].default
 
 
 def scheduler_name(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hybrid.method.given import GivenSettings
 from hybrid.method.options import Options
 from hybrid.settings.config import CheckpointSettings
 from hybrid.training.callbacks.base import Callback
@@ -15,7 +16,7 @@ from hybrid.training.callbacks.base import Callback
 class RunOptions(Options):
     """The options of a method, and what only a run has: its folder, its callbacks, its names."""
 
-    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    checkpoint: GivenSettings[CheckpointSettings] = GivenSettings(CheckpointSettings)
     out: Path | None = None
     """Run folder; None keeps nothing."""
     resume: bool = False

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
 
 from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data, as_data
@@ -25,7 +24,7 @@ from hybrid.ranks import caches, launch
 from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
-from hybrid.settings.config import RoundSettings, first_fault
+from hybrid.settings.config import RoundSettings
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.solvers import Solver, registry
@@ -62,10 +61,7 @@ class Trainer(RunOptions, RoundOptions):
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        try:
-            rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
-        except ValidationError as error:
-            raise ValueError(first_fault(error)) from None
+        rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
         self.rounds = settled(self.solver, rounds)
         if self.correction is None:
             share = self.train.batch_size // max(1, self.replicas)

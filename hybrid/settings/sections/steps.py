@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
 from hybrid.settings.limits import LARGE
@@ -48,8 +49,8 @@ class OptimizerSettings(Section):
 
     name: str = "sgd"
     """sgd (with momentum), adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
-    lr: float = Field(default=0.1, gt=0, le=LARGE)
-    """Peak learning rate."""
+    lr: float = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
+    """Peak learning rate; by default 0.1 of sgd, and of another class what it has in torch."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
@@ -62,6 +63,15 @@ class OptimizerSettings(Section):
     """Decay BatchNorm parameters and biases too."""
     arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
     """More arguments of the class: optimizer.arguments.eps = 1e-6."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_rate(cls, given: Any) -> Any:
+        """A rate of 0.1, which is usual for sgd, makes a training by AdamW diverge."""
+        if isinstance(given, dict) and "lr" not in given and isinstance(given.get("name"), str):
+            with suppress(KeyError):  # an unknown name, of which its own check tells
+                return {**given, "lr": torch_classes.usual_rate(given["name"])}
+        return given
 
     @field_validator("name")
     @classmethod

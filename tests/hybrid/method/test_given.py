@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 from answers import refusal
 from misused import X, layers
 
 from hybrid import Trainer, split
 from hybrid.samplers import AutoAssist, Sampler
+from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.sync.diloco import DiLoCo
@@ -71,3 +73,28 @@ def test_letters_that_are_swapped_are_seen(asked):
 def test_what_is_none_of_the_kind_is_refused_in_a_sentence(given, parts):
     said = refusal(made, **given)
     assert [part for part in parts if part not in said] == []
+
+
+def test_settings_are_an_object_a_dict_or_a_name():
+    train = {"epochs": 3, "precision": "bfloat16"}
+    trainer = made(train=train, optimizer="AdamW", schedule="cosine", links="virtual")
+    assert (trainer.train.epochs, trainer.train.precision) == (3, "bfloat16")
+    assert trainer.optimizer == OptimizerSettings(name="adamw", lr=1e-3)
+    assert (trainer.schedule.name, trainer.links.kind) == ("cosine", "virtual")
+    trainer.optimizer = torch.optim.AdamW
+    assert trainer.optimizer is torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"optimizer": "AdaW"}, "optimizer.name is 'AdaW'; it must be one of sgd, adamw, "),
+        ({"train": {"precision": "bf16"}}, "train.precision is 'bf16'; it must be 'float32', "),
+        ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
+        ({"train": 3}, "train is 3; it must be TrainSettings(...) or a dict of its settings"),
+        ({"schedule": 3}, "schedule is 3; it must be ScheduleSettings(...) or a dict of its "),
+        ({"checkpoint": "often"}, "checkpoint is 'often'; it must be CheckpointSettings(...) or "),
+    ],
+)
+def test_what_are_no_settings_is_told_in_one_line(given, said):
+    assert refusal(made, **given).startswith(said)

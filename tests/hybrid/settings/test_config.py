@@ -7,11 +7,11 @@ from answers import refusal
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, OptimizerSettings, ScheduleSettings, TrainSettings
 from hybrid.settings.methods import known_settings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import parse_override, to_toml
-from hybrid.solvers import registry
+from hybrid.solvers import DDG, registry
 
 
 def write(path, text):
@@ -100,6 +100,37 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
 
 
 @pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: OptimizerSettings(lr=-1), "lr is -1; it must be greater than 0"),
+        (
+            lambda: TrainSettings(precision="bf16"),
+            "precision is 'bf16'; it must be 'float32', 'bfloat16' or 'float16'; did you mean "
+            "'bfloat16'?",
+        ),
+        (lambda: ScheduleSettings(nme="cosine"), "unknown setting 'nme'; did you mean 'name'?"),
+        (
+            lambda: DDG(messages="fp16"),
+            "messages is 'fp16'; choose one of float32, bfloat16, float16, int8; did you mean "
+            "'float16'?",
+        ),
+        (lambda: DDG(micro_batches="two"), "micro_batches is 'two'; it must be 0 or positive"),
+        (
+            lambda: load(None, {"train.precision": "fp32"}),
+            "train.precision is 'fp32'; it must be 'float32', 'bfloat16' or 'float16'; did you "
+            "mean 'float32'?",
+        ),
+        (
+            lambda: resolve({"optimizer": "AdamW"}),
+            "optimizer is 'AdamW'; it must be a table, [optimizer]: give optimizer.name=AdamW",
+        ),
+    ],
+)
+def test_the_library_and_the_command_say_the_same_line(make, said):
+    assert refusal(make) == said
+
+
+@pytest.mark.parametrize(
     "content", [b"train = [", b"\xff", b"x = " + b"1" * 5000, b"x = " + b"[" * 9999]
 )
 def test_a_file_that_is_not_toml_is_named(tmp_path, content):
@@ -128,7 +159,8 @@ def test_an_override_is_toml_where_it_parses_and_text_elsewhere(text, value):
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        *((text, "") for text in ("", "x", "x=1", "a.b", "a\nb", "beta")),
+        *((text, "") for text in ("", "x", "x=1", "a.b", "a\nb", "beta", "optimizer")),
+        ("optimizer=AdamW", "; did you mean optimizer.name=AdamW?"),
         ("beta=1", "; did you mean solver.beta=1 or sampler.beta=1?"),
         ("seed = 3", "; did you mean train.seed= 3?"),
         ("recompute=true", "; did you mean correction.recompute=true or solver.recompute=true?"),

@@ -3,7 +3,7 @@
 import pytest
 from answers import refusal
 
-from hybrid.settings.config import Config
+from hybrid.settings.config import Config, OptimizerSettings
 from hybrid.settings.resolve import load, resolve
 from hybrid.settings.text import to_toml
 
@@ -69,3 +69,29 @@ def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
     other = load(None, {"optimizer.name": "adam", "schedule.name": "cosine"}, base=stored)
     assert other.optimizer.arguments == {}
     assert other.schedule == Config().schedule.model_copy(update={"name": "cosine"})
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"), [("sgd", 0.1), ("AdamW", 1e-3), ("rmsprop", 0.01), ("Adadelta", 1.0)]
+)
+def test_every_optimizer_has_its_own_rate_unless_another_is_given(tmp_path, name, usual):
+    assert OptimizerSettings(name=name).lr == usual
+    assert OptimizerSettings(name=name, lr=0.5).lr == 0.5
+    config = load(None, {"optimizer.name": name})
+    assert f"\nlr = {usual}\n" in to_toml(config)
+    file = tmp_path / "settings.toml"
+    file.write_text(f"[optimizer]\nname = '{name}'\n")
+    assert load(file, {}).optimizer.lr == usual
+    assert load(file, {"optimizer.lr": 0.5}).optimizer.lr == 0.5
+
+
+def test_the_rate_of_one_optimizer_is_not_that_of_another(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text("[optimizer]\nlr = 0.2\nname = 'sgd'\n")
+    other = load(file, {"optimizer.name": "AdamW"})
+    assert other.optimizer.lr == load(None, {"optimizer.name": "adamw"}, base=file).optimizer.lr
+    assert other.optimizer.lr == 1e-3
+    (notice,) = other.notices
+    assert notice.startswith("optimizer.lr 0.2 is that of sgd, and adamw has its usual one")
+    for given in ({"optimizer.name": "SGD"}, {"optimizer.name": "AdamW", "optimizer.lr": 0.2}):
+        assert (load(file, given).optimizer.lr, load(file, given).notices) == (0.2, [])

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from hybrid.settings.config import first_fault
+from hybrid.settings.sections.base import first_fault
 from hybrid.settings.text import read_toml
 from hybrid.solvers import acting
 from hybrid.solvers.acting import Known
