@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter, sleep
+from time import perf_counter, sleep, time
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -120,6 +120,10 @@ class RankLinks(ABC):
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""
         return perf_counter()
+
+    def epoch(self) -> float:
+        """The time of day, in seconds, at which this rank's clock was at 0."""
+        return time() - self.now()
 
     def to_next(self, tensor: Tensor) -> None:
         """Send a tensor to the next block."""

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
+from time import time
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +59,7 @@ class Room:
         self.chains = [Meeting(grid.blocks) for _ in range(grid.replicas)]
         self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
+        self.begun = time()
         self._sums: dict[tuple[int, int], SharedSum] = {}
         self._lock = threading.Lock()
 

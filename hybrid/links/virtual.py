@@ -57,6 +57,10 @@ class VirtualLinks(ThreadLinks):
     def now(self) -> float:
         return self._clock + self._timer() - self._begun
 
+    def epoch(self) -> float:
+        """That of all ranks: their clocks begin together, though they run in turn."""
+        return self._room.begun
+
     def count_nothing_here(self) -> None:
         """Count no time of this machine from now on, but `work` and messages alone."""
         self._timer = lambda: 0.0

@@ -23,12 +23,18 @@ class Trace:
     A process is a rank, a thread one of its own; spans of a thread lie within each other.
     """
 
-    def __init__(self, place: Place | None = None, now: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self,
+        place: Place | None = None,
+        now: Callable[[], float] = perf_counter,
+        epoch: float | None = None,
+    ) -> None:
+        """`epoch` is the time of day at which `now` was 0; None: it goes on as the day does."""
         self.place, self.now = place or Place(), now
         self._first: list[dict[str, Any]] = []
         self._last = deque[dict[str, Any]](maxlen=LIMIT)
         self._threads: dict[int, int] = {}
-        self._epoch = time() - now()
+        self._epoch = time() - now() if epoch is None else epoch
 
     @contextmanager
     def span(self, name: str, key: Sequence[int] = ()) -> Iterator[None]:

@@ -56,7 +56,7 @@ class Run:
         """Why any rank has been asked to stop."""
         self.rollbacks: list[dict[str, Any]] = []
         """For each roll-back: the step before it, the reason, the step after it, the new rates."""
-        self.trace = Trace(links.place, links.now)
+        self.trace = Trace(links.place, links.now, links.epoch())
         links.watch = self.trace.add
         self.totals = dict.fromkeys(checkpointing.TOTALS, 0.0)
         self.epoch = self.step = 0

@@ -56,6 +56,16 @@ def test_every_mode_shows_its_passes(name, tmp_path):
         _check_nested(own)
     keys = [e["args"] for e in found if e["name"] == "forward" and "args" in e]
     assert {key["step"] for key in keys} == {0, 1, 2, 3}
+    if name == "backprop":
+        _check_order([e for e in found if e["name"] == "forward" and "args" in e])
+
+
+def _check_order(passes):
+    """A block's forward pass begins after that of the block before: ranks have one time of day."""
+    ends = {(e["pid"], *e["args"].values()): e["ts"] + e["dur"] for e in passes}
+    for event in (e for e in passes if e["pid"]):
+        before = ends[event["pid"] - 1, *event["args"].values()]
+        assert event["ts"] > before - 0.5, event  # clocks have a resolution
 
 
 def _check_nested(own):
