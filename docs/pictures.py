@@ -1,6 +1,6 @@
 """Draw the pictures of the documentation, from runs made here and from the raw figures:
 
-    python docs/pictures.py [timelines] [blocks] [accuracy] [speed] [residuals] [memory]
+    python docs/pictures.py [timelines] [blocks] [accuracy] [speed] [memory]
 
 They go to docs/site/. Runs are on the virtual clock, whose ranks take turns on one core: what a
 timeline shows is how long each piece took alone. A minute in all.
@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ def bars_of(spans: list[dict[str, Any]], steps: int) -> Figure:
     axes.set_xlim(0, (stop - start) / 1e3)
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axes.set_xlabel("ms")
+    axes.set_xlabel("ms, simulated")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
         handles=patches, frameon=False, fontsize="small", ncols=7, loc="outside upper left"
@@ -160,20 +161,21 @@ def blocks() -> None:
 def accuracy() -> None:
     """Test accuracy over time, of the long runs, at a quiet machine's rates."""
     sys.path.append(str(RAW))
-    from delays import quiet_rates
+    from delays import MINUTES, quiet_rates
 
     found, rates = json.loads((RAW / "delays-long.json").read_text()), quiet_rates()
     figure, drawn = axes()
-    for row, color in {
-        "serial": GREY,
-        "ddg, K=2, m=8": PURPLE,
-        "ddg, K=4, m=8": BLUE,
-        "ddg, K=8, m=8": ORANGE,
+    for row, (color, label) in {
+        "serial": (GREY, "serial"),
+        "augmented-lagrangian, gaps filled, K=4": (GREEN, "the default, gaps filled, K=4"),
+        "ddg, K=2, m=8": (PURPLE, "ddg, K=2, m=8"),
+        "ddg, K=4, m=8": (BLUE, "ddg, K=4, m=8"),
+        "ddg, K=8, m=8": (ORANGE, "ddg, K=8, m=8"),
     }.items():
         minutes = 50_000 / rates[row] / 60
         points = [(minutes * epoch, 100 * a) for epoch, a in found[row]["0"]["curve"]]
-        drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=row)
-    drawn.set_xlabel("minutes")
+        drawn.plot(*zip(*points, strict=True), color=color, marker=".", label=label)
+    drawn.set_xlabel(MINUTES)
     drawn.set_ylabel("test accuracy, %")
     drawn.legend(frameon=False)
     save(figure, "accuracy-over-time")
@@ -181,39 +183,39 @@ def accuracy() -> None:
 
 def speed() -> None:
     """Speed-up against K, and against the link's rate."""
-    rates = {
-        k: sorted(v)[1] for k, v in json.loads((RAW / "virtual_rates.json").read_text()).items()
-    }
+    rates = json.loads((RAW / "virtual_rates.json").read_text())
     figure, drawn = axes()
-    for model, color in (("ResNet-20", BLUE), ("ResNet-56", ORANGE)):
-        base = rates[f"{model}, serial"]
-        for kind, style in (("flushed", "--"), ("ddg", "-")):
-            points = [(1, 1.0)] + [
-                (K, rates[key] / base)
-                for K in (4, 8)
-                if (key := f"{model}, {kind}, K={K}, m=8") in rates
-            ]
-            label = f"{model}, {'no bubble' if kind == 'ddg' else 'flushed pipeline'}"
-            drawn.plot(*zip(*points, strict=True), style, color=color, marker="o", label=label)
+    for row, (label, style, color) in {
+        "ResNet-20, ddg, K={}, m=8": ("ResNet-20, no bubble", "-", BLUE),
+        "ResNet-20, flushed, K={}, m=8": ("ResNet-20, flushed pipeline", "--", BLUE),
+        "ResNet-20, augmented-lagrangian, gaps filled, K={}": (
+            "ResNet-20, the default, gaps filled",
+            "--",
+            GREEN,
+        ),
+        "ResNet-56, ddg, K={}, m=8": ("ResNet-56, no bubble", "-", ORANGE),
+        "ResNet-56, flushed, K={}, m=8": ("ResNet-56, flushed pipeline", "--", ORANGE),
+    }.items():
+        base = rates[f"{row.partition(',')[0]}, serial"]
+        points = [(1, 1.0)] + [
+            (K, median(a / b for a, b in zip(rates[key], base, strict=True)))
+            for K in (4, 8)
+            if (key := row.format(K)) in rates
+        ]
+        drawn.plot(*zip(*points, strict=True), style, color=color, marker="o", label=label)
     drawn.plot([1, 8], [1, 8], ":", color=GREY, label="K times")
-    drawn.set_xlabel("blocks K, 10 Gb/s")
+    drawn.set_xlabel("blocks K, 10 Gb/s, simulated")
     drawn.set_ylabel("images/s over serial training")
     drawn.legend(frameon=False, fontsize="small", handlelength=3)
     save(figure, "speed-up-blocks")
-    links = json.loads((RAW / "slow_links.json").read_text())
+    links = json.loads((RAW / "appendix.json").read_text())
+    rows = links["slow links: ResNet-20, m = 8, the run of the page"]["rows"]
     figure, drawn = axes()
-    starts = {"data parallel": "data", "flushed pipeline": "flushed", "no bubble": ("ddg", "fdg")}
-    for (name, start), color in zip(starts.items(), (GREY, ORANGE, BLUE), strict=True):
+    names = {"data parallel": GREY, "flushed pipeline": ORANGE, "no bubble": BLUE}
+    for column, (name, color) in enumerate(names.items()):
         for K, style in ((2, "--"), (4, "-")):
             points = [
-                (
-                    bits,
-                    max(
-                        v
-                        for key, v in links[f"resnet20, K={K}, {rate}"].items()
-                        if key.startswith(start)
-                    ),
-                )
+                (bits, float(str(rows[f"{K}, {rate}"][column]).split()[0]))
                 for rate, bits in (("10 Mb/s", 1e7), ("100 Mb/s", 1e8), ("1 Gb/s", 1e9))
             ]
             drawn.plot(
@@ -225,42 +227,10 @@ def speed() -> None:
             )
     drawn.axhline(1, color="black", linewidth=0.8)
     drawn.set_xscale("log")
-    drawn.set_xlabel("bits/s of a link; best number format of messages")
+    drawn.set_xlabel("bits/s of a link, simulated; best number format of messages")
     drawn.set_ylabel("images/s over one rank alone")
     drawn.legend(frameon=False, fontsize="small", handlelength=3)
     save(figure, "speed-up-links")
-
-
-def residuals() -> None:
-    """How far lambda is from x after the sweeps of each window."""
-    figure, drawn = axes()
-    train, test = data.load("digits")
-    with tempfile.TemporaryDirectory() as folder:
-        for window, color in ((1, GREY), (4, BLUE), (16, ORANGE)):
-            torch.manual_seed(0)
-            out = Path(folder) / str(window)
-            Trainer(
-                split(models.build("resnet8", 10, 1, 8), 2, sample=torch.zeros(8, 1, 8, 8)),
-                AugmentedLagrangian(),
-                window=window,
-                train=TrainSettings(epochs=12, batch_size=32, threads=1, report_every=16),
-                links=LinkSettings(kind="virtual"),
-                out=out,
-                quiet=True,
-            ).fit(train, test)
-            lines = [json.loads(x) for x in (out / "metrics.jsonl").read_text().splitlines()]
-            own = [x for x in lines if x["phase"] == "parallel"]
-            drawn.plot(
-                [x["step"] for x in own],
-                [x["residual"][0] for x in own],
-                color=color,
-                label=f"window {window}",
-            )
-    drawn.set_yscale("log")
-    drawn.set_xlabel("step, ResNet-8 on digits")
-    drawn.set_ylabel("relative residual at the cut")
-    drawn.legend(frameon=False)
-    save(figure, "residuals")
 
 
 def memory() -> None:
@@ -277,7 +247,7 @@ def memory() -> None:
     save(figure, "memory")
 
 
-ALL = {each.__name__: each for each in (timelines, blocks, accuracy, speed, residuals, memory)}
+ALL = {each.__name__: each for each in (timelines, blocks, accuracy, speed, memory)}
 
 
 def main() -> None:

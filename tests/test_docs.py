@@ -121,6 +121,47 @@ def test_the_sampler_of_the_page_is_kept_in_a_run_folder_and_goes_on(monkeypatch
     exec(compile(again, "samplers.md", "exec"), {"__name__": "samplers"})
 
 
+def test_a_simulated_figure_says_so_where_it_stands():
+    simulated = (
+        r"1\.27 t|2\.9 (?:and|t)|4\.5 t|6\.1 t|2\.61? t|1\.94 t|1\.44 t|twelve|10 of 12|0 of 18"
+    )
+    for page in [ROOT / "README.md", *ROOT.glob("docs/*.md"), ROOT / "docs/benchmarks/README.md"]:
+        for piece in re.split(r"\n\n|\n(?=\|| *- )", page.read_text()):
+            if re.search(simulated, piece):
+                assert "simulated" in piece, (page, piece)
+
+
+def test_pictures_show_the_figures_of_their_pages(monkeypatch):
+    page, drawn = runpy.run_path(str(ROOT / "docs" / "pictures.py")), {}
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setitem(
+        page["speed"].__globals__, "save", lambda figure, name: drawn.update({name: figure})
+    )
+    page["speed"]()
+    page["accuracy"]()
+    figures = ROOT / "docs" / "benchmarks"
+    for name, text, points in (
+        ("speed-up-blocks", figures / "delays/to-the-end.md", slice(1, 3)),
+        ("speed-up-links", figures / "auxiliary/slow-links.md", slice(0, 2)),
+        ("accuracy-over-time", figures / "delays/to-the-end.md", slice(-1, None)),
+    ):
+        said = set(re.findall(r"\d+\.\d+", text.read_text()))
+        axes = drawn[name].axes[0]
+        assert "simulated" in axes.get_xlabel()
+        lines = {str(x.get_label()): [f"{y:.2f}" for y in x.get_ydata()] for x in axes.lines}
+        assert any("default" in label for label in lines) or name == "speed-up-links"
+        for label in lines.keys() - {"K times"}:
+            # the page has neither flushed pipelines on slow links nor the line at one rank's rate
+            if name != "speed-up-links" or label.startswith(("data", "no bubble")):
+                assert set(lines[label][points]) <= said, (name, label)
+
+
+def test_no_table_is_broken_by_an_empty_line():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+            assert re.match(r".*\n\| ?--", table), (page, table)
+
+
 PAGES = sorted(ROOT.glob("docs/benchmarks/**/*.md"))
 
 

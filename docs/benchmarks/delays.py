@@ -143,6 +143,9 @@ def long() -> Iterator[tuple[str, Row]]:
         yield name, Row(K, solver, 0.1, 30, images=50_000)
 
 
+MINUTES = "minutes of training, simulated (K=2: at two ranks' measured rate)"
+"""What a picture's axis of time shows, see `quiet_rates`."""
+
 TABLES: Mapping[str, Any] = {"accuracy": accuracy, "mends": mends, "slow": slow, "long": long}
 
 
@@ -242,7 +245,7 @@ def plot(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
             label = f"{title}, seed {seed}" + ("" if "seconds" in kept else ", goes on")
             panels[0].plot([minutes * e for e in epochs], errors, marker="o", ms=3, label=label)
             panels[1].plot(epochs, errors, marker="o", ms=3)
-    panels[0].set_xlabel("minutes of training, a core a block")
+    panels[0].set_xlabel(MINUTES)
     panels[1].set_xlabel("epochs of 50,000 images")
     panels[0].set_ylabel("test error, %")
     panels[0].set_yscale("log")
@@ -256,7 +259,7 @@ def quiet_rates() -> dict[str, float]:
     here, model = Path(__file__).parent, "ResNet-20, "
     virtual = json.loads((here / "virtual_rates.json").read_text())
     rates = {k.removeprefix(model): median(v) for k, v in virtual.items() if k.startswith(model)}
-    real = json.loads((here / "no-bubble/resnet20-shared-memory/bench.json").read_text())
+    real = json.loads((here / "no-bubble/resnet20-shared-memory.json").read_text())
     names = {"backprop, m=8": "flushed, K=2, m=8", "ddg, m=8": "ddg, K=2, m=8"}
     for row in real["speeds"]:
         if row["name"] in names:
