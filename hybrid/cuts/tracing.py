@@ -117,9 +117,20 @@ def _untraceable(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn
         return type(tracer.inside[-1])
     raise ValueError(
         f"{type(model).__name__} cannot be cut: its forward is no graph ({_source_line(error)}: "
-        f"{_first_line(error)}); move that code into a module of its own, or give split a list of "
-        "(name, module) that run one after the other"
+        f"{_first_line(error)}); {_remedy(model)}"
     ) from None
+
+
+def _remedy(model: nn.Module) -> str:
+    if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
+        return (
+            "a model of Hugging Face's is cut in a module of your own around it, whose forward "
+            "returns self.model(ids).logits: see docs/your-own-network.md"
+        )
+    return (
+        "move that code into a module of its own, or give split a list of (name, module) that run "
+        "one after the other"
+    )
 
 
 def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) -> fx.GraphModule:

@@ -89,10 +89,18 @@ def test_a_split_leaves_buffers_and_mode_as_they_were(between):
 LINE = getsourcelines(OwnFlow.forward)[1] + 1
 
 
+def of_hugging_face():
+    return type("Bert", (OwnFlow,), {"__module__": "transformers.models.bert"})()
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (OwnFlow, rf"forward is no graph \(odd_modules.py, line {LINE}: .*a module of its own"),
+        (
+            of_hugging_face,
+            r"no graph .*a module of your own around it, .* self.model\(ids\).logits",
+        ),
         (OwnDropout, "own forward does something else in training .* a module of its own"),
         (OwnNoise, "own forward does something else in training .* a module of its own"),
         (OwnCounter, "forward writes to the buffer 'seen': move that code"),

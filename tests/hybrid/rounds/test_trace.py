@@ -64,7 +64,7 @@ def _check_order(passes):
     """A block's forward pass begins after that of the block before: ranks have one time of day."""
     ends = {(e["pid"], *e["args"].values()): e["ts"] + e["dur"] for e in passes}
     for event in (e for e in passes if e["pid"]):
-        before = ends[event["pid"] - 1, *event["args"].values()]
+        before = ends[(event["pid"] - 1, *event["args"].values())]
         assert event["ts"] > before - 0.5, event  # clocks have a resolution
 
 

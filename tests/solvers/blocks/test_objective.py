@@ -1,5 +1,7 @@
 """Losses and metrics of a mini-batch or of each sample count the same."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from answers import refusal
@@ -108,6 +110,13 @@ REFUSED = {
 def test_a_loss_that_is_none_is_refused(kind):
     loss, part = REFUSED[kind]
     assert part in refusal(Objective(loss, {}), OUT, Y)
+
+
+def test_an_output_that_holds_its_logits_by_name_is_told_the_remedy():
+    for out in ({"logits": OUT}, SimpleNamespace(logits=OUT)):
+        said = refusal(Objective(entropy), out, Y)
+        assert "must be Tensor, not " in said
+        assert said.endswith("whose forward returns self.model(inputs).logits")
 
 
 def test_a_metric_that_is_none_is_refused_in_training_and_in_a_test():
