@@ -12,8 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# before torch is imported, here and in what tests start: workers share the cores
-os.environ["OMP_NUM_THREADS"] = "1"
+# before torch is imported, here and in what tests start: workers share the cores, unless
+# `make test-machines` asks for more
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # every step of replicas is followed by a look whether their weights have the same bits
 os.environ["HYBRID_DEBUG"] = "1"
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hybrid.settings.methods import known_settings
+
 Values = dict[str, Any]
 """section.key -> value"""
 
@@ -41,16 +43,18 @@ class Mode:
         return f"{self.solver}, {self.name}"
 
 
-def filled(
-    solver: str, close: Values, tries: Mapping[str, list[Any]] | None = None
-) -> Iterator[Mode]:
-    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these.
+NEVER_RESTS: Values = {"solver.return_ratio": 1e9}
+"""No residual grows so much, and every one is over 1e-9 times the last: rounding decides nothing.
 
-    `tries` holds for gaps without other settings.
-    """
+For runs whose residuals are compared, of methods that have the setting.
+"""
+
+
+def filled(solver: str, close: Values) -> Iterator[Mode]:
+    """Gaps, of a method whose sub-problems fill them; `close`: lam stays close with these."""
     # a third epoch, for what the second one's residual leads to
-    gaps = {**close, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
-    yield Mode(solver, "gaps", gaps, {}, tries or {})
+    gaps = {**close, **NEVER_RESTS, "train.epochs": 3, "rounds.gaps": [(8, 0), (0, 8)]}
+    yield Mode(solver, "gaps", gaps)
     yield Mode(solver, "own gaps", {**gaps, "rounds.fill_step": "own"})
     window = {"rounds.fill": True, "rounds.window": 2}
     yield Mode(solver, "gaps and a window", {**gaps, **window})
@@ -68,9 +72,10 @@ def windowed(
     """Windows, of a method that alternates; what is the same without corrections, and of all."""
     window = {"rounds.window": 2, **close}
     two = {**window, "rounds.sweeps": 2}
+    compared = NEVER_RESTS if NEVER_RESTS.keys() <= known_settings(solver, {}).keys() else {}
     tries = tries or {}
-    yield Mode(solver, "one sweep", window, {}, tries)
-    yield Mode(solver, "two sweeps", two, {}, tries)
+    yield Mode(solver, "one sweep", {**window, **compared}, {}, tries)
+    yield Mode(solver, "two sweeps", {**two, **compared}, {}, tries)
     yield Mode(solver, "every second", {**window, "rounds.correct_every": 2}, {}, tries)
     yield Mode(solver, "two sweeps, rarely", {**two, "rounds.correct_every": 2}, {}, tries)
     never = {**window, "rounds.correct_every": 0}
@@ -86,7 +91,7 @@ def paced(solver: str, close: Values) -> Mode:
     pace: Values = {"rounds.window": "auto", "rounds.window_limit": 2, "rounds.sweeps": 2}
     pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
     # how often the residual is looked at, too
-    return Mode(solver, "auto", {**close, **pace}, {"train.report_every": ""})
+    return Mode(solver, "auto", {**close, **NEVER_RESTS, **pace}, {"train.report_every": ""})
 
 
 def alone(
@@ -152,7 +157,8 @@ OTHERS: dict[str, list[Any]] = {
     "solver.momentum": [0.25],
     "solver.clip_norm": [1e-3],
     "solver.return_ratio": [1e-9],
-    "solver.balance_ratio": [1.01],
+    # the least over 1 in single precision: norms that are equal to the last bit are left alone
+    "solver.balance_ratio": [1 + 1e-7],
     "solver.dual_limit": [1e-6],
     "solver.lam_beta": [0.02],
     "solver.kappa_step": [0.5],

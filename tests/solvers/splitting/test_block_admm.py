@@ -24,7 +24,7 @@ from problems import (
     started,
 )
 from scaled_admm import ScaledADMM
-from setting_modes import KEPT, Mode, paced, windowed
+from setting_modes import KEPT, NEVER_RESTS, Mode, paced, windowed
 from torch import Tensor, nn
 
 from hybrid.cuts.partition import split
@@ -53,8 +53,8 @@ IMPOSSIBLE = [
 MODES = [
     *windowed("block-admm", NEAR, whole=KEPT),
     paced("block-admm", NEAR),
-    Mode("block-admm", "hops", {**NEAR, **HOPS}),
-    Mode("block-admm", "factorized", {**NEAR, **LAYER}),
+    Mode("block-admm", "hops", {**NEAR, **NEVER_RESTS, **HOPS}),
+    Mode("block-admm", "factorized", {**NEAR, **NEVER_RESTS, **LAYER}),
 ]
 CLASSIC = {"local_lr": 0.05, "lam_step": 0.3, "dual_limit": 0}
 LONG = CLASSIC | {"lam_step": 1.5}
