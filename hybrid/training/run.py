@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -271,12 +272,16 @@ class Run:
         return [batch for trained, _ in pairs for batch in trained.batches]
 
     def _evaluate(self) -> None:
+        """Test the network; DivergedError if its loss is not finite."""
         with self.trace.span("evaluate"):
             tested = self.method.problem.objectives.test
             size = 500 if isinstance(self.test, Dataset) else self.options.train.batch_size
             with self.block.as_tested():
-                self.tested = measure_network(self.block, self.links, self.test, tested, size)
-        self.tested_step = self.step
+                found = measure_network(self.block, self.links, self.test, tested, size)
+        if not isfinite(found["loss"]):
+            rollback.check_weights(self.block, self.links, self.step)
+            raise DivergedError(f"the test loss is not finite after step {self.step}")
+        self.tested, self.tested_step = found, self.step
         self._write_metric({"phase": "test", **self.tested})
 
     def _rank_status(self) -> RankStatus:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from trainings import assert_same, digits, lines, summary, trained_weights, trainer
+from trainings import BATCH, assert_same, digits, lines, summary, trained_weights, trainer
 
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import CheckpointSettings, OptimizerSettings
-from hybrid.solvers import AugmentedLagrangian, Backprop, BlockADMM
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, BlockADMM
 from hybrid.solvers.exact.exact_pass import PassSettings
 
 EVERY = 5
@@ -164,3 +164,14 @@ def test_a_run_without_a_folder_does_not_end_with_weights_that_its_last_step_spo
         DivergedError, match=r"^the weights are not finite after step 5; lower --lr"
     ):
         make(None, epochs=1).fit(*few)
+
+
+def test_what_is_tested_at_the_end_is_looked_at_like_every_loss():
+    """Two delayed steps at a hopeless rate, whose own losses were still numbers."""
+    with pytest.raises(DivergedError, match=r"^the test loss is not finite after step 2; lower --l"):
+        trainer(
+            DDG(),
+            model="plain",
+            train={"epochs": 1, "batch_size": 128},
+            optimizer=OptimizerSettings(lr=1e9),
+        ).fit(*digits(256 // BATCH))
