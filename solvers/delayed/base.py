@@ -77,7 +77,7 @@ class Delayed(Solver):
     messages: WireFormat = "float32"
     """Number format of what crosses a cut: float32, bfloat16, float16 or int8."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one block's gradient; 0: no clipping."""
+    """Largest norm of one block's gradient, 0: any; serial rounds have correction.clip_norm."""
 
     def delay(self, index: int, count: int) -> int:
         """d_k in ticks of block k = `index` of K = `count`."""

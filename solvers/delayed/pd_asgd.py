@@ -109,7 +109,7 @@ class PDASGD(Delayed):
     micro_batches: Annotated[CountOrZero, ACCUMULATES] = 1
     """m, parts of a mini-batch, which shorten delays; 0: 8, but at least 16 samples each."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one unit's gradient; 0: no clipping."""
+    """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
     backward_slots: Annotated[CountOrZero, ONE_BLOCK] = 2
     """Beside the forward slot of the only block: 1, 2, or 0: one slot takes both by turns."""
     queue: Annotated[CountOrZero, ONE_BLOCK, WAITS] = 0

@@ -93,7 +93,7 @@ class AMPNet(Delayed):
     micro_batches: CountOrZero = 0
     """m, instances of a mini-batch, each with its path; 0: 8, but at least 16 samples each."""
     clip_norm: NotNegative = 0.0
-    """Largest norm of one unit's gradient; 0: no clipping."""
+    """Largest norm of one unit's gradient, 0: any; serial rounds have correction.clip_norm."""
     max_active_keys: Annotated[CountOrZero, SEVERAL_BLOCKS] = 0
     """Most instances under way in all blocks together; 0: twice as many as blocks."""
     min_update_frequency: CountOrZero = 0

@@ -186,7 +186,7 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     assert_same(
         trained_weights(trainer(solver, whole, checkpoint=every, **settings), few), expected
     )
-    for after in (7,):  # in the second epoch
+    for after in (6,):  # in the second epoch, with a sum or a round under way
         run = shutil.copytree(whole, tmp_path / str(after))
         for folder in checkpoint.complete(run / "checkpoints"):
             if int(folder.name) > after:

@@ -168,7 +168,9 @@ def test_a_run_without_a_folder_does_not_end_with_weights_that_its_last_step_spo
 
 def test_what_is_tested_at_the_end_is_looked_at_like_every_loss():
     """Two delayed steps at a hopeless rate, whose own losses were still numbers."""
-    with pytest.raises(DivergedError, match=r"^the test loss is not finite after step 2; lower --l"):
+    with pytest.raises(
+        DivergedError, match=r"^the test loss is not finite after step 2; lower --l"
+    ):
         trainer(
             DDG(),
             model="plain",

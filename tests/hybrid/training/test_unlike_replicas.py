@@ -13,6 +13,7 @@ from hybrid.settings.config import CheckpointSettings, ScheduleSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Petra
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo, DiLoCoSync
+from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 
 
@@ -31,6 +32,40 @@ class Routed(nn.Module):
     def forward(self, x):
         chosen = self.a(x) if x[0, 0] > 0 else self.b(x)
         return chosen[:, :3]
+
+
+def test_a_round_under_way_goes_on_with_what_each_replica_has_used(tmp_path, monkeypatch):
+    """Of two branches a round may have used one, which alone steps when it lands."""
+    monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
+    monkeypatch.setattr(
+        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
+    )
+    torch.manual_seed(0)
+    x, y = torch.randn(96, 8), torch.randint(0, 3, (96,))
+    x[:, 0] = x[:, 0].abs() - 0.3  # so that some rounds use the first branch alone
+
+    def trained(out, **settings):
+        torch.manual_seed(1)
+        model = nn.Sequential(Routed((3, 3, 3)))
+        made = trainer_of(
+            model,
+            replicas=2,
+            sync=HPSGD(steps=2, lag=2),
+            train={"batch_size": 8, "report_every": 1},
+            checkpoint=CheckpointSettings(keep_last=0, minutes=1),
+            out=out,
+            **settings,
+        )
+        return trained_weights(made, ((x, y), (x, y)))
+
+    expected = trained(tmp_path / "whole")
+    for after in (12, 15):
+        run = shutil.copytree(tmp_path / "whole", tmp_path / f"{after}")
+        for folder in checkpoint.complete(run / "checkpoints"):
+            if int(folder.name) > after:
+                shutil.rmtree(folder)
+        (run / "summary.json").unlink()
+        assert_same(trained(run, resume=True), expected)
 
 
 class Turned(nn.Module):
