@@ -26,8 +26,7 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest $(TESTS) -n $(WORKERS) -m "not slow and not gpu and not alone" --faults-seed $(FAULTS)
-	$(BIN)/pytest -m alone tests/hybrid/bench tests/hybrid/plan
+	$(BIN)/pytest $(TESTS) -n $(WORKERS) --faults-seed $(FAULTS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python .ci/audit.py
 

@@ -37,7 +37,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]
         os.kill(left, signal.SIGKILL)
 
 
-def soon(reached: Callable[[], bool], seconds: float = 20) -> bool:
+def soon(reached: Callable[[], bool], seconds: float = 100) -> bool:
     """Whether it comes to that."""
     end = monotonic() + seconds
     while not reached() and monotonic() < end:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from time import sleep
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -106,3 +109,31 @@ def signals(classes: int, width: int = 8) -> nn.Module:
         layers += [nn.ReLU(inplace=True)]
     pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
     return nn.Sequential(*layers, *pool, nn.Linear(2 * width, classes))
+
+
+SECONDS = 0.001, 0.002
+"""Of a sample in `Sleeping`: forward and backward."""
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        sleep(len(x) * SECONDS[0])
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        sleep(len(gradient) * SECONDS[1])
+        return gradient
+
+
+class Sleeping(nn.Linear):
+    """A layer that takes its time, and none of the processor's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Sleep.apply(super().forward(x.flatten(1)))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sleeping() -> nn.Sequential:
+    """Two such layers for digits."""
+    return nn.Sequential(Sleeping(64, 8), Sleeping(8, 10))

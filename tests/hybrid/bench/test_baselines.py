@@ -55,8 +55,8 @@ def test_data_parallel_ranks_send_a_ring_all_reduce_a_step_and_wait_for_the_slow
     assert [rank["data parallel"]["sent"] for rank in facts] == [4 * count * 2] * 2
     # SampleNorm has no statistics to average; a number a parameter tells whether it is used
     assert [rank["replicas"]["sent"] for rank in facts] == [4 * (count + len(sizes)) * 2] * 2
-    # rank 0 takes 0.3 seconds longer for its images in each of two steps
-    assert facts[1]["data parallel"]["waited"] > 0.3
+    # rank 0 takes 0.3 seconds for the images of each of two steps; the second begins for both alike
+    assert facts[1]["data parallel"]["waited"] > 0.15
 
 
 @pytest.mark.parametrize("row", PIPELINES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 
@@ -33,18 +32,16 @@ def test_data_missing_on_one_rank_only_stops_all(world, tmp_path) -> None:
     assert err == ("hybrid: error: no images on this host\n", "")
 
 
-def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_seconds(
-    mpirun, tmp_path
-) -> None:
+def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job(mpirun, tmp_path) -> None:
+    """The other one would wait for it for ever: no `links.timeout` is set."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, time\n"
+        "import sys\n"
         "from hybrid.cli.app import main\n"
         "from hybrid.rounds.base import Rounds\n"
         "run = Rounds.run\n"
         "def fails(self, *arguments):\n"
         "    if self.links.rank == 1:\n"
-        "        print(time.time(), flush=True, file=sys.__stdout__)\n"
         "        raise RuntimeError('out of luck')\n"
         "    return run(self, *arguments)\n"
         "Rounds.run = fails\n"
@@ -52,11 +49,9 @@ def test_under_mpirun_a_rank_that_fails_in_training_ends_the_job_within_10_secon
         "main()\n"
     )
     done = mpirun(2, sys.executable, script)
-    failed = float(done.stdout.splitlines()[-1])
-    assert time.time() - failed < 10
     assert done.returncode != 0
     assert (
-        done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck (script.py, line 8)")
+        done.stderr.count("hybrid: error: rank 1: RuntimeError: out of luck (script.py, line 7)")
         == 1
     )
     log = Path(done.stderr.split("details in ")[1].split(")")[0])

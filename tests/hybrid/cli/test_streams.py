@@ -36,7 +36,7 @@ STREAMS = {"a reader that left": broken, "a full disk": lambda: os.open("/dev/fu
 @pytest.mark.parametrize("stream", STREAMS)
 def test_a_run_ends_well_when_nobody_takes_its_output(stream: str, tmp_path) -> None:
     job = start(tmp_path / "run", "--epochs", "2", stdout=STREAMS[stream](), stderr=subprocess.PIPE)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=100)
     assert (job.returncode, errors.count("\n")) == (0, 1)
     assert "nobody reads the output any more; the run goes on" in errors
     assert (tmp_path / "run" / "summary.json").exists()
@@ -50,7 +50,7 @@ def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
         ["bash", "-c", script, "x", *command, "--out", str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
@@ -63,17 +63,17 @@ def test_a_reader_that_takes_one_line_ends_no_run(tmp_path) -> None:
 def test_a_stopped_run_gives_75_whatever_became_of_its_streams(stream: str, tmp_path) -> None:
     run = tmp_path / "run"
     job = start(run, "--epochs", "10000", stdout=STREAMS[stream](), stderr=STREAMS[stream]())
-    limit = monotonic() + 60
+    limit = monotonic() + 100
     while not checkpoint.complete(run / "checkpoints"):
         assert monotonic() < limit
         sleep(0.02)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 75
+    assert job.wait(100) == 75
     assert checkpoint.complete(run / "checkpoints")
     assert not (run / "run.lock").exists()
 
 
 def test_an_error_keeps_its_status_without_a_stderr(tmp_path) -> None:
     job = start(tmp_path / "run", "--epochs", "0", stderr=broken())
-    assert job.wait(60) == 1
+    assert job.wait(100) == 1
     assert not (tmp_path / "run").exists()

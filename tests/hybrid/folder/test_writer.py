@@ -94,16 +94,15 @@ def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
         writer = Writer(tmp_path, links, 0)
         writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
         copying = writer.blocked_seconds
-        sleep(0.5)
+        sleep(0.05)
         writer.hear(links.all_gather(writer.share))
         going_on = writer.blocked_seconds
-        threading.Timer(0.5, slow.set).start()
+        threading.Timer(0.05, slow.set).start()
         writer.finish()
         return going_on - copying, writer.blocked_seconds - copying
 
     going_on, waiting = run_threads(1, program)[0]
-    assert going_on == 0
-    assert waiting > 0.4
+    assert going_on == 0 < waiting
 
 
 def test_the_ranks_reports_alone_make_a_checkpoint_whole(tmp_path) -> None:

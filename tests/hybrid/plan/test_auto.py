@@ -10,7 +10,6 @@ from hybrid.links import Network
 from hybrid.plan import auto
 from hybrid.plan.prediction import best
 from hybrid.settings.resolve import load
-from hybrid.solvers import registry
 
 TINY = "--epochs 1 --batch-size 32 --set data.limit=128 --set train.threads=1"
 
@@ -31,21 +30,6 @@ def test_a_run_says_what_it_took_keeps_it_and_goes_on_with_it(hybrid, tmp_path, 
     assert f"auto: {took}" in line
     output(hybrid("train", *asked, *["--resume", "--epochs", "2", "--out"], run))
     assert method(run) == took
-
-
-def test_ranks_of_mpi_measure_their_network_and_agree(world, tmp_path):
-    said = output(world.hybrid(2, *f"train --solver auto {TINY} --out".split(), tmp_path / "run"))
-    assert said.count("run folder") == 1
-    assert method(tmp_path / "run") in registry.OWN
-
-
-def test_what_only_rank_0_finds_out_ends_all_ranks_with_one_line(world):
-    """It alone reads data to plan with, and the others wait for its plan."""
-    words = "train --solver auto --epochs 1 --set data.limit=100000"
-    status, _, err = world.hybrid(3, *words.split(), limit=60)
-    assert status != 0
-    assert err.count("hybrid: error:") == 1
-    assert "limit is 100000" in err
 
 
 @pytest.mark.parametrize("key", ["solver.beta", "rounds.fill", "correction.micro_batches"])

@@ -112,9 +112,8 @@ def test_bytes_are_those_of_the_cuts():
     assert made.predict(blocks, piped(messages="bfloat16")).bytes_per_image == 2 * 2 * values
 
 
-@pytest.mark.alone
 def test_a_slow_link_makes_an_epoch_longer_and_ranks_idle():
-    fast, slow = planner(), planner(Network(bytes_per_second=1e6))
+    fast, slow = planner(Network(1e12)), planner(Network(bytes_per_second=1e5))
     blocks = split(fast.model, cuts=["layer2.0"])
     quick, late = fast.predict(blocks, piped()), slow.predict(blocks, piped())
     assert late.images_per_second < 0.7 * quick.images_per_second
@@ -125,14 +124,6 @@ def fastest(predict, kinds):
     """Images a second of each kind, the best of three in turn: a neighbor only slows."""
     turns = [[predict(kind).images_per_second for kind in kinds] for _ in range(3)]
     return [max(rates) for rates in zip(*turns, strict=True)]
-
-
-@pytest.mark.alone
-def test_pipelining_is_faster_than_passing_whole_mini_batches():
-    made = planner(**{"data.name": "synthetic", "data.limit": 256})
-    blocks = split(made.model, cuts=["layer2.0"])
-    rates = fastest(lambda m: made.predict(blocks, piped(m), steps=4), (1, 4))
-    assert rates[1] > 1.05 * rates[0]
 
 
 def test_memory_counts_weights_graphs_and_stores():
@@ -224,19 +215,6 @@ def test_the_advice_is_a_command_that_runs(hybrid, tmp_path):
     assert words[0] == "hybrid"
     output(hybrid(*words[1:], *extra, "--set", "data.limit=256"))
     assert json.loads((tmp_path / "summary.json").read_text())["blocks"] == 2
-
-
-@pytest.mark.alone
-def test_the_prediction_is_near_what_two_ranks_do(world, tmp_path):
-    made = planner(**{"data.name": "synthetic", "data.limit": 512})
-    blocks = split(made.model, 2, balance="operations")
-    predicted = made.predict(blocks, piped(), steps=4).images_per_second
-    words = "train --data synthetic --solver backprop --epochs 1 --set solver.micro_batches=4"
-    words += " --batch-size 64 --set train.threads=1 --set data.limit=512 --out"
-    output(world.hybrid(2, *words.split(), tmp_path / "run"))
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    # others may use this machine now: docs/benchmarks has the agreement on a quiet one
-    assert 0.4 < predicted / summary["images_per_second"] < 4
 
 
 def test_a_slow_link_is_advised_messages_in_fewer_bits():

@@ -46,8 +46,8 @@ class Job:
             sleep(0.05)
         return int(file.read_text())
 
-    def end(self, limit: float) -> str:
-        """What mpirun's stderr got, once no rank is left; a later end is an error."""
+    def end(self, limit: float = 100) -> str:
+        """What mpirun's stderr got, once no rank is left; no end is an error."""
         begin = monotonic()
         _, errors = self.mpirun.communicate(timeout=limit)
         while left := [rank for rank in self.ranks if alive(rank)]:
@@ -82,7 +82,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 def test_ranks_end_with_their_launcher_and_tell_where_it_would_have(wrapper, start) -> None:
     job = start(*wrapper)
     job.mpirun.kill()
-    errors = job.end(10)
+    errors = job.end()
     reason = f"the launcher (prterun process {job.mpirun.pid}) is gone; go on with --resume\n"
     assert errors.endswith(f"hybrid: error: {reason}")
     assert errors.count("hybrid: error:") == 1
@@ -92,7 +92,7 @@ def test_ranks_end_with_their_launcher_and_tell_where_it_would_have(wrapper, sta
 def test_a_rank_that_is_killed_leaves_the_reason_to_the_launcher(start) -> None:
     job = start()
     os.kill(job.ranks[1], signal.SIGKILL)
-    errors = job.end(10)
+    errors = job.end()
     assert job.mpirun.returncode != 0
     assert "exited on signal 9" in " ".join(errors.split())
     assert "hybrid: error:" not in errors
@@ -104,7 +104,7 @@ def test_a_launcher_that_does_not_end_the_job_is_ended_with_it(lost, start, tmp_
     job = start("sh", "-c", f'exec "$@" 2>>{log}', "logged")
     job.mpirun.send_signal(signal.SIGSTOP)
     os.kill(job.ranks[lost], signal.SIGKILL)
-    job.end(20)
+    job.end()
     said = f"rank {lost} (process {job.ranks[lost]}) has ended, and the launcher (prterun process "
     assert said in log.read_text()
     assert log.read_text().count("hybrid: error:") == 1
@@ -115,7 +115,7 @@ def test_a_launcher_that_stands_still_is_spoken_for(start) -> None:
     job = start()
     job.mpirun.send_signal(signal.SIGSTOP)
     os.kill(job.ranks[1], signal.SIGKILL)
-    errors = job.end(20)
+    errors = job.end()
     assert errors.count("hybrid: error: rank 1 (process ") == 1
     assert errors.count("hybrid: error:") == 1
 
