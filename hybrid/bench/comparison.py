@@ -20,7 +20,7 @@ from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, th
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
-from hybrid.links.mpi import MpiLinks
+from hybrid.links.registry import LINKS
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
@@ -161,7 +161,8 @@ class Bench:
         K, R = grid
         method = recipe.method(problem(K), build.build_options(self.settings), R)
         comm = arranged(self.comm.Dup(), R, method.arrangement)
-        return MethodContender(method, MpiLinks(comm, self.device, replicas=R))
+        links = LINKS[launch.joined_by()].of(comm, self.device, R)
+        return MethodContender(method, links)
 
     def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """What makes the hand-written loops, which train on the first rank."""
@@ -267,6 +268,7 @@ class Bench:
             "machine": report.machine(),
             "command": " ".join(["hybrid", *sys.argv[1:]]),
             "ranks": self.comm.size,
+            "links": launch.joined_by(),
             "hosts": len(set(self.comm.allgather(socket.gethostname()))),
             "threads": self.threads,
             "model": settings.model.name,

@@ -227,3 +227,6 @@ class MethodContender(Contender):
 
     def spent(self) -> tuple[float, float]:
         return self.links.traffic.total_bytes, self.links.traffic.total_waiting
+
+    def close(self) -> None:
+        self.links.close()

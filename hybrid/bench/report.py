@@ -136,8 +136,9 @@ def plot(
 
 
 _SENTENCE = (
-    "{ranks} ranks on {hosts} host(s), {threads} thread(s) a rank, {machine[processor]}, "
-    "{machine[cores]} cores, torch {machine[torch]}; {model}, batch {batch_size}, {precision}, cut "
-    "before {places}; {turns} interleaved turns of {steps} mini-batches. The base case is the "
-    "fastest on one rank: {base}. Speed-ups are medians of ratios within a turn. `{command}`"
+    "{ranks} ranks joined by {links} on {hosts} host(s), {threads} thread(s) a rank, "
+    "{machine[processor]}, {machine[cores]} cores, torch {machine[torch]}; {model}, batch "
+    "{batch_size}, {precision}, cut before {places}; {turns} interleaved turns of {steps} "
+    "mini-batches. The base case is the fastest on one rank: {base}. Speed-ups are medians of "
+    "ratios within a turn. `{command}`"
 )

@@ -91,6 +91,8 @@ class RankLinks(ABC):
     name: ClassVar[str] = ""
     in_one_process: ClassVar[bool] = True
     """Whether all ranks are in this process; else each is a process that a launcher started."""
+    over_mpi: ClassVar[bool] = False
+    """Whether its ranks need a communicator of MPI's own."""
     clocked = False
     """Whether its clock counts the work of one thread for each rank, over a network of settings."""
     fewest_by_engine: ClassVar[int] = 8
@@ -116,6 +118,10 @@ class RankLinks(ABC):
     def run(self, program: Program[T]) -> T:
         """Run this rank's program."""
         return program(self)
+
+    def close(self) -> None:
+        """Give back what belongs to them; all ranks call it when no message is under way."""
+        self.flush()
 
     def now(self) -> float:
         """Seconds on this rank's clock, from an arbitrary start."""

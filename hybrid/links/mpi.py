@@ -48,7 +48,7 @@ class MpiLinks(RankLinks):
     work.
     """
 
-    name, in_one_process = "mpi", False
+    name, in_one_process, over_mpi = "mpi", False, True
     settings = frozenset({"gpu_aware", "timeout"})
 
     def __init__(
@@ -77,6 +77,11 @@ class MpiLinks(RankLinks):
         """Separate: a peer may take a message much later, and `flush` does not wait for it."""
 
     @classmethod
+    def of(cls, comm: Any, device: torch.device, replicas: int) -> RankLinks:
+        """Those of this rank on a grid with so many replicas."""
+        return cls(comm, device, replicas=replicas)
+
+    @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
         """Run `program` on this rank.
 
@@ -96,12 +101,12 @@ class MpiLinks(RankLinks):
             abort(comm, error)
             raise
         finally:
-            links.free()
+            links.close()
             if grid is not comm:
                 grid.Free()
 
-    def free(self) -> None:
-        """Free the chain's communicator; messages that a peer has not taken still reach it."""
+    def close(self) -> None:
+        """Free its communicators; messages that a peer has not taken still reach it."""
         if self._chain is not self._comm:
             self._chain.Free()
             self._block.Free()

@@ -22,6 +22,8 @@ _MPI = (
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
 )
 _TORCH = ("WORLD_SIZE", "RANK")
+_TORCHRUN, _TORCHRUN_AGENTS = "TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE"
+"""What torchrun alone sets, and the number of its agents: one on each host."""
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MV2_COMM_WORLD_LOCAL_RANK",
@@ -45,13 +47,26 @@ def launched_rank() -> int:
 
 def _launched() -> tuple[int, int]:
     """(size, rank), of an MPI launcher, of Slurm's, or of one that knows torch alone."""
-    found = _slurm()
-    for names in reversed(_MPI):
-        # mpirun's own daemons may be tasks of Slurm's
-        found = _numbers(*names) or found
-    if found is None or found[0] == 1:
-        found = _torch() or found
+    if (nested := _nested()) is not None:
+        return nested
+    found, torch = _mpi() or _slurm(), _torch()  # mpirun's own daemons may be tasks of Slurm's
+    if torch is not None and (found is None or found[0] == 1 or _TORCHRUN in os.environ):
+        found = torch  # whose agents mpirun or srun may have started, one on each host
     return found or (0, 0)
+
+
+def _nested() -> tuple[int, int] | None:
+    """Of mpirun and torchrun that have each started all ranks of the other; else None."""
+    mpi, torch = _mpi(), _numbers(*_TORCH)
+    if mpi is None or mpi[0] == 1 or torch is None or _TORCHRUN not in os.environ:
+        return None
+    if mpi[0] == _number(_TORCHRUN_AGENTS):
+        return None
+    return mpi[0] * torch[0], mpi[1] * torch[0] + torch[1]
+
+
+def _mpi() -> tuple[int, int] | None:
+    return next((found for names in _MPI if (found := _numbers(*names))), None)
 
 
 def _slurm() -> tuple[int, int] | None:
@@ -94,6 +109,12 @@ def ranks() -> Ranks | None:
     size = launched_size()
     if not size:
         return None
+    if _nested() is not None:
+        raise ValueError(
+            f"an MPI launcher and torchrun have started these {size} processes, each all ranks of "
+            "the other: use one of them, mpirun -n RANKS hybrid ... or "
+            "torchrun --nproc-per-node RANKS -m hybrid ..."
+        )
     _set_gpu()
     by_mpi = _of_mpi(size)
     comm, host = by_mpi or _of_torch(size)

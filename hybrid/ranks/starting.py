@@ -66,6 +66,11 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
             f"links.kind is {kind!r}, whose ranks are processes, and no launcher has started any: "
             "start it with mpirun -n RANKS, or leave links.kind out for threads"
         )
+    elif LINKS[kind].over_mpi and launch.joined_by() == "torch":
+        raise ValueError(
+            f"links.kind is {kind!r}, but these {ranks} ranks were started without MPI: start them "
+            f"with mpirun -n {ranks}, or leave links.kind out"
+        )
     else:
         read = LINKS[kind].settings
     check({"links": settings}, Known(link_settings=read))

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import world
 from mpi_program import arrivals, exchange
 from sent_bytes import sent_bytes
 
+from hybrid.links.distributed.communicator import TorchCommunicator, new_store
 from hybrid.links.distributed.gloo import GlooLinks
 from hybrid.links.mpi import MpiLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
@@ -52,6 +54,12 @@ def sums(comm, kind):
         "sent": (counted, small),
         "sent of 1 MiB": (links.traffic.bytes_sent["peers"] - counted, sent() - before - small),
     }
+
+
+def hybrid(comm, words):
+    """The command on ranks that are joined as torchrun's are."""
+    joined = TorchCommunicator(new_store(comm), comm.rank, comm.size)
+    return world.hybrid(joined, words, "torch")
 
 
 def held(comm, kind):

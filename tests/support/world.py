@@ -131,13 +131,13 @@ class World:
         return True, f"no answer within {limit:g} seconds"
 
 
-def hybrid(comm: Any, words: list[str]) -> tuple[int, str, str]:
+def hybrid(comm: Any, words: list[str], joined_by: str = "mpi") -> tuple[int, str, str]:
     """The command on the ranks of a communicator: (exit status, stdout, stderr)."""
     from commands import command
 
     from hybrid.ranks import launch
 
-    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
+    here = launch.Ranks(comm, comm.rank, comm.size, comm.size, joined_by=joined_by)
     line = mock.patch.object(sys, "argv", ["hybrid", *words])
     with mock.patch.object(launch, "ranks", return_value=here), line:
         return command(*words)

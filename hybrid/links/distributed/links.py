@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from hybrid.links.base import Program, Start
+import torch
+
+from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.distributed.gloo import GlooLinks
 from hybrid.links.distributed.nccl import NcclLinks, one_gpu_each
 
@@ -13,6 +15,11 @@ T = TypeVar("T")
 
 class TorchLinks(GlooLinks):
     """The links of a run, whatever launcher has started its ranks."""
+
+    @classmethod
+    def of(cls, comm: Any, device: torch.device, replicas: int) -> RankLinks:
+        """Those of this rank on a grid with so many replicas, by NCCL where `start` takes it."""
+        return (NcclLinks if one_gpu_each(comm, device) else cls)(comm, device, replicas)
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:

@@ -87,14 +87,16 @@ def test_what_no_row_would_heed_is_refused(world, setting):
     assert_one_line(world.hybrid(2, "bench", "--set", setting), said, "leave ")
 
 
-def test_a_row_that_diverges_is_left_out_and_the_others_go_on(world, tmp_path):
-    answer = world.hybrid(
-        *(2, "bench", "--model", "resnet8", "--data", "digits", "--micro-batches", "2,64"),
+def test_on_torchruns_links_a_row_that_diverges_is_left_out_and_the_others_go_on(world, tmp_path):
+    words = (
+        *("bench", "--model", "resnet8", "--data", "digits", "--micro-batches", "2,64"),
         *("--rows", "ddg", "--turns", "1", "--steps", "1", "--batch-size", "32", "--lr", "1e14"),
         *("--set", "data.limit=96", "--to-accuracy", "0.99", "--epochs", "1,2", "--seeds", "2"),
-        *("--out", tmp_path / "report"),
+        *("--out", str(tmp_path / "report")),
     )
-    assert "ddg, m=2 is left out" in output(answer)
+    printed = output(world.run(2, "torch_program:hybrid", words)[0])
+    assert "ddg, m=2 is left out" in printed
+    assert "2 ranks joined by torch on 1 host(s)" in printed
     raw = json.loads((tmp_path / "report/bench.json").read_text())
     loops = {"plain loop", "plain loop, accumulating over 2"}
     assert {run["name"] for run in raw["runs"]} == loops

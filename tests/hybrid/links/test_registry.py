@@ -89,6 +89,13 @@ def test_links_that_cannot_join_the_ranks_and_settings_without_effect_are_refuse
     assert reason in refusal(check_links, LinkSettings(**settings), ranks)
 
 
+def test_links_over_mpi_are_refused_where_torchrun_has_started_the_ranks(monkeypatch):
+    monkeypatch.setattr("hybrid.ranks.launch.joined_by", lambda: "torch")
+    said = refusal(check_links, LinkSettings(kind="mpi"), 2)
+    assert "these 2 ranks were started without MPI: start them with mpirun -n 2" in said
+    check_links(LinkSettings(kind="torch"), 2)
+
+
 def test_links_of_ranks_that_nobody_has_started_are_refused_before_training(few):
     said = refusal(trained(kind="mpi").fit, *few)
     assert said.startswith("links.kind is 'mpi', whose ranks are processes, and no launcher has")

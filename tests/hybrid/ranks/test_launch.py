@@ -18,6 +18,7 @@ from hybrid.solvers import Backprop
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 VARIABLES = (
     *SLURM,
+    *(launch._TORCHRUN, launch._TORCHRUN_AGENTS),
     "SLURM_NTASKS",
     *(name for pair in (*launch._MPI, launch._TORCH) for name in pair),
 )
@@ -111,6 +112,33 @@ def test_an_mpirun_of_several_ranks_is_no_torchrun_whatever_torch_is_told(monkey
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     assert (launch.launched_size(), launch.launched_rank()) == (4, 3)
+
+
+OF_MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+OF_SRUN = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+OF_TORCHRUN = {"WORLD_SIZE": "8", "RANK": "5", "TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize("agents", [OF_MPIRUN, OF_SRUN], ids=["mpirun", "srun"])
+def test_ranks_of_torchrun_are_its_own_where_its_agents_were_started_one_on_each_host(
+    agents, monkeypatch
+):
+    for name, value in {**agents, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.launched_size(), launch.launched_rank()) == (8, 5)
+
+
+def test_mpirun_and_torchrun_of_all_ranks_of_each_other_are_refused_once(
+    monkeypatch, hybrid, tmp_path
+):
+    for name, value in {**OF_MPIRUN, **OF_TORCHRUN, "GROUP_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
+    monkeypatch.setenv("RANK", "0")
+    assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    said = "an MPI launcher and torchrun have started these 16 processes"
+    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said, "use one of them")
 
 
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
