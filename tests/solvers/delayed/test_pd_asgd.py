@@ -276,13 +276,13 @@ def test_a_unit_has_as_many_older_versions_as_steps_its_gradients_are_late(name,
 @pytest.mark.parametrize(("slots", "weights"), [(1, "stashed"), (3, "current")])
 def test_in_any_order_the_loss_falls_and_a_resume_loses_nothing(slots, weights):
     problem = made(batches=2, batch=16)
-    problem.batches = [replace(problem.batches[0], learning_rate=0.05, step=t) for t in range(60)]
+    # a rate that is stable whatever the delays: those of 0.05 are too large on a busy machine
+    problem.batches = [replace(problem.batches[0], learning_rate=0.01, step=t) for t in range(60)]
     solver = PDASGD(any_order=True, backward_slots=slots, weights=weights, queue=1)
     trained(problem, solver)
     losses = torch.stack(problem.stats[0].losses)
     assert losses.isfinite().all()
     assert len(losses) == 60
-    # how many steps have been made by then depends on the load of the machine
     assert losses[-5:].mean() < 0.95 * losses[:5].mean()
     assert all(t.isfinite().all() for t in trained(problem, solver, at=30).values())
 
