@@ -115,7 +115,7 @@ def test_a_loss_that_is_none_is_refused(kind):
 def test_an_output_that_holds_its_logits_by_name_is_told_the_remedy():
     for out in ({"logits": OUT}, SimpleNamespace(logits=OUT)):
         said = refusal(Objective(entropy), out, Y)
-        assert "must be Tensor, not " in said
+        assert "the loss fails on output " in said
         assert said.endswith("whose forward returns self.model(inputs).logits")
 
 
