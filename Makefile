@@ -43,9 +43,9 @@ checks: .venv/ready docs
 tests: .venv/ready
 	$(BIN)/pytest $(TESTS) -n $(WORKERS) --faults-seed $(FAULTS)
 
-# the site, into build/site; a broken link or any other warning is a failure
+# the site, into build/site; a broken link or any other warning is a failure, which --quiet would hide
 docs: .venv/ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # and the property tests with many random cases in place of a few that are always the same
 test-slow: .venv/ready

@@ -1,15 +1,34 @@
 """What the site has beside the pages: README and other files of the root, the commands' help, the
-job scripts."""
+job scripts; and how the page of the API shows settings."""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import re
+from collections.abc import Iterator
+from copy import copy
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from griffe import (
+    Attribute,
+    Class,
+    Docstring,
+    Extension,
+    Function,
+    Module,
+    Parameter,
+    ParameterKind,
+    Parameters,
+)
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
+LOG = logging.getLogger("mkdocs.hooks")
 ROOT = Path(__file__).parents[1]
 ROOTED = {
     "index.md": "README.md",
@@ -39,3 +58,110 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to the job scripts lead to their copies."""
     return markdown.replace("](../jobs/", "](jobs/")
+
+
+class PlainFields(Extension):
+    """Fields of settings as a caller gives them: plain types and defaults, inherited ones too.
+
+    A declaration also says in its type what is allowed and where it has an effect. That is for
+    `hybrid explain`.
+    """
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        """After `dataclasses`, which makes the signatures."""
+        page = (ROOT / "docs/api.md").read_text()
+        named = re.findall(rf"^::: {pkg.path}\..*?(\w+)$", page, re.MULTILINE)
+        for class_ in _classes(pkg):
+            if class_.name in named:
+                made = getattr(import_module(class_.module.path), class_.name)
+                if fields := _fields(made):
+                    _show(class_, fields)
+
+
+def _classes(module: Module) -> Iterator[Class]:
+    for member in module.members.values():
+        if isinstance(member, Class):
+            yield member
+        elif isinstance(member, Module):
+            yield from _classes(member)
+
+
+def _fields(made: type) -> dict[str, tuple[str, str | None]]:
+    """Of settings: the type and the default of each, None where there is none."""
+    from pydantic import BaseModel
+
+    from hybrid.method.options import Options
+    from hybrid.settings.round_options import RoundOptions
+    from hybrid.solvers.acting import Settings
+
+    hints = get_type_hints(made)
+    if issubclass(made, BaseModel):
+        found = made.model_fields.items()
+        defaults = {k: repr(field.get_default(call_default_factory=True)) for k, field in found}
+    elif dataclasses.is_dataclass(made) and issubclass(made, (Options, RoundOptions, Settings)):
+        given = (field for field in dataclasses.fields(made) if field.init)
+        defaults = {field.name: _default(field, hints[field.name]) for field in given}
+    else:
+        return {}
+    return {name: (_type(hints[name]), default) for name, default in defaults.items()}
+
+
+def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
+    from hybrid.method.given import GivenSettings
+
+    if get_origin(hint) is GivenSettings:
+        return f"{_type(hint).partition(' ')[0]}()"
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    made = field.default_factory
+    return None if made is dataclasses.MISSING else f"{made.__name__}()"
+
+
+def _type(hint: Any) -> str:
+    """As it is written without what it is annotated with."""
+    from hybrid.method.given import Given, GivenSettings
+
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, args))}]"
+    if isinstance(hint, list):
+        return f"[{', '.join(map(_type, hint))}]"
+    shown = [_type(arg) for arg in args]
+    if origin is Given:
+        return f"{shown[0]} | type[{shown[0]}] | str"
+    if origin is GivenSettings:
+        return f"{shown[0]} | Mapping[str, Any]"
+    if origin in (Union, UnionType):
+        return " | ".join(shown)
+    if hint in (NoneType, ...):
+        return "None" if hint is NoneType else "..."
+    return hint.__name__ + (f"[{', '.join(shown)}]" if shown else "")
+
+
+def _show(class_: Class, fields: dict[str, tuple[str, str | None]]) -> None:
+    """Each field as an argument and as an attribute of the class itself, in the same order."""
+    by_name = (Parameter(name, kind=ParameterKind.keyword_only) for name in fields)
+    made = class_.members.get("__init__") or Function("__init__", parameters=Parameters(*by_name))
+    arguments = [_argument(p, *fields[p.name]) for p in made.parameters if p.name in fields]
+    made.parameters = Parameters(*arguments)
+    shown = {p.name: _attribute(class_, p.name, *fields[p.name]) for p in arguments}
+    class_.members = shown | {k: v for k, v in class_.members.items() if k not in shown}
+    class_.set_member("__init__", made)
+
+
+def _argument(parameter: Parameter, type_: str, default: str | None) -> Parameter:
+    made = copy(parameter)  # classes share those that they inherit
+    made.annotation, made.default = type_, default or parameter.default
+    return made
+
+
+def _attribute(class_: Class, name: str, type_: str, default: str | None) -> Attribute:
+    """One of the class or of its bases."""
+    declared = next(c.members[name] for c in (class_, *class_.mro()) if name in c.members)
+    made = Attribute(name, value=default, annotation=type_, lineno=class_.lineno, parent=class_)
+    made.labels = declared.labels
+    if declared.docstring is None:
+        LOG.warning("%s of %s has no text below its declaration", name, class_.path)
+    else:
+        made.docstring = Docstring(declared.docstring.value, parent=made)
+    return made

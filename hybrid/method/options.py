@@ -37,7 +37,7 @@ class Options:
     sync: Given[Strategy] = Given(Strategy, STRATEGIES.__getitem__, STRATEGIES.default)
     """How replicas keep their weights together; as a class or by name: with its defaults."""
     train: GivenSettings[TrainSettings] = GivenSettings(TrainSettings)
-    """Settings, as an object or a dict."""
+    """Length, mini-batches and numerics of the training, as settings or a dict."""
     optimizer: GivenSettings[OptimizerSettings | optimizers.Factory] = GivenSettings(
         OptimizerSettings, callable=True
     )
@@ -47,6 +47,7 @@ class Options:
     )
     """Settings or a name, or the learning rate as a function of the step."""
     links: GivenSettings[LinkSettings] = GivenSettings(LinkSettings)
+    """How ranks reach each other: settings, a dict, or the kind of links alone."""
     loss: Loss | None = None
     """(output, targets) -> mean loss or a loss of each sample; None: cross-entropy of classes."""
     metrics: Mapping[str, Metric] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator
 
 from hybrid.samplers.registry import SAMPLERS
-from hybrid.settings.docstrings import field_docs
+from hybrid.settings.docstrings import field_docs, one_line
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.data import DataSettings, ModelSettings, WorkerKind
@@ -100,5 +100,7 @@ def declared_settings() -> dict[str, str]:
     for section, info in Config.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
             fields = info.annotation.model_fields
-            known |= {f"{section}.{key}": f.description or "" for key, f in fields.items()}
+            known |= {
+                f"{section}.{key}": one_line(f.description or "") for key, f in fields.items()
+            }
     return known

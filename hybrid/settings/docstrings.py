@@ -22,5 +22,10 @@ def field_docs(cls: type) -> dict[str, str]:
         for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
             match pair:
                 case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in given:
-                    docs[name] = str(text)
+                    docs[name] = one_line(str(text))
     return docs
+
+
+def one_line(text: str) -> str:
+    """A text that the source may have on several lines."""
+    return " ".join(text.split())

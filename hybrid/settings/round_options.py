@@ -114,7 +114,9 @@ class RoundOptions:
     window: Annotated[
         int | Literal["all", "auto"] | None, INEXACT, HAS_WINDOWS, AUTO_OF_RECORDS, PLAIN_BATCHES
     ] = None
-    """Mini-batches a window, all (per sample), or auto; unset: none if gaps are filled, else 4."""
+    """The mini-batches of a round: exact passes train on them, and sweeps go over them. Give a
+    number (4), all (the training set, whose variables are kept) or auto (a few, and more as the
+    learning rate falls); unset: none if gaps are filled, else 4."""
     window_limit: Annotated[int, Field(ge=1, le=MANY), AUTO, _power_of_two("window_limit")] = 64
     """The most mini-batches that window auto takes, a power of two."""
     residual_limit: Annotated[float, Field(gt=0, le=LARGE), AUTO] = 0.1
@@ -128,7 +130,8 @@ class RoundOptions:
         TRAINS_BETWEEN,
         _power_of_two("correct_every"),
     ] = None
-    """Rounds from one serial phase to the next, 0: none; unset: 1, or 0 for what trains alone."""
+    """In which rounds exact passes train, the serial phase: give 1 for each, 4 for every fourth, 0
+    for none; unset: 1, or 0 for a method that trains by itself."""
     serial_epochs: Annotated[float, Field(ge=0, le=MANY), INEXACT, ENDS_BEFORE_LAST] = 0.0
     """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
     fill: Annotated[bool | None, ALTERNATES, CAN_FILL, FILLS_EVERY_ROUND, FILLS_ONE_LENGTH] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import tomli_w
@@ -59,7 +60,10 @@ def to_toml(config: Config) -> str:
         lines.append(f"[{section}]")
         for key, value in table.items():
             setting = f"# {key} =" if value is None else _written(key, value)
-            lines.append(f"# {known[f'{section}.{key}']}\n{setting}")
+            lines += wrap(
+                known[f"{section}.{key}"], 98, initial_indent="# ", subsequent_indent="# "
+            )
+            lines.append(setting)
         lines.append("")
     return "\n".join(lines)
 

@@ -17,12 +17,15 @@ class RunOptions(Options):
     """The options of a method, and what only a run has: its folder, its callbacks, its names."""
 
     checkpoint: GivenSettings[CheckpointSettings] = GivenSettings(CheckpointSettings)
+    """When checkpoints are written, and which are kept, as settings or a dict."""
     out: Path | None = None
     """Run folder; None keeps nothing."""
     resume: bool = False
+    """Go on from the newest checkpoint of the run folder `out`."""
     callbacks: Sequence[Callback] = ()
     """They are called on the first rank while the run trains."""
     quiet: bool = False
+    """Print no lines of progress."""
     names: dict[str, str] = field(default_factory=dict)
     """What the summary calls model and data."""
     describe: Callable[[list[str]], str] | None = None

@@ -48,6 +48,7 @@ class Trainer(RunOptions, RoundOptions):
     """
 
     blocks: Blocks
+    """The network, as `split` has cut it."""
     solver: Given[Solver] = Given(Solver, registry.solver_class, registry.DEFAULT)
     """A method, or its class or name, which stand for it with its defaults."""
     correction: PassSettings | None = None

@@ -79,7 +79,8 @@ class TrainSettings(Section):
     ] = "float32"
     """Number format of the forward and backward passes; 16 bits run under autocast."""
     ema: Annotated[float, TRAIN_OR_PLAN, ALIKE] = Field(default=0.0, ge=0, lt=1)
-    """Share an average of the weights keeps at a step; it is tested and exported. 0: none."""
+    """Average the weights over steps, and test and export the average: give the share of itself
+    that it keeps at each step, such as 0.999 (about the last 1,000 steps). 0: no average."""
     report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
     """Mini-batches between reports (stops, window auto's probes); K times as many if one drains."""
     evaluate_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=1, ge=1, le=MANY)
