@@ -103,9 +103,7 @@ def main() -> None:
             for a, b in zip(starts, ends, strict=True)
         ]
         transfers = [shapes[end - 1] / PCIE for end in ends[:-1]]
-        step = sum(
-            P40.step_seconds(sum(p.nbytes for p in module.parameters())) for _, module in network
-        )
+        step = P40.step_seconds([p for _, module in network for p in module.parameters()])
         seconds = pass_times(blocks, n, m, transfers).period + step / K
         predicted = n / seconds
         rows.append({"row": name, "measured": measured, "predicted": round(predicted, 1)})

@@ -130,6 +130,7 @@ def plan(
     from hybrid.plan import measuring
     from hybrid.plan.advice import report
     from hybrid.plan.device import Device
+    from hybrid.ranks.stopping import interrupting
     from hybrid.runs import references
     from hybrid.settings.resolve import load
 
@@ -152,7 +153,8 @@ def plan(
             )
         yield from report(resolved, blocks, totals, parts, say, profile)
 
-    options.first_prints(lines)
+    with interrupting():
+        options.first_prints(lines)
 
 
 def _settings(context: typer.Context) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -104,6 +105,15 @@ def check_file(path: Path) -> None:
         raise ValueError(
             f"{path} is not a regular file and is not replaced: remove it, or choose another name"
         )
+
+
+def check_place(path: Path) -> None:
+    """As `check_file`; OSError, naming the folder, unless a file can be made there."""
+    check_file(path)
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path.parent)) from None
 
 
 def check_folder(path: Path) -> None:

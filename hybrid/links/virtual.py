@@ -47,6 +47,7 @@ class VirtualLinks(ThreadLinks):
         self._clock = self._begun = 0.0
         self._free = {-1: 0.0, 1: 0.0, 0: 0.0}
         """When the connection to the previous block, the next one and the peers is free again."""
+        self._message_seconds = 0.0
 
     @classmethod
     def start(cls, program: Program[T], start: Start) -> T:
@@ -61,10 +62,13 @@ class VirtualLinks(ThreadLinks):
         """That of all ranks: their clocks begin together, though they run in turn."""
         return self._room.begun
 
-    def count_nothing_here(self) -> None:
-        """Count no time of this machine from now on, but `work` and messages alone."""
+    def count_nothing_here(self, message_seconds: float) -> None:
+        """Count no time of this machine from now on, but `work` and messages alone.
+
+        A message takes each of its two ranks so long beside its way.
+        """
         self._timer = lambda: 0.0
-        self._begun = 0.0
+        self._begun, self._message_seconds = 0.0, message_seconds
 
     def work(self, seconds: float) -> None:
         """Count work that would be done elsewhere, and is not done here."""
@@ -78,6 +82,7 @@ class VirtualLinks(ThreadLinks):
     def _send(self, number: int, tensor: Tensor) -> None:
         if tensor.is_cuda:
             torch.cuda.synchronize()
+        self.work(self._message_seconds)
         way = number - self.place.number if self.place.in_chain(number) else 0
         link = self._network.between(self._launched(self.place.number), self._launched(number))
         self._free[way] = max(self.now(), self._free[way]) + link.seconds(num_bytes(tensor))
@@ -94,7 +99,7 @@ class VirtualLinks(ThreadLinks):
         tensor: Tensor
         with self._paused():
             tensor, arrival = self._take(number)
-        self._clock = max(self._clock, arrival)
+        self._clock = max(self._clock, arrival) + self._message_seconds
         return tensor
 
     def _wait_for(self, shared: SharedSum) -> None:

@@ -15,7 +15,7 @@ from hybrid.links import Network
 from hybrid.method.checks import check_replicas
 from hybrid.plan.device import Device
 from hybrid.plan.planner import Planner
-from hybrid.plan.prediction import Prediction, best
+from hybrid.plan.prediction import Prediction, best, waste
 from hybrid.plan.subject import Say
 from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
@@ -38,7 +38,8 @@ def report(
 
     Of `counts` of blocks (None: of its cuts, or 2 and 4), on as many ranks for each replica of the
     settings, or of every grid of so many `ranks`; of ranks like this machine, or of a device.
-    A plan that is interrupted gives the advice of its rows so far, and raises StoppedError.
+    A plan that is interrupted, by Ctrl-C or TERM, gives the advice of its rows so far, and raises
+    StoppedError.
     """
     cuts, R = settings.split.cuts, settings.split.replicas or 1
     _refuse(settings)
@@ -147,10 +148,11 @@ def row(p: Prediction, epoch: int, alone: float) -> str:
     idle = f"{min(p.idle_share):.0%}-{max(p.idle_share):.0%}"
     worth = "-" if p.progress is None else f"{p.progress / alone:.2f}"
     shape = f"{p.blocks} x {p.replicas}" if p.replicas > 1 else f"{p.blocks}"
+    gain = f"{p.speed_up:.2f}{', cannot be' * p.impossible}{_after_comma(p.waste)}"
     return (
         f"| {shape} | {p.recipe.name} | {p.images_per_second:.0f} "
         f"| {epoch / p.images_per_second:.3g} s "
-        f"| {p.speed_up:.2f}{', cannot be' * p.impossible} | {worth} | {idle} "
+        f"| {gain} | {worth} | {idle} "
         f"| {p.bytes_per_image / 1e3:.1f} | {max(p.memory_bytes) / 1e6:.0f} MB |"
     )
 
@@ -160,8 +162,12 @@ def data_parallel_row(ranks: int, rate: float, epoch: int, alone: float) -> str:
     gain = f"{rate / alone:.2f}"
     return (
         f"| 1 x {ranks} | torch DistributedDataParallel | {rate:.0f} | {epoch / rate:.3g} s "
-        f"| {gain} | {gain} | | | |"
+        f"| {gain}{_after_comma(waste(rate / alone, ranks))} | {gain} | | | |"
     )
+
+
+def _after_comma(text: str) -> str:
+    return f", {text}" if text else ""
 
 
 def advice(
@@ -195,7 +201,7 @@ def verdict(predictions: Sequence[Prediction], replicas: Mapping[int, float]) ->
     """The best way on a number of ranks, and how far it is ahead of a pipeline and of replicas."""
     chosen = best(predictions)
     count, made = chosen.grid.ranks, chosen.worth
-    said = f"{chosen.recipe.name} on {count} rank{'s' * (count > 1)}"
+    said = f"{chosen.recipe.name} on {count} rank{'s' * (count > 1)}{_after_comma(chosen.waste)}"
     if any(p.grid != chosen.grid for p in predictions):
         said += f" (--blocks {chosen.blocks} --replicas {chosen.replicas})"
     pipelines = [p for p in predictions if p.recipe.solver.exact and p.blocks > 1]

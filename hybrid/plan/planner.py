@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from math import ceil, lcm
 from typing import Any
@@ -24,7 +24,7 @@ from hybrid.plan.device import Device
 from hybrid.plan.memory import Memory
 from hybrid.plan.prediction import Prediction, best
 from hybrid.plan.representative import run_representative
-from hybrid.plan.standin import clocked
+from hybrid.plan.standin import HostClock, clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, Place, grids, share_size
@@ -287,15 +287,17 @@ class Planner:
             row = MethodContender(timed, links)
             assert isinstance(links, VirtualLinks)
             clocked(row.block.module, links)
+            clock: AbstractContextManager[Any] = nullcontext()
             if self.device is not None:
-                _count_steps(row, links, self.device)
-            row.train(still_batches(self.data, size, warm_up, CPU))
-            found = _timed(row, links, batches)
-            if not recipe.delayed:
-                return found
-            every = self.settings.train.report_every * links.size
-            more = (every - len(batches)) / (3 * len(batches))
-            longer = _timed(row, links, batches * 4)
+                clock = HostClock(links, self.device, row.block.optimizers.values())
+            with clock:
+                row.train(still_batches(self.data, size, warm_up, CPU))
+                found = _timed(row, links, batches)
+                if not recipe.delayed:
+                    return found
+                every = self.settings.train.report_every * links.size
+                more = (every - len(batches)) / (3 * len(batches))
+                longer = _timed(row, links, batches * 4)
             return {k: v + more * (longer[k] - v) for k, v in found.items()}
 
         # replicas that only let time pass do all the same: one of them is enough
@@ -353,18 +355,6 @@ def _timed_by(method: Method, blocks: Blocks) -> Method:
     problem = replace(method.problem, blocks=blocks, drawing=drawing)
     train = method.options.train.model_copy(update={"compile": False})
     return replace(method, problem=problem, options=replace(method.options, train=train))
-
-
-def _count_steps(row: MethodContender, links: VirtualLinks, device: Device) -> None:
-    """Let the clock count the device's time, of passes and of steps, and none of this machine."""
-    links.count_nothing_here()
-
-    def stepped(optimizer: torch.optim.Optimizer, *given: Any) -> None:
-        weights = (p for group in optimizer.param_groups for p in group["params"])
-        links.work(device.step_seconds(sum(p.nbytes for p in weights if p.grad is not None)))
-
-    for optimizer in {id(o): o for o in row.block.optimizers.values()}.values():
-        optimizer.register_step_post_hook(stepped)
 
 
 def _timed(row: MethodContender, links: RankLinks, batches: Sequence[Batch]) -> dict[str, float]:

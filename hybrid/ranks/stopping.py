@@ -74,6 +74,24 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
             signal.signal(number, signal.SIG_IGN if last else handler)
 
 
+def is_listening() -> bool:
+    """Whether this process would stop a training at a request, which can then go on."""
+    return _current is not None
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Let a SIGTERM interrupt the body as Ctrl-C does; only the main thread gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _say_once(line: bytes) -> None:
     """Write a line from a signal handler, on the first rank only."""
     names = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")

@@ -50,6 +50,8 @@ def first_fault(error: ValidationError) -> str:
     message = message[0].lower() + message[1:]
     if not place:
         return message
+    if isinstance(fault["input"], dict):  # a whole table is no value to show
+        return f"{place}: {message}"
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         near = nearest(fault["input"], re.findall("'(.*?)'", message))
         message += f"; did you mean {near!r}?" if near else ""

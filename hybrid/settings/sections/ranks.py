@@ -69,7 +69,7 @@ class LinkSettings(Section):
     )
     """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
-        default=10.0, gt=0, le=LARGE
+        default=10.0, ge=1e-9, le=LARGE
     )
     """Rate of a virtual link, each way."""
     timeout: Annotated[float | None, _of_links("timeout", "auto", "mpi", "torch")] = Field(

@@ -1,5 +1,6 @@
 """The command: wrong use is one line and a non-zero exit; a run can be evaluated and exported."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from trainings import assert_same, newest, summary, weights
 
 from hybrid import data, models
 from hybrid.cli.failure import run_command
+from hybrid.ranks.stopping import listening
 from hybrid.settings.resolve import load
 from hybrid.solvers import Block
 
@@ -49,9 +51,11 @@ def test_an_interrupted_command_says_so(capfd):
     own = typer.Typer()
     own.command()(interrupted)
     command = typer.main.get_command(own)
-    status = run_command(lambda: command.main(args=[], standalone_mode=False))
-    assert status == 130
-    assert "hybrid: error: interrupted; go on with --resume\n" in capfd.readouterr().err
+    for remedy in ("; go on with --resume", ""):
+        with listening() if remedy else nullcontext():  # as for a training
+            status = run_command(lambda: command.main(args=[], standalone_mode=False))
+        assert status == 130
+        assert capfd.readouterr().err.endswith(f"hybrid: error: interrupted{remedy}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Plans for a device that this machine does not have, on clocks that count nothing of this one."""
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,11 @@ from planners import planner as planner_of
 from torch import nn
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.errors import StoppedError
+from hybrid.errors import STOPPED
 from hybrid.links import Network, run_virtual
 from hybrid.models import Unit
-from hybrid.plan import advice
 from hybrid.plan import planner as plan
+from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid, Place
@@ -41,8 +42,8 @@ def test_a_roofline_takes_the_longer_of_computing_and_moving_and_an_overhead_for
     chain = [Unit("layer", {"layer": layer})]
     x, flops, moved = torch.randn(1, a), 2 * n * a * b, 4 * (n * a + a * b + n * b)
     for roof, forward in (
-        (Roofline(flops_per_second=1e9, bytes_per_second=1e15), flops / 1e9),
-        (Roofline(flops_per_second=1e15, bytes_per_second=1e9), moved / 1e9),
+        (Roofline(flops_per_second=1e6, bytes_per_second=1e15), flops / 1e6),
+        (Roofline(flops_per_second=1e15, bytes_per_second=1e6), moved / 1e6),
         (Roofline(flops_per_second=1e15, bytes_per_second=1e15, seconds_per_operation=1.0), 1.0),
     ):
         (found,) = Device(roofline=roof).passes(layer, chain, [x.expand(n, a)])
@@ -121,6 +122,24 @@ def test_a_plan_for_a_device_counts_no_time_of_this_machine():
     assert rates[0].images_per_second == rates[1].images_per_second
 
 
+def test_a_plan_for_a_device_counts_what_its_host_issues(monkeypatch):
+    """Every operation takes a second, and nothing else takes any time."""
+    roof = Roofline(flops_per_second=1e24, bytes_per_second=1e24, seconds_per_operation=1.0)
+    made = planner(Network(1e15, 0.0), Device(roofline=roof))
+    whole = made.blocks(1, 32)
+    step = 32 / made.predict(whole, BASE).images_per_second
+    passes = 32 * sum(map(sum, made.subject.costs(whole, 32)))
+    beside = step - passes - len([*made.model.parameters()])  # an optimizer's, of each tensor
+    assert beside == pytest.approx(round(beside), abs=1e-6)
+    assert 1 <= beside < passes, "the mini-batch, the loss, what sums it up"
+    seconds = []
+    for operations in (0, 10):
+        monkeypatch.setattr(standin, "MESSAGE_OPERATIONS", operations)
+        seconds.append(32 / made.predict(made.blocks(2, 32), EXACT).images_per_second)
+    # the first sends a part, the second receives and sends two, the first receives the last
+    assert seconds[1] - seconds[0] == pytest.approx(6 * 10, abs=1e-6)
+
+
 def test_ranks_of_one_host_talk_faster_than_hosts_do():
     near, far = (
         planner(Network(1e6, 1e-3, within, 2)).predict(
@@ -150,26 +169,27 @@ def test_a_thousand_ranks_cost_the_plan_one_chain():
     assert 1 < found[1].images_per_second / found[0].images_per_second < 64
 
 
-def test_an_interrupted_plan_advises_by_the_rows_that_it_has(monkeypatch):
-    made = planner_of()
-    rows = made.predictions([Grid(2)], [2])
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_an_interrupted_plan_advises_by_the_rows_that_it_has(hybrid, monkeypatch, asked, num_rows):
+    before = signal.getsignal(asked)
+    rows = planner_of().predictions([Grid(2)], [2])[:num_rows] if num_rows else []
 
     def some(*given):
-        yield from rows[:2]
-        raise KeyboardInterrupt
+        yield from rows
+        signal.raise_signal(asked)
 
     monkeypatch.setattr(Planner, "predicted", some)
-    said = []
-    with pytest.raises(StoppedError):
-        said.extend(_kept(advice.report(made.settings, [2], [], [2], lambda text: None), said))
-    assert any("mpirun -n 2 hybrid train" in line for line in said)
-    assert "interrupted" in said[-1]
-
-
-def _kept(lines, said):
-    for line in lines:
-        said.append(line)
-    return []
+    status, out, err = hybrid(*WORDS.split())
+    if num_rows:
+        assert status == STOPPED
+        assert "mpirun -n 2 hybrid train" in out
+        assert out.endswith("the plan was interrupted: this is the best of the rows that it has\n")
+    else:
+        assert (status, out) == (130, "")
+        assert err.endswith("hybrid: error: interrupted\n")
+    assert "--resume" not in out + err
+    assert signal.getsignal(asked) is before
 
 
 WORDS = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=64 --blocks 2"
@@ -177,8 +197,10 @@ WORDS = "plan --data digits --micro-batches 2 --batch-size 32 --set data.limit=6
 
 def test_what_is_measured_here_is_planned_with_elsewhere(hybrid, tmp_path):
     words, profile = (*WORDS.split(), "--set", "train.threads=1"), tmp_path / "here.toml"
-    assert "5 units over 2, 4, 8, 16, 32" in output(hybrid(*words, "--measure", profile))
+    said = output(hybrid(*words, "--measure", profile))
     made = Device.read(profile)
+    assert "5 units over 2, 4, 8, 16, 32 samples; seconds_per_operation of this host is " in said
+    assert said.endswith(f" {made.operation_seconds:.2g}\n")
     made.memory_gb, made.network = 16.0, None
     made.write(profile)
     first, second = (output(hybrid(*words, "--device", profile)) for _ in range(2))
@@ -188,9 +210,40 @@ def test_what_is_measured_here_is_planned_with_elsewhere(hybrid, tmp_path):
     assert_one_line(other, "measured of the 5 units of resnet8, not of this network's 8")
 
 
+@pytest.mark.parametrize("kind", ["link", "folder", "no folder"])
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_measured(
+    hybrid, tmp_path, kind
+):
+    profile, theirs = tmp_path / "here.toml", tmp_path / "theirs"
+    theirs.write_text("theirs")
+    if kind == "link":
+        profile.symlink_to(theirs)
+    elif kind == "folder":
+        profile.mkdir()
+    else:
+        profile = tmp_path / "none" / "here.toml"
+    assert_one_line(hybrid(*WORDS.split(), "--measure", profile), str(profile))
+    assert theirs.read_text() == "theirs"
+
+
+ZEROS = {"forward": [[0.0, 5e-324]], "backward": [[0.0, 0.0]], "step_seconds_per_byte": 0.0}
+ZEROS |= {"model": "resnet8", "units": ["stem", "head"], "samples": [2]}
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
+        *(
+            ({"roofline": {**ROOF, name: rate}}, f"{name} is {rate}")
+            for name in ROOF
+            for rate in (5e-324, 1e-300, 1e300)
+        ),
+        ({"roofline": {**ROOF, "seconds_per_operation": 1e300}}, "seconds_per_operation is 1e+300"),
+        ({"measured": ZEROS}, "measured: the passes over 2 samples take 4.94066e-324 s a sample"),
+        (
+            {"roofline": ROOF, "network": {"gigabits_per_second": 5e-324}},
+            "network.gigabits_per_second is 5e-324",
+        ),
         ({}, "one of the tables [roofline] and [measured]"),
         ({"roofline": {**ROOF, "flops": 1}}, "roofline.flops is 1; extra inputs"),
         ({"roofline": {**ROOF, "bytes_per_second": 0}}, "bytes_per_second is 0"),

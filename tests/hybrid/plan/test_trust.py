@@ -55,6 +55,18 @@ def predicted(ranks, rate, speed_up):
     return Prediction(ranks, recipe, [], rate, 0.0, shares, 0.0, [0], 32, speed_up=speed_up)
 
 
+@pytest.mark.parametrize(("ranks", "speed_up"), [(16, 3.1), (16, 3.3), (1, 0.1)])
+def test_a_row_of_little_efficiency_says_so(ranks, speed_up):
+    made = predicted(ranks, 100 * speed_up, speed_up)
+    said = (
+        advice.row(made, 1000, 100.0),
+        advice.data_parallel_row(ranks, 100 * speed_up, 1000, 100.0),
+        advice.verdict([made], {}),
+    )
+    assert ["19% efficient" in each for each in said] == [speed_up == 3.1] * 3
+    assert speed_up == 3.1 or "efficient" not in "".join(said)
+
+
 @pytest.mark.parametrize(("speed_up", "said"), [(2.38, True), (2.004, False), (1.9, False)])
 def test_a_gain_of_more_than_the_ranks_is_named_as_one_that_cannot_be(speed_up, said):
     row = advice.row(predicted(2, 100 * speed_up, speed_up), 1000, 100.0)

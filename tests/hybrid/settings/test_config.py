@@ -90,7 +90,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
-        ("links.gigabits_per_second", 0.0, "greater than 0"),
+        ("links.gigabits_per_second", 0.0, "equal to 0.000000001"),
         ("links.latency_microseconds", -1.0, "greater than or equal to 0"),
         ("checkpoint.every", 0, "greater than or equal to 1"),
     ],
