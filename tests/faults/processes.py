@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,13 @@ class Job:
         while len(self.ranks()) < size and monotonic() < end and self.status() is None:
             sleep(0.01)
 
+    def await_listeners(self, limit: float) -> None:
+        """Wait until all ranks catch SIGUSR1, as soon as Python runs, or the job has ended."""
+        self.await_ranks(limit)
+        end = monotonic() + limit
+        while not all(map(_listens, self.ranks())) and monotonic() < end:
+            sleep(0.01)
+
     def wait(self, limit: float) -> bool:
         """Wait for the end of launcher and ranks; False if some still run after `limit` seconds."""
         end = monotonic() + limit
@@ -154,3 +162,13 @@ def _children(pid: int) -> list[int]:
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process catches SIGUSR1; one that has ended is waited for no longer."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)
+    return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import signal
-from time import sleep
 
 import pytest
 
@@ -98,8 +97,7 @@ def test_the_last_word_counts_once_and_a_traceback_not_at_all() -> None:
 def test_a_signal_before_training_begins_is_a_request_to_stop(launcher: str, tmp_path) -> None:
     training = Training("serial", launcher, 2)
     job = Job(training.words(tmp_path / "run"), tmp_path / "err", 2, launcher, fresh=True)
-    job.await_ranks(20)
-    sleep(0.5)
+    job.await_listeners(20 * max(1.0, load()))
     send(job.pid, signal.SIGUSR1)
     assert job.wait(3 * LIMIT * max(1.0, load()))
     assert job.status() == 75
