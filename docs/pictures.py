@@ -22,6 +22,7 @@ from matplotlib.patches import Patch
 
 from hybrid import Trainer, data, models, split
 from hybrid.folder import traces
+from hybrid.report import timeline
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
 from hybrid.solvers.exact.exact_pass import PassSettings
@@ -29,17 +30,6 @@ from hybrid.solvers.exact.exact_pass import PassSettings
 DOCS = Path(__file__).parent
 SITE, RAW = DOCS / "site", DOCS / "benchmarks"
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b6ca3", "#d9822b", "#3a9d6e", "#7a4fa3", "#777777"
-
-COLORS = {
-    "forward": BLUE,
-    "backward": ORANGE,
-    "local step": GREEN,
-    "step": PURPLE,
-    "wait": "#dddddd",
-    "checkpoint": "#555555",
-    "evaluate": "#999999",
-}
-"""What timelines show; the later ones lie over the earlier ones."""
 
 TIMELINES: dict[str, tuple[Solver, dict[str, Any], int]] = {
     "backprop": (Backprop(), {}, 3),
@@ -76,35 +66,26 @@ def timelines() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, (solver, settings, steps) in TIMELINES.items():
             done = run(Path(folder) / name, solver, 12, **settings)
-            events = traces.spans(done)
-            save(bars_of([e for e in events if e["ph"] == "X"], steps), f"timeline-{name}")
+            save(bars_of(timeline.spans(traces.spans(done)), steps), f"timeline-{name}")
 
 
-def bars_of(spans: list[dict[str, Any]], steps: int) -> Figure:
-    """A row for each rank, for so many steps of the first one, some time after its first step."""
-    ends = sorted(s["ts"] + s["dur"] for s in spans if (s["pid"], s["name"]) == (0, "step"))
-    first = min(len(ends) // 4, max(0, len(ends) - 1 - steps))
-    start, stop = ends[first], ends[min(first + steps, len(ends) - 1)]
-    shown = [s for s in spans if s["ts"] < stop and s["ts"] + s["dur"] > start]
-    ranks = sorted({s["pid"] for s in shown})
-    figure = Figure(figsize=(11.4, 0.9 + 0.34 * len(ranks)), layout="constrained")
+def bars_of(spans: list[timeline.Span], steps: int) -> Figure:
+    """A row for each rank, for so many steps of the first one."""
+    period = timeline.usual_period(spans, steps)
+    assert period is not None
+    shown = timeline.within(spans, period)
+    height = 0.9 + 0.34 * len({span.rank for span in shown})
+    figure = Figure(figsize=(11.4, height), layout="constrained")
     axes = figure.subplots()
-    patches = []
-    for kind, color in COLORS.items():
-        of_kind = [s for s in shown if s["name"].startswith(kind)]
-        for row, rank in enumerate(ranks):
-            own = [s for s in of_kind if s["pid"] == rank]
-            bars = [((s["ts"] - start) / 1e3, s["dur"] / 1e3) for s in own]
-            axes.broken_barh(bars, (row - 0.4, 0.8), color=color, linewidth=0)
-        if of_kind:
-            patches.append(Patch(color=color, label=kind))
-    axes.set_xlim(0, (stop - start) / 1e3)
-    axes.set_ylim(len(ranks) - 0.5, -0.5)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    kinds = timeline.draw(axes, shown, period)
     axes.set_xlabel("ms, simulated")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        handles=patches, frameon=False, fontsize="small", ncols=7, loc="outside upper left"
+        handles=[Patch(color=timeline.COLORS[kind], label=kind) for kind in kinds],
+        frameon=False,
+        fontsize="small",
+        ncols=7,
+        loc="outside upper left",
     )
     return figure
 

@@ -70,7 +70,6 @@ def test_the_wheel_works_away_from_the_sources(wheel, tmp_path):
         "hybrid/jobs/train.sbatch",
         "hybrid/report/page.css",
         "hybrid/report/page.html",
-        "hybrid/report/page.js",
         "hybrid/data/NOTICE",
         "hybrid/data/digits.safetensors",
         "hybrid/solvers/kernels/source.cu",

@@ -70,12 +70,11 @@ def spans(run: Path) -> list[dict[str, Any]]:
     return [span for file in files for span in _spans(file, MOST_JOINED // len(files))]
 
 
-def join(run: Path) -> bool:
-    """Write all ranks' spans into one file, RUN/trace.json; False where there is none."""
-    if not (found := spans(run)):
-        return False
-    write_atomically(run / "trace.json", _text(found))
-    return True
+def join(run: Path) -> list[dict[str, Any]]:
+    """Write all ranks' spans, if there are any, into one file, RUN/trace.json; give them."""
+    if found := spans(run):
+        write_atomically(run / "trace.json", _text(found))
+    return found
 
 
 def _text(found: Sequence[dict[str, Any]]) -> str:

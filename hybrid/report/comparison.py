@@ -8,17 +8,14 @@ from itertools import accumulate, cycle
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hybrid.report.chart import SEVERAL, band, chart, curve
+from hybrid.report.chart import SEVERAL, Chart
 from hybrid.report.page import Html, drawing, heading, page, paragraph, row, table
 from hybrid.report.records import Line, Record, read
 from hybrid.report.tables import UNKNOWN, amount
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-SEED = "train.seed"
+SEED, LINKS = "train.seed", "links.kind"
 _PLACES = ("data.dir",)
 """Settings of where things lie, which make no difference to a run."""
 
@@ -63,13 +60,18 @@ def compared(runs: Sequence[Path]) -> bytes:
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """Settings by "section.key"; those of a library run come from its summary."""
+    """Settings by "section.key"; those of a library run come from its summary.
+
+    The links are those that joined the ranks, as `auto` is another one under each launcher.
+    """
+    told = record.summary
+    joined = {} if told.links is None else {LINKS: told.links}
     if record.settings is None:
-        told = record.summary
-        return {"model.name": told.model, "solver.name": told.solver, "split.blocks": told.blocks}
+        known = {"model.name": told.model, "solver.name": told.solver, "split.blocks": told.blocks}
+        return known | joined
     tree = record.settings.model_dump()
     flat = {f"{section}.{key}": v for section, table in tree.items() for key, v in table.items()}
-    return {key: value for key, value in flat.items() if key not in _PLACES}
+    return {key: value for key, value in flat.items() if key not in _PLACES} | joined
 
 
 def _groups(
@@ -85,9 +87,14 @@ def _groups(
         # the settings in which it differs from others of the same method
         same = [flat[i] for i in range(len(flat)) if flat[i].get("solver.name") == name]
         own = [k for k in differ if len({repr(s.get(k)) for s in same}) > 1]
-        more = [f"{key.partition('.')[2]} {settings[key]}" for key in own if key in settings]
+        more = [_said(key, settings[key]) for key in own if key in settings]
         groups.append(Group(", ".join([name, *more]), [records[i] for i in numbers]))
     return groups
+
+
+def _said(key: str, value: object) -> str:
+    """A setting in the name of a group."""
+    return str(value) if key == LINKS else f"{key.partition('.')[2]} {value}"
 
 
 def _overview(groups: Sequence[Group]) -> Html:
@@ -108,9 +115,13 @@ def _overview(groups: Sequence[Group]) -> Html:
             amount(int(mean(peak))) if peak else UNKNOWN,
         ]
 
-    header = ("", "runs", "test accuracy", "points", "test loss", "training", "images/s")
-    rows = [cells(group) for group in groups]
-    return table("Runs", (*header, "idle, most", "peak memory"), rows)
+    header = ["", "runs", "test accuracy", "points", "test loss", "training", "images/s"]
+    header += ["idle, most", "peak memory"]
+    rows = [header, *map(cells, groups)]
+    # nothing is told of a single group, or without accuracies
+    told = [column for column in zip(*rows, strict=True) if {*column[1:]} - {"", UNKNOWN}]
+    header, *rows = map(list, zip(*told, strict=True))
+    return table("Runs", header, rows)
 
 
 def _gain(group: Group, first: Group) -> str:
@@ -135,14 +146,16 @@ def _spread(values: Sequence[float], form: str, unit: str = "", scale: float = 1
     more = len(scaled) > 1 and all(abs(value) < 1e100 for value in scaled)
     told = [fmean(scaled), *([stdev(scaled)] if more else [])]
     # no break within a cell
-    return " ± ".join(format(x, form) for x in told).replace(" ", "\N{NO-BREAK SPACE}") + unit
+    return (" ± ".join(format(x, form) for x in told) + unit).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _settings(groups: Sequence[Group], differ: Sequence[str]) -> Html:
     flat = [_flat(group.records[0]) for group in groups]
-    rows = [(key, *(str(settings.get(key, UNKNOWN)) for settings in flat)) for key in differ]
-    if not rows:
+    if not differ:
         return paragraph("The runs have the same settings, but for their seeds.")
+    # what only one method has makes no difference between two
+    common = [k for k in differ if len({repr(s[k]) for s in flat if k in s}) > 1]
+    rows = [(key, *(str(settings.get(key, UNKNOWN)) for settings in flat)) for key in common]
     return table("What differs", ("", *(group.label for group in groups)), rows)
 
 
@@ -157,6 +170,7 @@ class Panel:
     phase: str
     of: Callable[[Line], float | None]
     log: bool = False
+    by_time: bool = True
 
     def points(self, record: Record) -> dict[int, float]:
         """Step -> value; a logarithmic axis has no place for 0."""
@@ -173,7 +187,7 @@ PANELS = {
     "Test accuracy": Panel("%", "test", lambda x: None if x.accuracy is None else 100 * x.accuracy),
     "Test loss": Panel("loss", "test", lambda x: x.loss),
     "Training loss": Panel("loss", "trained", lambda x: x.loss, log=True),
-    "Learning rate": Panel("rate", "trained", lambda x: x.learning_rate),
+    "Learning rate": Panel("rate", "trained", lambda x: x.learning_rate, by_time=False),
     "Throughput of the phase that trains": Panel("images/s", "trained", Line.images_per_second),
     "Idle share of the rank that waits most": Panel(
         "waited, %", "any", lambda x: 100 * max(x.idle) if x.idle else None
@@ -183,23 +197,30 @@ PANELS = {
     ),
     "Window": Panel("mini-batches", "any", lambda x: float(x.window) if x.window else None),
 }
-AXES = ("epochs", "minutes of training")
+EPOCHS, SECONDS, MINUTES = "epochs", "seconds of training", "minutes of training"
+_SHORT = 300
+"""Seconds of training up to which it is not told in minutes."""
 
 
 def _curves(groups: Sequence[Group]) -> Iterable[Html]:
-    """Each quantity by epochs and by time."""
+    """Each quantity by epochs and, unless it follows from them, by time."""
+    lengths = [sum(line.seconds for line in r.lines) for group in groups for r in group.records]
+    time = SECONDS if max(lengths) <= _SHORT else MINUTES
     for title, panel in PANELS.items():
-        figures = [_overlaid(groups, panel, axis) for axis in AXES]
-        yield row(
-            drawing(figure, f"{title} by {axis}", f"{title}, by {axis}")
-            for figure, axis in zip(figures, AXES, strict=True)
-            if figure.data
-        )
+        axes = (EPOCHS, time) if panel.by_time else (EPOCHS,)
+        charts = {axis: _overlaid(groups, panel, axis) for axis in axes}
+        drawn = [
+            drawing(chart, f"{title} by {axis}", f"{title}, by {axis}")
+            for axis, chart in charts.items()
+            if not chart.empty
+        ]
+        if drawn:
+            yield row(drawn)
 
 
-def _overlaid(groups: Sequence[Group], panel: Panel, axis: str) -> Figure:
+def _overlaid(groups: Sequence[Group], panel: Panel, axis: str) -> Chart:
     """A curve for each group: the mean of its runs, and a band from the least to the greatest."""
-    figure = chart(axis, panel.quantity, log=panel.log)
+    chart = Chart(axis, panel.quantity, log=panel.log)
     for group, color in zip(groups, cycle(SEVERAL), strict=False):
         series = [(_places(r, axis), points) for r in group.records if (points := panel.points(r))]
         common = sorted(set.intersection(*(set(points) for _, points in series))) if series else []
@@ -208,16 +229,17 @@ def _overlaid(groups: Sequence[Group], panel: Panel, axis: str) -> Figure:
         xs = [mean(places[step] for places, _ in series) for step in common]
         ys = [[points[step] for _, points in series] for step in common]
         if len(series) > 1:
-            band(figure, xs, [min(y) for y in ys], [max(y) for y in ys], color)
-        curve(figure, xs, [mean(y) for y in ys], color, group.label)
-    return figure
+            chart.band(xs, [min(y) for y in ys], [max(y) for y in ys], color)
+        chart.curve(xs, [mean(y) for y in ys], color, group.label)
+    return chart
 
 
 def _places(record: Record, axis: str) -> dict[int, float]:
-    """Step -> epochs, or minutes of training, until then."""
+    """Step -> epochs, or time of training, until then."""
     last = record.lines[-1]
-    if axis == "epochs":
+    if axis == EPOCHS:
         per_step = last.epoch / last.step if last.step else 0.0
         return {line.step: line.step * per_step for line in record.lines}
-    minutes = accumulate(line.seconds / 60 for line in record.lines)
-    return {line.step: until for line, until in zip(record.lines, minutes, strict=True)}
+    unit = 1 if axis == SECONDS else 60
+    times = accumulate(line.seconds / unit for line in record.lines)
+    return {line.step: until for line, until in zip(record.lines, times, strict=True)}

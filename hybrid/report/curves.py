@@ -6,81 +6,83 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any
 
-from hybrid.report.chart import BLUE, GREY, ORANGE, chart, curve, in_order, logarithmic
+from hybrid.report.chart import BLUE, GREY, ORANGE, Chart, Key, in_order
 from hybrid.report.records import Line
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-Draw = Callable[["Figure", Sequence[Line]], object]
+Draw = Callable[[Chart, Sequence[Line]], object]
+_CURVES = 64
+"""The most ranks, or cuts, that have a curve, beside the last one."""
 _PHASES = {"serial": BLUE, "parallel": ORANGE, "test": GREY}
 
 
-def curves(lines: Sequence[Line]) -> dict[str, Figure]:
+def curves(lines: Sequence[Line]) -> dict[str, Chart]:
     """Charts by title, without those for which the lines have no values."""
-    made: dict[str, Figure] = {}
+    made: dict[str, Chart] = {}
     for title, (quantity, draw) in PANELS.items():
-        figure = chart("step", quantity)
-        draw(figure, lines)
-        if figure.data:
-            made[title] = figure
+        chart = Chart("step", quantity)
+        draw(chart, lines)
+        if not chart.empty:
+            made[title] = chart
     return made
 
 
-def _by_phase(of: Callable[[Line], float | None], figure: Figure, lines: Sequence[Line]) -> None:
+def _by_phase(of: Callable[[Line], float | None], chart: Chart, lines: Sequence[Line]) -> None:
     """A curve for each phase that has values."""
     for phase, color in _PHASES.items():
         found = [(x.step, of(x)) for x in lines if x.phase == phase]
         points = [(step, value) for step, value in found if value is not None and isfinite(value)]
         if points:
             steps, values = zip(*points, strict=True)
-            curve(figure, steps, values, color, phase)
+            chart.curve(steps, values, color, phase)
 
 
-def _by_rank(figure: Figure, lines: Sequence[Line]) -> None:
+def _by_rank(chart: Chart, lines: Sequence[Line]) -> None:
     own = [(line.step, [100 * share for share in line.idle]) for line in lines if line.idle]
-    _by_number("rank", own, figure)
+    _by_number("rank", own, chart)
 
 
 def _by_cut(
-    name: str, figure: Figure, lines: Sequence[Line], legend: bool = True, dash: str = "solid"
+    name: str, chart: Chart, lines: Sequence[Line], legend: bool = True, dash: str = "solid"
 ) -> bool:
     """A curve for each cut, as far as the field is positive; whether there are any."""
     own = [(x.step, getattr(x, name)) for x in lines if x.phase == "parallel"]
     shown = [(step, [v if isfinite(v) and v > 0 else nan for v in vs]) for step, vs in own]
     if not any(isfinite(value) for _, values in shown for value in values):
         return False
-    logarithmic(figure)
-    _by_number("cut", shown, figure, first=1, legend=legend, dash=dash)
+    chart.logarithmic()
+    _by_number("cut", shown, chart, first=1, legend=legend, dash=dash)
     return True
 
 
 def _by_number(
     kind: str,
     found: Sequence[tuple[int, Sequence[float]]],
-    figure: Figure,
+    chart: Chart,
     first: int = 0,
     legend: bool = True,
-    **style: Any,
+    dash: str = "solid",
 ) -> None:
-    """A curve for each place in the lists of values."""
+    """A curve for each place in the lists of values; of very many for some, evenly chosen."""
     number = max((len(values) for _, values in found), default=0)
+    each = -(-number // _CURVES) or 1
+    most = max(60, 4000 // max(1, number))
     for place, (color, label, few) in enumerate(in_order(kind, number, first)):
+        if place % each and place != number - 1:
+            continue
         points = [(step, values[place]) for step, values in found if place < len(values)]
         steps, ys = zip(*points, strict=True)
-        curve(figure, steps, ys, color, label, legend=legend and few, **style)
+        chart.curve(steps, ys, color, label if legend and few else "", dash=dash, most=most)
 
 
-def _norms(figure: Figure, lines: Sequence[Line]) -> None:
-    primal = _by_cut("primal", figure, lines)
-    dual = _by_cut("dual", figure, lines, legend=not primal, dash="dash")
-    for dash, name in [("solid", "primal")] * primal + [("dash", "dual")] * dual:
-        curve(figure, [nan], [nan], GREY, name, mode="lines", dash=dash)
+def _norms(chart: Chart, lines: Sequence[Line]) -> None:
+    primal = _by_cut("primal", chart, lines)
+    dual = _by_cut("dual", chart, lines, legend=not primal, dash="dashed")
+    for dash, name in [("solid", "primal")] * primal + [("dashed", "dual")] * dual:
+        chart.keys.append(Key(GREY, dash, name))
 
 
-def _staleness(figure: Figure, lines: Sequence[Line]) -> None:
+def _staleness(chart: Chart, lines: Sequence[Line]) -> None:
     """A histogram for each block, side by side."""
     own = [line.staleness for line in lines if line.staleness]
     number = max(map(len, own), default=0)
@@ -88,32 +90,32 @@ def _staleness(figure: Figure, lines: Sequence[Line]) -> None:
         found = [each[block] for each in own if block < len(each)]
         sums = [sum(n) for n in zip_longest(*found, fillvalue=0)]
         shares = [100 * n / max(1, sum(sums)) for n in sums]
-        places = [*range(len(sums))]
-        figure.add_bar(x=places, y=shares, marker_color=color, name=label, showlegend=legend)
-    figure.update_xaxes(title="updates")
+        part = 0.8 / number
+        places = [x - 0.4 + block * part for x in range(len(sums))]
+        chart.bars(places, shares, color, label if legend else "", part)
+    chart.axes.set_xlabel("updates")
 
 
-def _rounds(figure: Figure, lines: Sequence[Line]) -> None:
+def _rounds(chart: Chart, lines: Sequence[Line]) -> None:
     own = [line for line in lines if line.phase == "parallel" and line.window]
-    for dash, name in [("solid", "window"), ("dash", "sweeps"), ("dot", "correct_every")]:
+    for dash, name in [("solid", "window"), ("dashed", "sweeps"), ("dotted", "correct_every")]:
         steps, values = [x.step for x in own], [getattr(x, name) for x in own]
         if any(values):
-            logarithmic(figure, [2**i for i in range(13)])
+            chart.logarithmic([2**i for i in range(13)])
             label = name.replace("_", " ")
-            curve(figure, steps, values, ORANGE, label, mode="lines", dash=dash, shape="vh")
+            chart.curve(steps, values, ORANGE, label, dash=dash, steps=True)
 
 
-def _accepted(figure: Figure, lines: Sequence[Line]) -> None:
+def _accepted(chart: Chart, lines: Sequence[Line]) -> None:
     """Of all candidates of an epoch, and of those of each class."""
     own = [line for line in lines if line.phase == "sampler" and line.accepted is not None]
     steps = [line.step for line in own]
     by_class = [*zip_longest(*(line.accepted_by_class for line in own))]
     for label, shares in enumerate(by_class if len(by_class) > 1 else []):
         values = [nan if share is None else 100 * share for share in shares]
-        name = f"class {label}" if label else "each class"
-        curve(figure, steps, values, ORANGE, name, legend=not label, width=0.6)
+        chart.curve(steps, values, ORANGE, "" if label else "each class", width=0.6)
     if own:
-        curve(figure, steps, [100 * (line.accepted or 0.0) for line in own], BLUE, "all", width=2)
+        chart.curve(steps, [100 * (line.accepted or 0.0) for line in own], BLUE, "all", width=2)
 
 
 def _test_accuracy(line: Line) -> float | None:

@@ -1,7 +1,6 @@
-"""A self-contained HTML page: nothing is fetched, and every text is escaped.
+"""A self-contained HTML page: nothing is fetched, no script runs, and every text is escaped.
 
-The markup is in the macros of page.html. Charts are data, which plotly's library, within the page,
-draws. No other script may run: the page's content policy has the hashes of the two scripts.
+The markup is in the macros of page.html. Charts are SVG within the page.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from hybrid.report.chart import Chart
 
 Html = Markup
 """A plain string is text and gets escaped on its way here."""
@@ -53,19 +50,20 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) ->
     return Html(_macros().table(caption, header, [(first, rest) for first, *rest in rows]))
 
 
-def picture(png: bytes, alt: str, title: str = "") -> Html:
-    """A PNG within the page, with a title above it if there is one; `alt` says what it shows."""
-    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def picture(jpeg: bytes, alt: str, title: str = "") -> Html:
+    """A JPEG within the page, with a title above it if there is one; `alt` says what it shows."""
+    source = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
     return Html(_macros().figure(_macros().image(source, alt), title))
 
 
-def drawing(figure: Figure, alt: str, title: str = "") -> Html:
+def drawing(chart: Chart, alt: str, title: str = "") -> Html:
     """A chart within the page, with a title above it if there is one; `alt` says what it shows."""
-    from plotly.io.json import to_json_plotly
+    return Html(_macros().figure(_macros().drawing(Html(chart.svg()), chart.keys, alt), title))
 
-    # plotly's own JSON accepts half a surrogate pair; an unescaped "<" could end the element
-    json = to_json_plotly(figure, engine="json").replace("<", "\\u003c")
-    return Html(_macros().figure(_macros().drawing(Html(json), alt), title))
+
+def details(summary: str, text: str) -> Html:
+    """A long text, which the page shows when it is asked for."""
+    return Html(_macros().details(summary, text))
 
 
 def row(parts: Iterable[Html]) -> Html:
@@ -74,20 +72,8 @@ def row(parts: Iterable[Html]) -> Html:
 
 
 def page(title: str, parts: Iterable[Html]) -> bytes:
-    """The whole document, with plotly's library (5 MB) if there is a chart in it."""
-    shown = [*parts]
-    scripts = []
-    if any('class="chart"' in part for part in shown):
-        from plotly.offline import get_plotlyjs
-
-        scripts = [get_plotlyjs(), _HERE.joinpath("page.js").read_text()]
-    hashes = " ".join(map(_hash, scripts))
+    """The whole document."""
     style = Html(_HERE.joinpath("page.css").read_text())
-    document = _macros().page(title, shown, style, map(Html, scripts), Html(hashes)).strip() + "\n"
+    document = _macros().page(title, [*parts], style).strip() + "\n"
     # a JSON file may hold half a surrogate pair, which no UTF-8 can
     return str(document).encode(errors="xmlcharrefreplace")
-
-
-def _hash(script: str) -> str:
-    """The name of a script in a content policy."""
-    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"

@@ -76,6 +76,7 @@ class Summary(BaseModel):
     replicas: int | None = None
     epochs: int | None = None
     seed: int | None = None
+    links: str | None = None
     test_accuracy: float | None = None
     test_loss: float | None = None
     test_metrics: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """The page about one run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,18 @@ from hybrid.errors import format_error, one_line, tell
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
+from hybrid.links.registry import LINKS
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
 from hybrid.report import tables
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves
+from hybrid.report.diagnosis import diagnosis
 from hybrid.report.factors import has_dictionary, layers, responses
 from hybrid.report.page import Html, drawing, heading, note, page, paragraph, row
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
+from hybrid.report.timeline import Span, spans, timeline
 from hybrid.runs.restore import OwnCode, restore
 from hybrid.solvers.named import Added
 
@@ -58,8 +61,8 @@ def write(run: Path, data_dir: str | None = None) -> Path:
     Raises ValueError or FileNotFoundError for a folder that holds no run, for a file in it that
     cannot be read, and for missing test images, which only a factorized model needs.
     """
-    other, traced = command_of(run), traces.join(run)
-    content = other[2].content(run) if other else _content(read(run), data_dir, traced)
+    other, events = command_of(run), traces.join(run)
+    content = other[2].content(run) if other else _content(read(run), data_dir, events)
     return _written(content, run / "report" / "index.html")
 
 
@@ -81,19 +84,32 @@ def _written(content: bytes, file: Path) -> Path:
     return file
 
 
-def _content(record: Record, data_dir: str | None, traced: bool) -> bytes:
+def _content(record: Record, data_dir: str | None, events: Sequence[Mapping[str, Any]]) -> bytes:
     summary, lines = record.summary, record.lines
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
+    found = spans(events)
     parts = [] if record.ended else [note(_how_far(record))]
+    parts += map(paragraph, diagnosis(record, found))
     facts = [tables.facts(summary, record.ended), tables.ranks(summary), tables.cuts(summary)]
-    facts += [tables.rollbacks(summary), tables.starts(record.starts)]
-    drawn = [drawing(figure, name, name) for name, figure in curves(lines).items()]
-    parts += [row(filter(None, facts)), heading(2, "Curves"), row(drawn)]
-    if traced:
-        trace = "What each rank did when is in trace.json, which ui.perfetto.dev and Chrome show."
-        parts.append(paragraph(trace))
-    return page(title, [*parts, *_factors(record, data_dir)])
+    parts += [
+        row(filter(None, [*facts, tables.rollbacks(summary)])),
+        *_timeline(found, summary.links),
+    ]
+    drawn = [drawing(chart, name, name) for name, chart in curves(lines).items()]
+    parts += [heading(2, "Curves"), row(drawn), *_factors(record, data_dir)]
+    origin = [*([] if record.settings is None else tables.settings(record.settings))]
+    origin += filter(None, [tables.starts(record.starts)])
+    return page(title, [*parts, *([heading(2, "How it was made")] if origin else []), *origin])
+
+
+def _timeline(found: Sequence[Span], links: str | None) -> list[Html]:
+    clocked = links is not None and links in LINKS and LINKS[links].clocked
+    if (chart := timeline(found, "ms, simulated" if clocked else "ms")) is None:
+        return []
+    said = "Steps of usual length; all spans are in trace.json, for ui.perfetto.dev or Chrome."
+    what = "what each rank did when"
+    return [heading(2, "What each rank did when"), drawing(chart, what), paragraph(said)]
 
 
 def _how_far(record: Record) -> str:

@@ -4,10 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from hybrid.report.page import Html, table
+from hybrid.report.page import Html, details, table
 from hybrid.report.records import Start, Summary
+from hybrid.settings.config import Config
+from hybrid.settings.methods import NAMED
+from hybrid.settings.resolve import resolve
+from hybrid.settings.text import to_toml
 
 UNKNOWN = "-"
+_METHODS = ("solver", *NAMED)
+"""Sections whose other settings follow from a name."""
 
 
 def facts(summary: Summary, ended: bool) -> Html:
@@ -20,6 +26,7 @@ def facts(summary: Summary, ended: bool) -> Html:
         ("data", summary.data, "{}"),
         ("blocks", summary.blocks and f"{summary.blocks}{before}", "{}"),
         ("replicas", summary.replicas, "{}"),
+        ("joined by", summary.links, "{}"),
         ("epochs" if ended else "epochs asked for", summary.epochs, "{}"),
         ("stopped early", summary.stopped_early, "{}"),
         ("seed", summary.seed, "{}"),
@@ -47,6 +54,24 @@ def _gaps(summary: Summary) -> str | None:
     if not (seconds and training):
         return counted
     return f"{counted}, {sum(seconds) / len(seconds) / training:.1%} of a rank's time"
+
+
+def settings(config: Config) -> list[Html]:
+    """The settings that are not the defaults of their method, and below them all of them."""
+    methods = {section: {"name": getattr(config, section)["name"]} for section in _METHODS}
+    plain, own = resolve(methods).model_dump(), config.model_dump()
+    rows = [
+        (f"{section}.{key}", _value(value), _value(plain[section].get(key)))
+        for section, table in own.items()
+        for key, value in table.items()
+        if value != plain[section].get(key)
+    ]
+    shown = table("Settings other than the defaults", ("", "this run", "default"), rows)
+    return [*([shown] if rows else []), details("All settings: config.toml", to_toml(config))]
+
+
+def _value(value: object) -> str:
+    return UNKNOWN if value is None or value == "" else str(value)
 
 
 def starts(found: Sequence[Start]) -> Html | None:

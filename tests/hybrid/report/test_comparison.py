@@ -9,7 +9,7 @@ import pytest
 from answers import assert_one_line, output
 from trainings import digits, trained_weights, trainer
 
-from hybrid.report.chart import chart
+from hybrid.report.chart import Chart
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves
 from hybrid.report.records import Line
@@ -52,13 +52,16 @@ def test_seeds_are_one_row_and_methods_are_compared(runs, hybrid, tmp_path):
     assert f"{50 * (both[2] + both[3] - both[0] - both[1]):+.2f}" in shown
     assert "solver.micro_batches" in shown
     assert "train.seed" not in shown  # which is no difference
-    for title in ("Test accuracy", "Test loss", "Training loss", "Learning rate", "Throughput"):
-        for axis in ("epochs", "minutes of training"):
+    for title in ("Test accuracy", "Test loss", "Training loss", "Throughput"):
+        for axis in ("epochs", "seconds of training"):
             assert re.search(rf"{title}[^<]*, by {axis}", shown)
+    assert re.findall(r"Learning rate, by (\w+)", shown) == ["epochs"]
     assert not re.search(r"<(script|img|link)[^>]+(src|href)=", page)  # it stands alone
+    assert len(page) < 1e6
 
 
-def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_path):
+def test_what_tells_runs_of_one_method_apart_is_their_name(runs, hybrid, tmp_path, monkeypatch):
+    monkeypatch.setattr("hybrid.report.comparison.PANELS", {})
     other = tmp_path / "other"
     output(hybrid("train", *FLAGS, "--solver", "ddg", "--blocks", 2, "--lr", 0.05, "--out", other))
     output(hybrid("report", other, runs[2], "--out", tmp_path / "page"))
@@ -124,14 +127,37 @@ def test_a_difference_between_runs_that_cannot_be_compared_says_why(tmp_path):
     ]
 
 
+def test_runs_of_several_launchers_are_no_seeds_of_each_other(tmp_path):
+    told = {"a": "threads", "b": "mpi", "c": "torch", "d": "mpi"}
+    runs = [by_hand(tmp_path / x, 2, 0.9, solver="ddg", links=links) for x, links in told.items()]
+    assert names_and_counts(runs) == {"ddg, threads": "1", "ddg, mpi": "2", "ddg, torch": "1"}
+    assert names_and_counts(runs[1::2]) == {"ddg": "2"}
+
+
+def names_and_counts(runs):
+    """Of the table of runs, whose header must have no column without a cell."""
+    page = compared(runs).decode()
+    names = re.findall(r'<th scope="row">([^<]+)</th><td>(\d)</td><td>', page)
+    assert ("points" in re.findall(r'<th scope="col">(\w+)</th>', page)) == (len(names) > 1)
+    return dict(names)
+
+
 def test_ticks_of_a_logarithmic_axis_tell_their_value_and_are_few():
-    axis = chart("steps", "loss", log=True).layout.yaxis
-    # plotly's own are the last digit; d3's "~g" of 0.05 is 0.05
-    assert (axis.type, axis.tickformat, axis.exponentformat) == ("log", "~g", None)
-    # of less than four it makes 1, 2, 5 within two decades, and decades beyond
-    assert axis.nticks < 4
+    for low, high, least in ((0.02, 0.09, 2), (0.02, 1.5, 4), (1e-6, 10, 3)):
+        chart = Chart("steps", "loss", log=True)
+        chart.curve([1, 2], [low, high], "#000000")
+        shown = ticks(chart)
+        assert least <= len(shown) <= 8, shown
+        assert all(re.fullmatch(r"[\d.,]+(e-\d+)?", label) for label in shown)
     rung = {"window": 8, "sweeps": 1, "correct_every": 1}
     made = [Line(step=step, epoch=0, phase="parallel", **rung) for step in (8, 16)]
-    rounds = curves(made)["Rounds that follow residual and learning rate"].layout.yaxis
-    assert rounds.type == "log"
-    assert list(rounds.tickvals[:4]) == [1, 2, 4, 8]
+    rounds = curves(made)["Rounds that follow residual and learning rate"]
+    assert ticks(rounds) == ["1", "2", "4", "8"]
+
+
+def ticks(chart):
+    """The labels of the y axis within its limits."""
+    chart.svg()
+    low, high = chart.axes.get_ylim()
+    labels = [(label.get_position()[1], label.get_text()) for label in chart.axes.get_yticklabels()]
+    return [text for place, text in labels if low <= place <= high]

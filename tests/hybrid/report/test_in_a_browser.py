@@ -1,4 +1,4 @@
-"""Reports and the site in headless Chromium: charts are drawn, nothing is fetched or blocked.
+"""Reports and the site in headless Chromium: charts are there, nothing is fetched or blocked.
 
 The pictures stay in build/screenshots, to be looked at. Skipped where there is no Chromium.
 """
@@ -6,7 +6,6 @@ The pictures stay in build/screenshots, to be looked at. Skipped where there is 
 import functools
 import http.server
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -57,25 +56,16 @@ def _answer(words):
     return done
 
 
-def drawn(document):
-    """Charts that are there, and those that plotly has drawn."""
-    elements = re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL)
-    done = re.findall(r'<div [^>]*class="[^"]*js-plotly-plot', elements)
-    return elements.count('role="img"'), len(done)
-
-
 def check(found, least_charts):
     document, complaints, pixels = found
-    charts, done = drawn(document)
-    assert charts >= least_charts
-    assert done == charts
+    assert document.count('role="img"') == document.count("<svg") >= least_charts
     assert complaints == []
     assert len({tuple(p) for p in pixels[::7, ::7, :3].reshape(-1, 3).tolist()}) > 20
 
 
 def test_the_report_of_one_run(hybrid, run_folder, browse):
     output(hybrid("report", run_folder))
-    check(browse((run_folder / "report" / "index.html").as_uri(), "one-run.png"), 6)
+    check(browse((run_folder / "report" / "index.html").as_uri(), "one-run.png"), 7)
 
 
 def test_three_methods_with_three_seeds_each(hybrid, tmp_path, browse):
@@ -88,7 +78,7 @@ def test_three_methods_with_three_seeds_each(hybrid, tmp_path, browse):
             output(hybrid("train", "--epochs", 4, "--batch-size", 32, "--lr", 0.05, *words))
     output(hybrid("report", *runs, "--out", tmp_path / "page"))
     page = (tmp_path / "page" / "index.html").as_uri()
-    check(browse(page, "nine-runs.png", height=4200), 16)
+    check(browse(page, "nine-runs.png", height=4200), 13)
 
 
 @pytest.fixture(scope="module")

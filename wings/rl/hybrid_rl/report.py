@@ -6,19 +6,15 @@ import os
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from hybrid.folder.runfolder import MOST_BYTES
 from hybrid.reading import read_whole
-from hybrid.report.chart import BLUE, GREY, ORANGE, band, chart, curve
+from hybrid.report.chart import BLUE, GREY, ORANGE, Chart
 from hybrid.report.page import Html, drawing, heading, note, page, row, table
 from hybrid.report.records import checked, read_lines
 from hybrid_rl.resolve import is_run, load
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 __all__ = ["content", "is_run"]
 QUANTITIES = {
@@ -95,20 +91,20 @@ def _outcome(summary: Summary) -> dict[str, str]:
     }
 
 
-def _returns(lines: Sequence[Line]) -> Figure:
+def _returns(lines: Sequence[Line]) -> Chart:
     """Episodes of training as dots; the mean of an evaluation, and a band of all its returns."""
-    figure = chart("environment steps", "return of an episode")
+    chart = Chart("environment steps", "return of an episode")
     episodes = [(x.step, x.value or 0.0) for x in lines if x.phase == "episode"]
     tested = [x for x in lines if x.phase == "evaluation" and x.returns]
     if episodes:
         steps, values = zip(*episodes, strict=True)
-        curve(figure, steps, values, GREY, "training", mode="markers")
+        chart.curve(steps, values, GREY, "training", lines=False)
     if tested:
         when = [x.step for x in tested]
         low, high = [min(x.returns) for x in tested], [max(x.returns) for x in tested]
-        band(figure, when, low, high, BLUE)
-        curve(figure, when, [x.value or 0.0 for x in tested], BLUE, "evaluation")
-    return figure
+        chart.band(when, low, high, BLUE)
+        chart.curve(when, [x.value or 0.0 for x in tested], BLUE, "evaluation")
+    return chart
 
 
 def _losses(lines: Sequence[Line], name: str, title: str) -> Html | None:
@@ -117,7 +113,7 @@ def _losses(lines: Sequence[Line], name: str, title: str) -> Html | None:
     shown = [(step, value) for step, value in found if value is not None and isfinite(value)]
     if not shown:
         return None
-    figure = chart("environment steps", title, log=name in LOGARITHMIC)
+    chart = Chart("environment steps", title, log=name in LOGARITHMIC)
     steps, values = zip(*shown, strict=True)
-    curve(figure, steps, values, ORANGE, mode="lines")
-    return drawing(figure, title, title)
+    chart.curve(steps, values, ORANGE)
+    return drawing(chart, title, title)

@@ -1,0 +1,147 @@
+"""What each rank did when: a row of bars for each rank, from the spans of their traces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hybrid.report.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, Chart, Key
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "local step": GREEN,
+    "step": PURPLE,
+    "wait": "#dddddd",
+    "checkpoint": GREY,
+    "evaluate": "#999999",
+}
+"""The beginning of a span's name -> its color; the later ones lie over the earlier ones."""
+STEPS, MOST_BARS, MOST_RANKS = 8, 1500, 64
+"""Steps that are shown, fewer where they have more bars, and the most ranks."""
+
+_AGES = 1e18
+"""Microseconds beyond any time of day."""
+
+
+class Span(NamedTuple):
+    """A piece of a rank's work, in seconds."""
+
+    rank: int
+    thread: int
+    name: str
+    start: float
+    end: float
+
+
+def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """The spans of traces, each before those within it."""
+    found = [
+        Span(x["pid"], x["tid"], x["name"], x["ts"] / 1e6, (x["ts"] + x["dur"]) / 1e6)
+        for x in events
+        if x["ph"] == "X" and abs(x.get("ts", _AGES)) < _AGES and 0 <= x.get("dur", -1) < _AGES
+    ]
+    return sorted(found, key=lambda span: (span.rank, span.thread, span.start, -span.end))
+
+
+def timeline(found: Sequence[Span], unit: str = "ms") -> Chart | None:
+    """Some steps of a training, fewer where they have many bars; None without any."""
+    ranks = sorted({span.rank for span in found})[:MOST_RANKS]
+    several = [span for span in found if span.rank in ranks]
+    periods = (usual_period(several, steps) for steps in (STEPS, STEPS // 2, STEPS // 4, 1))
+    shown = [(within(several, period), period) for period in periods if period is not None]
+    if not shown:
+        return None
+    bars, period = next((one for one in shown if len(one[0]) <= MOST_BARS), shown[-1])
+    chart = Chart(unit, "", width=13.0, height=0.7 + 0.26 * len(ranks))
+    kinds = draw(chart.axes, bars, period)
+    chart.keys += [Key(COLORS[kind], "solid", kind) for kind in kinds]
+    return chart
+
+
+def usual_period(found: Sequence[Span], steps: int) -> tuple[float, float] | None:
+    """From when to when the first rank took so many steps, at the speed that was the usual one."""
+    first = min((span.rank for span in found), default=0)
+    ends = sorted(span.end for span in found if (span.rank, span.name) == (first, "step"))
+    steps = min(steps, len(ends) - 1)
+    if steps < 1:
+        return None
+    pairs = [pair for pair in zip(ends, ends[steps:], strict=False) if pair[0] < pair[1]]
+    periods = sorted(pairs, key=lambda pair: pair[1] - pair[0])
+    return periods[len(periods) // 2] if periods else None
+
+
+def within(found: Sequence[Span], period: tuple[float, float]) -> list[Span]:
+    """The spans that are drawn, as far as they are in a period."""
+    start, stop = period
+    kinds = tuple(COLORS)
+    inside = (span for span in found if span.start < stop and span.end > start)
+    return [
+        span._replace(start=max(span.start, start), end=min(span.end, stop))
+        for span in inside
+        if span.name.startswith(kinds)
+    ]
+
+
+def draw(axes: Axes, shown: Sequence[Span], period: tuple[float, float]) -> list[str]:
+    """A row for each rank, in milliseconds; the kinds of spans that there are."""
+    from matplotlib.patches import PathPatch
+
+    start, stop = period
+    ranks = sorted({span.rank for span in shown})
+    kinds = []
+    for kind, color in COLORS.items():
+        own = [span for span in shown if span.name.startswith(kind)]
+        if own:
+            kinds.append(kind)
+            # one element of the page for all bars of a kind
+            axes.add_patch(PathPatch(_bars(own, ranks, start), facecolor=color, linewidth=0))
+    axes.set_xlim(0, 1e3 * (stop - start))
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    axes.grid(visible=False)
+    return kinds
+
+
+def shares(found: Sequence[Span]) -> dict[str, float]:
+    """The share of each name in the time of all ranks.
+
+    A moment counts for the span that a timeline shows: the latest kind of `COLORS` around it.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    around: list[tuple[Span, str]] = []
+    for span in found:
+        while around and (around[-1][0][:2] != span[:2] or around[-1][0].end <= span.start):
+            around.pop()
+        name = span.name
+        if around:
+            outer, outer_name = around[-1]
+            seconds[outer_name] -= min(span.end, outer.end) - span.start
+            name = max(outer_name, name, key=_height)
+        seconds[name] += span.end - span.start
+        around.append((span, name))
+    total = sum(seconds.values())
+    return {name: spent / total for name, spent in seconds.items()} if total > 0 else {}
+
+
+def _height(name: str) -> int:
+    """Over how many kinds of spans one with this name lies."""
+    return next((i for i, kind in enumerate(COLORS) if name.startswith(kind)), -1)
+
+
+def _bars(found: Sequence[Span], ranks: Sequence[int], start: float) -> Any:
+    """A path of rectangles."""
+    from matplotlib.path import Path as Outline
+
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    corners = []
+    for span in found:
+        left, right = 1e3 * (span.start - start), 1e3 * (span.end - start)
+        low, high = rows[span.rank] - 0.4, rows[span.rank] + 0.4
+        corners += [(left, low), (right, low), (right, high), (left, high), (left, low)]
+    turns = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY]
+    return Outline(corners, turns * len(found))
