@@ -50,7 +50,8 @@ def first_fault(error: ValidationError) -> str:
     message = message[0].lower() + message[1:]
     if not place:
         return message
-    if isinstance(fault["input"], dict):  # a whole table is no value to show
+    if fault["type"] in ("value_error", "missing") and isinstance(fault["input"], dict):
+        # the whole table, which is no value to show
         return f"{place}: {message}"
     if fault["type"] == "literal_error" and isinstance(fault["input"], str):
         near = nearest(fault["input"], re.findall("'(.*?)'", message))
