@@ -19,7 +19,7 @@ from hybrid.errors import (
     tell,
 )
 from hybrid.ranks import launch
-from hybrid.ranks.stopping import is_listening
+from hybrid.ranks.stopping import ctrl_c
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -41,7 +41,7 @@ def run_command(command: Callable[[], Any]) -> int:
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
-        return _say("interrupted" + "; go on with --resume" * is_listening(), INTERRUPTED)
+        return _say(ctrl_c(), INTERRUPTED)
     except StoppedError:  # whose reason has been printed
         return _together(comm, STOPPED)
     except AgreedError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybrid.errors import PeerError, reason
 from hybrid.links.base import RankLinks
+from hybrid.ranks.stopping import ctrl_c
 
 IN_SLURM_SECONDS = 1800.0
 """In Slurm a rank that has waited so long ends its job, unless links.timeout is set."""
@@ -50,8 +51,10 @@ def abort(comm: Any, error: BaseException) -> None:
     lost = isinstance(error, PeerError)
     sleep(min(1.0 + 0.2 * comm.rank, 3.0) if comm.rank else 2.0 * lost)
     try:
-        if lost and getattr(comm, "is_aborted", bool)():
-            return  # the lost rank has given its reason
-        print(f"hybrid: error: rank {comm.rank}: {reason(error)}", file=sys.stderr, flush=True)
+        if getattr(comm, "is_aborted", bool)():
+            return  # another rank has given its reason
+        interrupted = isinstance(error, KeyboardInterrupt)
+        why = ctrl_c() if interrupted else f"rank {comm.rank}: {reason(error)}"
+        print(f"hybrid: error: {why}", file=sys.stderr, flush=True)
     finally:  # even if stderr is closed
         comm.Abort(1)

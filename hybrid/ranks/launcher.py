@@ -54,13 +54,16 @@ class Launcher:
 
         A launcher that stands still would pass nothing on, nor may one that `ends` just now.
         """
-        stopped = _read(self._pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
-        directly = (stopped or (ends and self._appends())) and not _is_file(2)
+        directly = (self._stands_still() or (ends and self._appends())) and not _is_file(2)
         for descriptor in (self._stderr, 2) if directly else (2, self._stderr):
             if descriptor is not None:
                 with suppress(OSError):
                     os.write(descriptor, line.encode())
                     return
+
+    def _stands_still(self) -> bool:
+        """Whether a signal has stopped it."""
+        return _read(self._pid, "stat").rpartition(b")")[2].split()[:1] == [b"T"]
 
     def _appends(self) -> bool:
         """Whether what it writes to its stderr goes to the end, not over what others wrote."""
@@ -70,8 +73,11 @@ class Launcher:
         return bool(int(told.get(b"flags", b"0"), 8) & os.O_APPEND)
 
     def end(self) -> None:
-        """Let a process of its own end the launcher, unless it soon ends by itself."""
-        if self._name in _MPIRUNS and not self.is_gone():
+        """Let a process of its own end the launcher, unless it soon ends by itself.
+
+        torchrun does, or starts its ranks again; but no launcher does while it is stopped.
+        """
+        if (self._name in _MPIRUNS or self._stands_still()) and not self.is_gone():
             null = subprocess.DEVNULL
             with suppress(OSError):
                 subprocess.Popen(

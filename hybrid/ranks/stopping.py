@@ -72,11 +72,13 @@ def listening(last: bool = False) -> Iterator[StopRequest]:
         _current = None
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last else handler)
+        if last:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def is_listening() -> bool:
-    """Whether this process would stop a training at a request, which can then go on."""
-    return _current is not None
+def ctrl_c() -> str:
+    """What an interrupt is answered with; only a training, which listens, can go on."""
+    return "interrupted" + "; go on with --resume" * (_current is not None)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """What test_torch.py runs on every rank."""
 
 import os
+import threading
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,12 @@ import world
 from mpi_program import arrivals, exchange
 from sent_bytes import sent_bytes
 
+from hybrid.errors import AgreedError
+from hybrid.links.base import Start
 from hybrid.links.distributed.communicator import TorchCommunicator, new_store
 from hybrid.links.distributed.gloo import GlooLinks
 from hybrid.links.mpi import MpiLinks
+from hybrid.ranks.grid import Grid
 from hybrid.solvers.sync.all_reduce import AllReduce
 
 LINKS = {"mpi": MpiLinks, "torch": GlooLinks}
@@ -26,6 +31,23 @@ def facts(comm):
     found["bytes"] = links.traffic.bytes_sent["previous"]
     links.close()
     return found
+
+
+def threads_after_failure(comm):
+    """Threads that are left where all ranks fail together, and nobody has taken a message."""
+
+    def program(links):
+        links.to_next(torch.zeros(1 << 18)) if links.rank == 0 else None
+        with links.agreement():
+            raise ValueError("unwell")
+
+    with suppress(AgreedError):
+        GlooLinks.start(program, Start(Grid(comm.size), comm=comm))
+    names = f"to rank {1 - comm.rank}", f"from rank {1 - comm.rank}"
+    left = [thread for thread in threading.enumerate() if thread.name in names]
+    for thread in left:
+        thread.join(10)
+    return [thread.name for thread in left if thread.is_alive()]
 
 
 def sums(comm, kind):

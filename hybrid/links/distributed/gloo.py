@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hybrid.errors import AgreedError, StoppedError
+from hybrid.errors import AgreedError, PeerError, StoppedError
 from hybrid.links.base import Program, RankLinks, Start
 from hybrid.links.distributed.communicator import c10d, gloo_group, new_store
 from hybrid.links.distributed.mailbox import Receiver, Sender
@@ -59,6 +60,8 @@ class GlooLinks(RankLinks):
                 links.close()
                 return result
         except (AgreedError, StoppedError):
+            with suppress(PeerError, RuntimeError):  # a rank may have ended meanwhile
+                links.close()
             raise
         except BaseException as error:
             abort(comm, error)
@@ -70,7 +73,13 @@ class GlooLinks(RankLinks):
                 sender.flush()
 
     def close(self) -> None:
-        """End the threads; all ranks call it when no message is under way."""
+        """End the threads, which would abort a process that ends; all ranks call it.
+
+        What nobody has taken by then is received, and dropped.
+        """
+        for number, others in enumerate(self._comm.allgather(list(self._senders))):
+            if self.place.number in others:
+                self._receiver(number)
         for sender in self._senders.values():
             sender.put(None)
             sender.flush()

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from unittest import mock
 
+import pytest
 from world import for_mpirun
 
 from hybrid.folder import checkpoint
+from hybrid.links.ending import abort
 
 
 def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybrid) -> None:
@@ -44,6 +47,15 @@ def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybr
     epochs = checkpoint.read_manifest(checkpoint.complete(out / "checkpoints")[-1])["epoch"] + 1
     status, _, err = hybrid("train", "--resume", "--epochs", epochs, "--out", out)
     assert status == 0, err
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_of_ranks_that_fail_at_once_one_gives_the_reason(aborted, capfd) -> None:
+    comm = mock.Mock(rank=0, is_aborted=lambda: aborted)
+    abort(comm, KeyboardInterrupt())
+    said = "" if aborted else "hybrid: error: interrupted\n"
+    assert capfd.readouterr().err == said
+    comm.Abort.assert_called_once_with(1)
 
 
 def _rank(pid: int) -> str:

@@ -34,6 +34,11 @@ def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
     assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
 
 
+def test_ranks_that_fail_together_leave_no_thread_inside_gloo(world):
+    """Which would abort the process that ends."""
+    assert world.run(2, "torch_program:threads_after_failure") == [[], []]
+
+
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
 def test_an_engine_sums_with_equal_bits_in_one_call(world, kind):
     found = world.run(4, "torch_program:sums", kind)

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 import pytest
 from world import for_mpirun
 
+from hybrid.ranks import launcher
 from hybrid.ranks.heartbeat import _seconds
 
 WAITING = Path(__file__).parents[2] / "support" / "waiting_program.py"
@@ -118,6 +119,19 @@ def test_a_launcher_that_stands_still_is_spoken_for(start) -> None:
     errors = job.end()
     assert errors.count("hybrid: error: rank 1 (process ") == 1
     assert errors.count("hybrid: error:") == 1
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_launcher_that_ends_by_itself_is_ended_only_where_it_stands_still(stopped, monkeypatch):
+    monkeypatch.setattr(launcher, "_END", "kill -KILL $0")
+    other = subprocess.Popen(["sleep", "0.5"])
+    found = launcher.Launcher()
+    found._pid, found._name = other.pid, "pt_elastic"
+    if stopped:
+        other.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, other.pid, os.WSTOPPED)
+    found.end()
+    assert other.wait(30) == (-signal.SIGKILL if stopped else 0)
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "1.5", "86401", "9" * 50])

@@ -203,8 +203,8 @@ def test_a_request_when_the_command_has_ended_does_not_change_its_status() -> No
         "def over(): raise SystemExit(3)\n"
         "cli.main = over\nsys.argv = ['hybrid', 'train']\n"
         "try:\n    __main__.main()\nfinally:\n"
-        "    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):\n"
-        "        os.kill(os.getpid(), number)\n"
+        "    for name in ('SIGUSR1', 'SIGUSR2', 'SIGTERM', 'SIGINT'):\n"
+        "        os.kill(os.getpid(), signal.Signals[name])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert done.returncode == 3
