@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.faults.campaign import Outcome, outcomes
+from tests.faults.kinds import ON_RANKS
 from tests.faults.table import facts, render
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds with this word in their names")
     parser.add_argument("--out", type=Path, help="JSON; the table goes beside it as Markdown")
-    parser.add_argument("--launcher", choices=("threads", "mpirun"), help="of every run")
+    parser.add_argument("--launcher", choices=("threads", *ON_RANKS), help="of every run")
     parser.add_argument("--replicas", type=int, default=1, help="of two blocks each")
     options = parser.parse_args()
     launchers = [options.launcher] if options.launcher else []

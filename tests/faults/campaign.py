@@ -27,6 +27,7 @@ CRASHES = [sign for n in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) for sig
 _NOTICE = "hybrid: SIGTERM: "
 _LAUNCHER_SAYS = re.compile(
     r"noticed that process rank|one or more processes exited with non-zero|MPI_ABORT was invoked"
+    r"|Root Cause \(first observed failure\)|Received \d+ death signal"
 )
 _REMEDY = re.compile(r"remove (\S+) to resume from")
 _ANEW = ("no checkpoint to resume from", "start again with a new --out")
@@ -98,13 +99,14 @@ def one(
     """
     random = Random(seed)
     if replicas > 1:
-        launcher = random.choice(launchers or fault.launchers[-1:])
+        of_ranks = [name for name in fault.launchers if name in kinds.ON_RANKS]
+        launcher = random.choice(launchers or of_ranks or fault.launchers)
         way, sync = random.choice(GRIDS)
         training = Training(way, launcher, 2 * replicas, replicas=replicas, sync=sync)
         training = replace(training, workers=fault.workers)
     else:
         launcher = random.choice(launchers or fault.launchers)
-        ranks = random.choice((2, 2, 2, 3)) if launcher == "mpirun" else 2
+        ranks = 2 if launcher == "threads" else random.choice((2, 2, 2, 3))
         training = Training(random.choice(list(WAYS)), launcher, ranks, workers=fault.workers)
     outcome = Outcome(seed, fault.name, training.launcher, training.ranks, training.way)
     outcome.replicas, outcome.sync = training.replicas, training.sync
@@ -147,10 +149,10 @@ def _struck(fault: Fault, scene: Scene, outcome: Outcome, log: Path) -> None:
     job.kill()
     job.wait(LIMIT)
     next(acts, None)
-    text = job.output()
+    text = job.said()
     outcome.said = reasons(text)
     if not (scene.missed and outcome.status == 0):
-        outcome.problems += _words(scene, fault, text, outcome)
+        outcome.problems += _words(scene, fault, text, outcome, job.rank_status())
     outcome.problems += scene.broken
     after = whole(scene.out)
     lost = [s for s in before if after.get(s) != before[s] and s not in scene.damaged]
@@ -169,8 +171,10 @@ def reasons(text: str) -> list[str]:
     return [line for line in lines if not line.startswith(_NOTICE)] or lines
 
 
-def _words(scene: Scene, fault: Fault, text: str, outcome: Outcome) -> Iterator[str]:
-    status = outcome.status
+def _words(
+    scene: Scene, fault: Fault, text: str, outcome: Outcome, status: int | None
+) -> Iterator[str]:
+    """What is wrong with how it ended, a rank's status being `status`."""
     sent = [sign for number in scene.sent for sign in (-number, 128 + number)]
     ended_by = {-status, status - 128} if status is not None else set()
     if "(start)" in outcome.detail and ended_by & set(fault.requests):
@@ -205,7 +209,7 @@ def _resumed(fault: Fault, scene: Scene, outcome: Outcome, folder: Path) -> Iter
             job.kill()
             yield "hang: a resumed run does not end"
             return
-        status, text = job.status(), job.output()
+        status, text = job.status(), job.said()
         if status == 0:
             break
         said = reasons(text)

@@ -23,6 +23,8 @@ PATIENCE = 60.0
 """Seconds a run may take to get to where it is struck, or to its end, on a quiet machine."""
 ANY = range(-64, 256)
 FAILED = tuple(status for status in ANY if status)
+ON_RANKS = ("mpirun", "torchrun")
+"""Launchers whose ranks are processes."""
 MOMENTS = ("start", "train", "write")
 
 
@@ -72,7 +74,7 @@ class Fault:
     name: str
     acts: Callable[[Scene], Acts]
     statuses: Collection[int] = FAILED
-    launchers: tuple[str, ...] = ("threads", "mpirun")
+    launchers: tuple[str, ...] = ("threads", *ON_RANKS)
     requests: tuple[signal.Signals, ...] = ()
     """Signals that ask a run to stop; they end Python itself while it starts."""
     timed: bool = True
@@ -101,7 +103,7 @@ def moment(scene: Scene, job: Job, among: tuple[str, ...] = MOMENTS) -> str:
 
     job.await_ranks(PATIENCE)
     if which == "start":
-        sleep(scene.random.uniform(0, 4 if job.launcher == "mpirun" else 2))
+        sleep(scene.random.uniform(0, 2 if job.launcher == "threads" else 4))
     elif which == "train":
         lines = len(scene.references.result(scene.training)["metrics"])
         wanted = scene.random.randrange(1, lines - 1)
@@ -135,7 +137,7 @@ def signals(
         one = scene.random.choice(ranks or [job.pid])
         either = scene.random.choice([job.pid, one])
         pids = {"rank": [one], "launcher": [job.pid], "either": [either]}.get(to, [*ranks, job.pid])
-        whom = f"rank {ranks.index(pids[0])}" if pids[0] in ranks else "mpirun"
+        whom = f"rank {ranks.index(pids[0])}" if pids[0] in ranks else job.launcher
         scene.now(f"{number.name} to {'all' if to == 'all' else whom} {when}")
         scene.sent.add(number)
         for turn in range(times):
@@ -167,7 +169,7 @@ def late_rank(scene: Scene) -> Acts:
 
 
 def clock_jump(scene: Scene) -> Acts:
-    ranks = scene.training.ranks if scene.training.launcher == "mpirun" else 1
+    ranks = 1 if scene.training.launcher == "threads" else scene.training.ranks
     rank = scene.random.choice([None, *range(ranks)])
     by = scene.random.choice([-1, 1]) * 10 ** scene.random.uniform(0, 8)
     after = scene.random.uniform(0, 8 if ranks > 1 else 3)
@@ -207,10 +209,12 @@ def rollbacks(out: Path) -> int:
 
 _KILL, _TERM, _ABORT = signal.SIGKILL, signal.SIGTERM, signal.SIGABRT
 _USER = (signal.SIGUSR1, signal.SIGUSR2)
-_THREADS, _MPIRUN = ("threads",), ("mpirun",)
+_THREADS = ("threads",)
 KINDS = (
-    Fault("kill -9 of a rank", signals(_KILL, to="rank"), launchers=_MPIRUN),
-    Fault("kill -9 of mpirun", signals(_KILL, to="launcher"), launchers=_MPIRUN, silent=True),
+    Fault("kill -9 of a rank", signals(_KILL, to="rank"), launchers=ON_RANKS),
+    Fault(
+        "kill -9 of the launcher", signals(_KILL, to="launcher"), launchers=ON_RANKS, silent=True
+    ),
     Fault("kill -9 of all", signals(_KILL, to="all"), silent=True),
     Fault("data workers", signals(_KILL, _ABORT, to="either"), silent=True, workers=2),
     Fault("USR1, USR2", signals(*_USER, to="either"), (0, 75), requests=_USER),
@@ -219,8 +223,8 @@ KINDS = (
     Fault("TERM twice", signals(_TERM, to="launcher", times=2), (0, 75, -_TERM), _THREADS),
     # while Python itself starts, Ctrl-C is Python's to answer
     Fault("Ctrl-C", signals(signal.SIGINT, to="launcher", among=("train", "write"))),
-    Fault("a rank stands still", slow_rank, (0,), _MPIRUN, timed=False),
-    Fault("a rank starts late", late_rank, (0,), _MPIRUN, timed=False),
+    Fault("a rank stands still", slow_rank, (0,), ON_RANKS, timed=False),
+    Fault("a rank starts late", late_rank, (0,), ON_RANKS, timed=False),
     Fault("the clock jumps", clock_jump, (0,), timed=False),
     Fault("NaN in the weights", poison, ANY, timed=False),
     Fault("NaN by the learning rate", absurd_rate, ANY, timed=False, resumes=True),

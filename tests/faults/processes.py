@@ -23,6 +23,11 @@ PROGRAM = "tests.faults.program"
 _ROOT = Path(__file__).parents[2]
 _FORKING = multiprocessing.get_context("forkserver")
 _NUMBERS = count()
+_OF_TORCHRUN = re.compile(
+    r"^Traceback .*\n  File \"\S*bin/torchrun\"(?:.*\n)*?\S*\.(?:\w+Error|SignalException).*\n",
+    re.M,
+)
+_ROOT_CAUSE = re.compile(r"Root Cause.*(?:\n.*)*?exitcode\s*: (-?\d+)")
 _SLOW = "torch._dynamo hybrid.runs.build hybrid.cli.app hybrid.folder.board"
 _FORKING.set_forkserver_preload(_SLOW.split())
 
@@ -30,8 +35,8 @@ _FORKING.set_forkserver_preload(_SLOW.split())
 class Job:
     """One `hybrid train`, its output in files beside `log`.
 
-    Under mpirun on `ranks` ranks; else in one process, forked from a server that has imported
-    Python's packages already, or `fresh`.
+    Under mpirun or torchrun on `ranks` ranks; else in one process, forked from a server that has
+    imported Python's packages already, or `fresh`.
     """
 
     def __init__(
@@ -56,11 +61,16 @@ class Job:
             self._process.start()
             self.pid = int(self._process.pid)
         else:
-            command = [sys.executable, "-m", PROGRAM if fault else "hybrid", *words]
-            if launcher == "mpirun":
-                command = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *command]
+            command = ["-m", PROGRAM if fault else "hybrid", *words]
+            path_to = Path(sys.executable).parent / launcher
+            if launcher == "torchrun":
+                started = [str(path_to), "--standalone", f"--nproc-per-node={ranks}"]
+            elif launcher == "mpirun":
+                started = [str(path_to), "-n", str(ranks), sys.executable]
+            else:
+                started = [sys.executable]
             # a shell's background job ignores Ctrl-C, and so would all that it starts
-            command = ["env", "--default-signal=INT", *command]
+            command = ["env", "--default-signal=INT", *started, *command]
             with self._out.open("w") as out, self._err.open("w") as err:
                 self._process = subprocess.Popen(
                     command, env=os.environ | environment, stdout=out, stderr=err
@@ -75,7 +85,7 @@ class Job:
         return self._process.exitcode
 
     def ranks(self) -> list[int]:
-        """The living ranks under mpirun; alone, the process itself."""
+        """The living ranks of a launcher; alone, the process itself."""
         if self.launcher == "threads":
             self._seen[self.pid] = _born(self.pid)
         else:
@@ -85,7 +95,7 @@ class Job:
 
     def await_ranks(self, limit: float) -> None:
         """Wait until all ranks are there, or the job has ended."""
-        end, size = monotonic() + limit, self._size if self.launcher == "mpirun" else 1
+        end, size = monotonic() + limit, 1 if self.launcher == "threads" else self._size
         while len(self.ranks()) < size and monotonic() < end and self.status() is None:
             sleep(0.01)
 
@@ -121,6 +131,18 @@ class Job:
     def output(self) -> str:
         """Its stderr."""
         return self._err.read_text(errors="replace") if self._err.exists() else ""
+
+    def said(self) -> str:
+        """Its stderr without torchrun's own tracebacks."""
+        return _OF_TORCHRUN.sub("", self.output())
+
+    def rank_status(self) -> int | None:
+        """The exit status of the rank that ended first with a failure, which mpirun gives, too.
+
+        torchrun's own is 1, whatever its ranks' are.
+        """
+        status, failures = self.status(), _ROOT_CAUSE.search(self.output())
+        return int(failures[1]) if failures and status == 1 else status
 
     def printed(self) -> str:
         """Its stdout."""

@@ -13,7 +13,8 @@ from typing import Any
 def main() -> None:
     """Arm the fault and run the command."""
     fault = json.loads(os.environ.get("HYBRID_FAULT", "{}"))
-    mine = fault.get("rank") in (int(os.environ.get("OMPI_COMM_WORLD_RANK", "0")), None)
+    number = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK", "0")
+    mine = fault.get("rank") in (int(number), None)
     kind = fault.get("kind")
     if kind == "clock" and mine:
         _let_the_clock_jump(fault["after"], fault["by"])

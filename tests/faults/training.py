@@ -55,7 +55,7 @@ class Training:
 
     way: str
     launcher: str
-    """threads | mpirun"""
+    """threads | mpirun | torchrun"""
     ranks: int
     """Blocks times replicas."""
     model: str = "resnet8"
@@ -82,7 +82,7 @@ class Training:
             reading = f"data.workers={self.workers}", "data.worker_kind=forkserver"
             data = [*self.own_data, *(word for one in reading for word in ("--set", one))]
         named = ("--model", self.model, "--seed", str(self.seed))
-        blocks = () if self.launcher == "mpirun" else ("--blocks", str(self.blocks))
+        blocks = ("--blocks", str(self.blocks)) if self.launcher == "threads" else ()
         grid = ("--replicas", str(self.replicas), *SYNCS[self.sync]) if self.replicas > 1 else ()
         return [
             "train",
