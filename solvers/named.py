@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib import import_module, metadata
+from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, TypeVar
 
 from hybrid.solvers.checks import unknown
 
 T = TypeVar("T")
+
+
+@cache
+def entry_points(group: str) -> EntryPoints:
+    """Those of a group. A search reads a file of every installed package: it is made once."""
+    return metadata.entry_points(group=group)
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class Batch:
     samples' places there."""
     total: int = 0
     """For one replica's share: samples of the mini-batch; 0: these are all of them."""
-    whole: Tensor | None = None
-    """For a part: the samples of the mini-batch on all replicas; None: these are all of them."""
+    whole: Batch | None = None
+    """For a part: the mini-batch, or the replica's share of one, that it is taken of."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,15 +78,11 @@ class Batch:
         """Targets (N, ...)."""
         return self._of_source(self.source.labels)
 
-    def whole_labels(self) -> Tensor:
-        """Targets of the whole mini-batch, on all replicas."""
-        return self.labels() if self.whole is None else self.source.labels(self.whole, self.step)
-
     def part(self, places: Rows) -> Batch:
         """The samples in those places as a mini-batch of their own."""
         ids, mine = self.within or (self.ids, slice(None))
         places = places if self.within is None else torch.arange(len(ids))[mine][places]
-        whole = ids if self.whole is None else self.whole
+        whole = self.whole or self
         return replace(self, ids=ids[places], within=(ids, places), total=0, whole=whole)
 
     def of_replica(self, replica: int, replicas: int) -> Batch:
@@ -94,12 +90,11 @@ class Batch:
         if replicas == 1:
             return self
         if not self.source.mixes:
-            ids = self.ids.tensor_split(replicas)[replica]
-            return replace(self, ids=ids, total=len(self), whole=self.ids)
+            return replace(self, ids=self.ids.tensor_split(replicas)[replica], total=len(self))
         sizes = [len(ids) for ids in self.ids.tensor_split(replicas)]
         start = sum(sizes[:replica])
         mine = self.part(slice(start, start + sizes[replica]))
-        return replace(mine, total=len(self))
+        return replace(mine, total=len(self), whole=None)
 
     def _of_source(self, give: Callable[[Tensor, int], Tensor]) -> Tensor:
         if self.within is None or not (self.source.mixes or self.source.joint):

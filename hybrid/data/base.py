@@ -51,6 +51,10 @@ class Data(ABC):
         Raises ValueError for any other target; `targets` raises it where they are not known yet.
         """
 
+    def leaves_out(self, target: int) -> bool:
+        """Whether some target may be this one, which the loss leaves out."""
+        return True
+
     def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
         """Called with the mini-batches that will be asked for, in their order."""
 

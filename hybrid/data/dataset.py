@@ -84,6 +84,9 @@ class Dataset(Data):
         if count:
             check_classes(self.labels, count)
 
+    def leaves_out(self, target: int) -> bool:
+        return 0 <= target < self.classes
+
     @property
     def augmented(self) -> bool:  # type: ignore[override]
         return self.augmentation != Augmentation()

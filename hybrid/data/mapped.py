@@ -128,6 +128,12 @@ class Mapped(Data):
             check_classes(self.dataset.tensors[-1], count)
         self._classes = count
 
+    def leaves_out(self, target: int) -> bool:
+        known = self._targets
+        if type(self.dataset) is TensorDataset:
+            known = self.dataset.tensors[-1]
+        return known is None or bool((known == target).any())
+
     def sample(self, count: int) -> tuple[Any, Any]:
         ids = torch.arange(min(2, self._count))
         rows = torch.arange(count) % len(ids)

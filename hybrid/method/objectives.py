@@ -18,7 +18,7 @@ from hybrid.samplers.base import Learning
 from hybrid.solvers.blocks.metrics import LEFT_OUT, Metric, right_answers, tried_metrics
 from hybrid.solvers.blocks.objective import Objective, check_mean, whole_and_parts
 from hybrid.solvers.blocks.user_code import detached
-from hybrid.solvers.blocks.weighted import Loss
+from hybrid.solvers.blocks.weighted import Loss, OverClasses, weighted
 from hybrid.solvers.checks import unknown
 from hybrid.solvers.layers.bundle import Bundle
 
@@ -94,7 +94,8 @@ class Objectives(NamedTuple):
         test.expect_classes(_classes(out, expected) if classified else 0)
         output = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
         undivided = _undivided(named, loss, out, targets)
-        tested = replace(tested, splits=not undivided)
+        training = replace(training, alike=mix is None and _alike(smoothed, train))
+        tested = replace(tested, splits=not undivided, alike=_alike(loss, test))
         return cls(training, tested, mix, output, undivided)
 
 
@@ -150,6 +151,14 @@ def _undivided(named: str, loss: Loss, out: Any, targets: Any) -> str:
         return ""
     whole, parts = found
     return f"{named} of a few samples is {whole:.4g}, and the mean of theirs one by one {parts:.4g}"
+
+
+def _alike(loss: Loss, data: Data) -> bool:
+    """Whether all targets of the data weigh alike, in a loss that could weigh them."""
+    known = weighted(loss)
+    if not isinstance(known, OverClasses) or known.class_weights is not None:
+        return False
+    return not data.leaves_out(known.left_out)
 
 
 def _varied(out: Any, targets: Any) -> tuple[Any, Any]:

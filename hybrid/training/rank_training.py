@@ -31,6 +31,8 @@ class RankTraining:
         self.method, self.options, self.links = method, options, links
         train, place = options.train, links.place
         self.block = method.block(links)
+        if self.block.sync is not None:
+            self.block.sync.start_alike()
         exact = self.block.optimizers["exact"]
         if options.out is not None:
             self.block.watch = trace.span

@@ -145,13 +145,19 @@ class Block:
         return self.part_weights(batch, [len(batch)])[0]
 
     def part_weights(self, batch: Batch, sizes: Sequence[int]) -> Sequence[Tensor | None]:
-        """`part_weight` of the parts of a batch that have so many samples."""
-        if self.objective.weighted is None or (batch.whole is None and len(sizes) == 1):
+        """`part_weight` of the parts of a batch that have so many samples.
+
+        Replicas add up what their shares weigh, with a small message, if all their steps are one.
+        """
+        divided = self.sync is not None or batch.whole is not None or len(sizes) > 1
+        if self.objective.weighted is None or not divided:
             return [None] * len(sizes)
-        labels = batch.whole_labels()
+        labels = (batch.whole or batch).labels()
         weight = self.objective.weight(labels)
         assert weight is not None
-        return [weight * size / len(labels) for size in sizes]
+        own = torch.stack([weight, torch.full_like(weight, len(labels))])
+        weight, samples = own if self.sync is None else self.sync.total(own)
+        return [weight * size / samples for size in sizes]
 
     def step(
         self,

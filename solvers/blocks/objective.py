@@ -48,11 +48,13 @@ class Objective:
     """The structure of the network's output."""
     splits: bool = True
     """Whether the loss of a mini-batch is the mean, weighted or not, of those of its parts."""
+    alike: bool = False
+    """Whether all targets are known to weigh alike in it."""
 
     @cached_property
     def weighted(self) -> Weighted | None:
         """The loss, where it is a weighted mean."""
-        return weighted(self.loss)
+        return None if self.alike else weighted(self.loss)
 
     def weight(self, targets: Tensor) -> Tensor | None:
         """What the targets weigh in the loss together; None: each sample counts alike."""

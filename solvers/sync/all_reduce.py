@@ -113,6 +113,9 @@ class AllReduced(Sync):
         self._under_way, self._begun = [], 0
         return True
 
+    def total(self, own: Tensor) -> Tensor:
+        return self._statistics.start(own)()
+
     def after_step(self, kind: str) -> None:
         self.compare()
 

@@ -86,6 +86,20 @@ class Sync(ABC):
     def begin(self) -> None:  # noqa: B027
         """Make what this rank keeps."""
 
+    def start_alike(self) -> None:
+        """Give all replicas the weights and buffers of the first.
+
+        A script that does not seed torch builds another network on each rank.
+        """
+        module, replicas = self.block.module, range(self.peers.replicas)
+        nothing = torch.empty(0)
+        for held in (*module.parameters(), *module.buffers()):
+            own = held.detach()
+            mine = own if self.peers.replica == 0 else nothing
+            first, *_ = self.peers.exchange([mine.clone() for _ in replicas])()
+            if self.peers.replica:
+                own.copy_(first)
+
     def compare(self) -> None:
         """RuntimeError if the weights of the block's replicas differ in a bit after a step.
 
@@ -111,6 +125,13 @@ class Sync(ABC):
     def last_pass(self, kind: str) -> AbstractContextManager[None]:
         """Around the last backward pass before a step of `kind`: its gradients will not change."""
         return nullcontext()
+
+    def total(self, own: Tensor) -> Tensor:
+        """The sum of a vector (n,) over the replicas whose samples share a step with this one's.
+
+        All call it. Unless all steps are shared, a replica's steps are on its own mean loss.
+        """
+        return own
 
     @abstractmethod
     def before_step(self, kind: str, rate: float) -> bool:

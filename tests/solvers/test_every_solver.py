@@ -99,6 +99,9 @@ class Watching:
     def _keep(self):
         self.weights = [p.detach().clone() for p in self.module.parameters()]
 
+    def total(self, own):
+        return own
+
     def before_step(self, kind, rate):
         self.join()
         self.kinds.append(kind)

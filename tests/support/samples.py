@@ -96,3 +96,15 @@ def reads_on_rank(comm, replicas, lists):
         grid = {"side_by_side": "chain"} if replicas > 1 else {}
         trained(data, blocks=blocks, test=known, model=model, replicas=replicas, **grid)
     return len(data.read)
+
+
+def trained_unseeded(comm):
+    """The weights of a replica on each rank, of a network that is drawn there."""
+    here = launch.Ranks(comm, comm.rank, comm.size, comm.size)
+    torch.manual_seed(comm.rank)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model[1].running_mean += comm.rank
+    with mock.patch.object(launch, "ranks", return_value=here):
+        data = Drawing(2 * BATCH)
+        trained(data, blocks=1, test=data, model=model, replicas=comm.size)
+    return [p.tolist() for p in model.state_dict().values()]

@@ -95,7 +95,7 @@ def test_threads_sum_by_pairs(run, replicas):
 
 def test_the_virtual_clock_counts_a_sum_of_many_by_its_bytes():
     def program(links):
-        links.count_nothing_here()
+        links.count_nothing_here(0.0)
         links.peers.sum(torch.zeros(1 << 20))()
         return links.now()
 

@@ -152,7 +152,7 @@ def test_block_admm_takes_over_a_run_of_another_solver_and_tells_a_reset_dual_on
     run = tmp_path / "run"
     trainer(AugmentedLagrangian(), run, **KEPT, **ONCE).fit(*few)
     (run / "summary.json").unlink()
-    trainer(admm(kappa_step=1e9), run, resume=True, **KEPT).fit(*few)
+    trainer(admm(kappa_step=1e3), run, resume=True, **KEPT).fit(*few)
     (notice,) = [n for line in lines(run) for n in line.get("notices", [])]
     assert notice.startswith("block-admm: the dual at cut 1 has grown to ")
 

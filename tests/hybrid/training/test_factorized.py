@@ -85,7 +85,7 @@ def test_a_run_moves_the_cut_and_evaluate_export_and_report_know_the_layer(hybri
     output(hybrid("report", run))
     page = (run / "report" / "index.html").read_text()
     assert "What each factor responds to (layer3.factors)" in page
-    assert page.count("data:image/png;base64,") > 4
+    assert page.count("<svg") + page.count("data:image/png;base64,") > 4
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ from answers import output
 from trainings import BATCH, assert_same, digits, interrupted, summary, trained_weights, trainer
 
 from hybrid.errors import AgreedError
-from hybrid.folder.checkpoint import complete, read_manifest
+from hybrid.folder.checkpoint import complete
 from hybrid.links.threads import run_threads
 from hybrid.rounds.base import Rounds
-from hybrid.rounds.report import DivergedError
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings
+from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
@@ -139,12 +138,3 @@ def test_a_rate_that_is_hopeless_is_said_once_by_a_grid(world, hybrid, tmp_path)
         assert out.count("going on from the checkpoint of step 0") == 3
         said.append(err.replace("ranks", "threads"))
     assert said[0] == said[1]
-
-
-def test_weights_of_which_the_test_loss_is_no_number_can_be_gone_back_to(few, tmp_path):
-    """Of finite weights; the next steps diverge, and then the checkpoint before holds."""
-    made = {"replicas": 2, "optimizer": OptimizerSettings(lr=1e4)}
-    with pytest.raises(DivergedError, match="3 roll-backs did not help"):
-        trainer(Backprop(), tmp_path / "run", **made).fit(*few)
-    manifest = read_manifest(complete(tmp_path / "run" / "checkpoints")[-1])
-    assert math.isnan(manifest["tested"]["loss"])

@@ -230,3 +230,9 @@ def test_a_resume_keeps_each_replicas_momentum_of_a_number_too(sync, few, tmp_pa
     expected = {k: v.clone() for k, v in trained_weights(made(False), few).items()}
     interrupted(tmp_path / "run", after=2)
     assert_same(trained_weights(made(True), few), expected)
+
+
+def test_replicas_of_a_script_that_seeds_nothing_start_with_the_weights_of_the_first(world):
+    """Each rank has built another network, as the ranks' own seeds have it."""
+    found = world.run(3, "samples:trained_unseeded")
+    assert found[0] == found[1] == found[2]

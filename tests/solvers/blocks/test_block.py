@@ -28,6 +28,9 @@ class Averaging:
         self.block, self.other = block, other
         self.calls: list[tuple[str, str]] = []
 
+    def total(self, own):
+        return own
+
     def before_step(self, kind, rate):
         self.calls.append(("before", kind))
         for p, theirs in zip(self.block.module.parameters(), self.other, strict=True):
