@@ -10,7 +10,6 @@ from typing import Any
 
 from hybrid.errors import PeerError, reason
 from hybrid.links.base import RankLinks
-from hybrid.ranks.stopping import ctrl_c
 
 IN_SLURM_SECONDS = 1800.0
 """In Slurm a rank that has waited so long ends its job, unless links.timeout is set."""
@@ -54,7 +53,7 @@ def abort(comm: Any, error: BaseException) -> None:
         if getattr(comm, "is_aborted", bool)():
             return  # another rank has given its reason
         interrupted = isinstance(error, KeyboardInterrupt)
-        why = ctrl_c() if interrupted else f"rank {comm.rank}: {reason(error)}"
+        why = "interrupted" if interrupted else f"rank {comm.rank}: {reason(error)}"
         print(f"hybrid: error: {why}", file=sys.stderr, flush=True)
     finally:  # even if stderr is closed
         comm.Abort(1)
