@@ -71,6 +71,7 @@ audit: .venv/ready
 
 faults: .venv/ready
 	$(BIN)/python -m tests.faults --runs 200 --seed 0 --out docs/benchmarks/faults.json
+	$(BIN)/python -m tests.faults --runs 100 --seed 0 --out docs/benchmarks/faults_torchrun.json
 	$(BIN)/python -m tests.faults --runs 50 --seed 0 --replicas 2 --out docs/benchmarks/faults_grid.json
 
 bench: .venv/ready
