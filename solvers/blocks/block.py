@@ -137,14 +137,17 @@ class Block:
         """
         return self.objective(out, labels, weight)
 
-    def part_weight(self, batch: Batch) -> Tensor | None:
+    def part_weight(self, batch: Batch, labels: Tensor) -> Tensor | None:
         """What a batch's samples weigh in the loss, if all of its whole mini-batch weigh alike.
 
-        None: each sample counts alike, or there is nothing else in the mini-batch.
+        `labels` are the batch's. None: each sample counts alike, or there is nothing else in the
+        mini-batch.
         """
-        return self.part_weights(batch, [len(batch)])[0]
+        return self.part_weights(batch, labels, [len(batch)])[0]
 
-    def part_weights(self, batch: Batch, sizes: Sequence[int]) -> Sequence[Tensor | None]:
+    def part_weights(
+        self, batch: Batch, labels: Tensor, sizes: Sequence[int]
+    ) -> Sequence[Tensor | None]:
         """`part_weight` of the parts of a batch that have so many samples.
 
         Replicas add up what their shares weigh, with a small message, if all their steps are one.
@@ -152,7 +155,7 @@ class Block:
         divided = self.sync is not None or batch.whole is not None or len(sizes) > 1
         if self.objective.weighted is None or not divided:
             return [None] * len(sizes)
-        labels = (batch.whole or batch).labels()
+        labels = labels if batch.whole is None else batch.whole.labels()
         weight = self.objective.weight(labels)
         assert weight is not None
         own = torch.stack([weight, torch.full_like(weight, len(labels))])

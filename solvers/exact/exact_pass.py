@@ -125,7 +125,9 @@ class ExactPass(Program):
                     lam = lam if carried is None else carried
                 out = block.forward(lam, (0, batch.step, 0))
                 if block.last:
-                    stats.classified(block.classify(out, batch.labels(), block.part_weight(batch)))
+                    labels = batch.labels()
+                    weight = block.part_weight(batch, labels)
+                    stats.classified(block.classify(out, labels, weight))
                 else:
                     wire.send(links.to_next, out)
                 if recorder is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -58,8 +59,11 @@ def split_into_micro_batches(batch: Batch, count: int, block: Block) -> list[Mic
     """A mini-batch in `count` parts whose sizes differ by at most one; fewer if it is smaller."""
     sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
     images = batch.images().split(sizes) if block.first else [None] * len(sizes)
-    labels = batch.labels().split(sizes) if block.last else [None] * len(sizes)
-    weights = block.part_weights(batch, sizes) if block.last else [None] * len(sizes)
+    labels: Sequence[Tensor | None] = [None] * len(sizes)
+    weights: Sequence[Tensor | None] = labels
+    if block.last:
+        targets = batch.labels()
+        labels, weights = targets.split(sizes), block.part_weights(batch, targets, sizes)
     parts, start = [], 0
     for i, (n, x, y, w) in enumerate(zip(sizes, images, labels, weights, strict=True)):
         parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y, w))

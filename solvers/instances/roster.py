@@ -20,16 +20,11 @@ Message = tuple[Tensor, ...]
 """As it is on the wire."""
 
 
-def _no_weights(batch: Batch, sizes: Sequence[int]) -> Sequence[None]:
-    return [None] * len(sizes)
-
-
 class Roster:
     """All instances by number, as one rank knows them."""
 
     def __init__(self, block: Block, labeled: bool) -> None:
-        self.index, self.labeled = block.index, labeled
-        self.part_weights = block.part_weights if labeled else _no_weights
+        self.block, self.index, self.labeled = block, block.index, labeled
         self.drawn: list[tuple[int, int]] = []
         """The step of each, and its first sample: what its path is drawn for."""
         self.paths: list[Path] = []
@@ -39,8 +34,11 @@ class Roster:
     def add_batch(self, batch: Batch, parts: int, paths: Paths) -> None:
         """Number a mini-batch's instances, and draw their paths."""
         ids, start = batch.ids.tensor_split(parts), 0
-        labels = batch.labels().tensor_split(parts) if self.labeled else [None] * len(ids)
-        weights = self.part_weights(batch, [len(own) for own in ids])
+        labels: Sequence[Tensor | None] = [None] * len(ids)
+        weights: Sequence[Tensor | None] = labels
+        if self.labeled:
+            targets, sizes = batch.labels(), [len(own) for own in ids]
+            labels, weights = targets.split(sizes), self.block.part_weights(batch, targets, sizes)
         for number, (own, y, w) in enumerate(zip(ids, labels, weights, strict=True)):
             self.drawn.append((batch.step, int(own[0])))
             self.paths.append(paths.of(*self.drawn[-1]))

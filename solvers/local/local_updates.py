@@ -171,7 +171,8 @@ class LocalUpdatesProgram(Program):
         """Add the gradients of the block's own loss; x's graph stays if an adjoint is to come."""
         block = self.block
         out = x if self._head is None else self._head(block, x)
-        found = block.classify(out, batch.labels(), block.part_weight(batch))
+        labels = batch.labels()
+        found = block.classify(out, labels, block.part_weight(batch, labels))
         loss = found.loss if batch.share == 1 else found.loss * batch.share
         block.backward(loss, retain_graph=self._gets_adjoint)
         stats.classified(found)

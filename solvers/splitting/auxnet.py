@@ -113,7 +113,8 @@ class AuxNetProgram(Program):
             links.to_previous(generated.detach())
         x = block.forward(lam, (1, batch.step, self._sweep))
         if block.last:
-            found = block.classify(x, batch.labels(), block.part_weight(batch))
+            labels = batch.labels()
+            found = block.classify(x, labels, block.part_weight(batch, labels))
             block.backward(found.loss if batch.share == 1 else found.loss * batch.share)
             stats.classified(found)
         else:

@@ -103,7 +103,8 @@ class BlockUpdates(AugmentedLagrangianProgram):
         scale = block.loss_scale
         if block.last:
             with block.span("backward"):
-                found = block.classify(x, batch.labels(), block.part_weight(batch))
+                labels = batch.labels()
+                found = block.classify(x, labels, block.part_weight(batch, labels))
                 (p,) = torch.autograd.grad(found.loss * scale, z)
             return None, block.stored_adjoint(p.to(z.dtype) * (len(batch) / scale))
         target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)

@@ -237,8 +237,9 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
         key = (1, batch.step, self._sweep, visit)
         if block.last:
             run = self._captured(classification_step, key, block, with_input, batch.size)
+            labels = batch.labels()
             with block.span("local step", key):
-                x, p_in, loss, correct, *seen = run(lam, batch.labels(), block.part_weight(batch))
+                x, p_in, loss, correct, *seen = run(lam, labels, block.part_weight(batch, labels))
             stats.classified(Classified(loss, correct, seen=tuple(seen) or None))
         else:
             target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
