@@ -10,15 +10,10 @@ from hybrid.settings.sections.base import Section
 T = TypeVar("T")
 
 
-class Given(Generic[T]):
-    """A field that takes an object of a kind, its class or its name, and holds an object.
+class _Field(Generic[T]):
+    """A field of a dataclass that holds something else than what it is given."""
 
-    A name or a class stands for the object with its defaults. ValueError for anything else.
-    """
-
-    def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
-        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
-        self.kind, self.by_name, self.default = kind, by_name, default
+    default: str
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -34,11 +29,22 @@ class Given(Generic[T]):
         found: T = vars(made)[self.name]
         return found
 
+
+class Given(_Field[T]):
+    """A field that takes an object of a kind, its class or its name, and holds an object.
+
+    A name or a class stands for the object with its defaults. ValueError for anything else.
+    """
+
+    def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
+        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
+        self.kind, self.by_name, self.default = kind, by_name, default
+
     def __set__(self, made: object, value: T | type[T] | str) -> None:
         vars(made)[self.name] = understood(value, self.kind, self.name, self.by_name)
 
 
-class GivenSettings(Generic[T]):
+class GivenSettings(_Field[T]):
     """A field that takes settings, a mapping of them or the name alone, and holds settings.
 
     Of a kind that is `callable` it takes and holds a function, too. ValueError for anything else.
@@ -46,20 +52,7 @@ class GivenSettings(Generic[T]):
 
     def __init__(self, kind: type[Section], callable: bool = False) -> None:
         self.kind, self.callable = kind, callable
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, made: None, owner: type) -> str: ...
-    @overload
-    def __get__(self, made: object, owner: type) -> T: ...
-    def __get__(self, made: object | None, owner: type) -> T | str:
-        """On the class, the default, as dataclasses ask for it: empty, for settings without any."""
-        if made is None:
-            return ""
-        found: T = vars(made)[self.name]
-        return found
+        self.default = ""  # which stands for settings without any
 
     def __set__(self, made: object, value: T | Mapping[str, Any] | str) -> None:
         vars(made)[self.name] = self._understood(value)
