@@ -91,12 +91,12 @@ class Sync(ABC):
 
         A script that does not seed torch builds another network on each rank.
         """
-        module, replicas = self.block.module, range(self.peers.replicas)
-        nothing = torch.empty(0)
+        module = self.block.module
         for held in (*module.parameters(), *module.buffers()):
             own = held.detach()
-            mine = own if self.peers.replica == 0 else nothing
-            first, *_ = self.peers.exchange([mine.clone() for _ in replicas])()
+            # the copy stays as it is while it travels
+            mine = torch.empty(0) if self.peers.replica else own.clone()
+            first, *_ = self.peers.exchange([mine] * self.peers.replicas)()
             if self.peers.replica:
                 own.copy_(first)
 
