@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hybrid.bench.measure import CPU, Contender
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.optimizers.optimizer import make_optimizer, output_weight
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch
 
@@ -29,7 +29,7 @@ class TorchContender(Contender):
         self, module: nn.Module, settings: OptimizerSettings, device: torch.device
     ) -> None:
         self._device = device
-        self._optimizer = make_optimizer(module, settings)
+        self._optimizer = make_optimizer(module, settings, output_weight([module]))
         self._waited = self._sent = 0.0
 
     def spent(self) -> tuple[float, float]:
@@ -55,7 +55,7 @@ class TorchContender(Contender):
 
     def _step(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["lr_ratio"]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 

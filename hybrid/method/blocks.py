@@ -31,7 +31,8 @@ def make_block(
     """Block `index` in training mode on its device, with the optimizer of its exact steps."""
     train = train or TrainSettings()
     module = placed(blocks.module(index), device)
-    exact = optimizers.make_optimizer(module, optimizer)
+    head = optimizers.output_weight(blocks.module(k) for k in range(len(blocks)))
+    exact = optimizers.make_optimizer(module, optimizer, head)
     steps = {"exact": exact, "local": exact}
     if train.ema:
         weights = [p for group in exact.param_groups for p in group["params"]]

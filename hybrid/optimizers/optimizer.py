@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,17 @@ Factory = Callable[[list[Group]], torch.optim.Optimizer]
 """Makes an optimizer of one's own over a block's groups; called once a block, by its thread.
 
 The group of biases and BatchNorm parameters, last, has "weight_decay": 0; the other has none, so
-the optimizer's own holds. Its learning rate, the same in all groups, is the peak of the schedule.
+the optimizer's own holds. The learning rate of the first group is the peak of the schedule, and
+those of other groups keep their ratio to it.
 """
 
 
-def make_optimizer(module: nn.Module, wanted: OptimizerSettings | Factory) -> torch.optim.Optimizer:
+def make_optimizer(
+    module: nn.Module, wanted: OptimizerSettings | Factory, head: nn.Parameter | None = None
+) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
+
+    `head` is the weight of the network's output layer, see `output_weight`.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
     a factory gives that is no optimizer of the block's parameters.
@@ -36,10 +41,22 @@ def make_optimizer(module: nn.Module, wanted: OptimizerSettings | Factory) -> to
     plain = [p for p in parameters if p.ndim <= 1 and not all_decay]
     decaying = [p for p in parameters if p.ndim > 1 or all_decay]
     if isinstance(wanted, OptimizerSettings):
-        kinds = (decaying, {"weight_decay": wanted.weight_decay}), (plain, {"weight_decay": 0.0})
-        return _optimizer_of_settings(
-            [{"params": own, **decay} for own, decay in kinds if own], wanted
-        )
+        first: list[nn.Parameter] = []
+        more: Group = {}
+        if wanted.name == "muon":
+            skipped = {id(p) for p in _embeddings(module)} | {id(head)}
+            first = [p for p in parameters if is_matrix(p) and id(p) not in skipped]
+            more = {"rule": wanted.vectors, "lr": wanted.vectors_lr or wanted.lr}
+            orthogonal = {id(p) for p in first}
+            decaying = [p for p in decaying if id(p) not in orthogonal]
+            plain = [p for p in plain if id(p) not in orthogonal]
+        kinds: list[Group] = [
+            {"params": first, "weight_decay": wanted.weight_decay},
+            {"params": decaying, "weight_decay": wanted.weight_decay, **more},
+            {"params": plain, "weight_decay": 0.0, **more},
+        ]
+        made = _optimizer_of_settings([group for group in kinds if group["params"]], wanted)
+        return _keep_ratios(made, wanted.lr)
     groups: list[Group] = [{"params": decaying}] if decaying else []
     groups += [{"params": plain, "weight_decay": 0.0}] if plain else []
     try:
@@ -47,18 +64,44 @@ def make_optimizer(module: nn.Module, wanted: OptimizerSettings | Factory) -> to
     except Exception as error:  # whatever a user's code raises
         raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
     _check_factory_result(made, parameters)
-    return made
+    rates: list[Any] = [group.get("lr") for group in made.param_groups]
+    if any(not isinstance(rate, float | int | torch.Tensor) for rate in rates) or not rates[0]:
+        raise ValueError(
+            f"the groups of {type(made).__name__} have the learning rates "
+            f"{', '.join(map(str, rates))}: give each a number, which the schedule multiplies, and "
+            "the first a positive one"
+        )
+    return _keep_ratios(made, float(rates[0]))
+
+
+def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.Optimizer:
+    """Note in every group how its learning rate stands to the run's."""
+    for group in optimizer.param_groups:
+        group["lr_ratio"] = float(group["lr"]) / peak
+    return optimizer
 
 
 def peak_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Its learning rate, which the schedule starts from; ValueError unless all groups have one."""
-    rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
-    if any(rate is None or rate != rates[0] for rate in rates):
-        raise ValueError(
-            f"the groups of {type(optimizer).__name__} have the learning rates "
-            f"{', '.join(map(str, rates))}: give all of them one, which the schedule multiplies"
-        )
-    return float(rates[0])
+    """The learning rate that the schedule starts from, of an optimizer that was made here."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group["lr_ratio"]) if group["lr_ratio"] != 1 else group["lr"]
+
+
+def output_weight(modules: Iterable[nn.Module]) -> nn.Parameter | None:
+    """The weight of the layer that gives a network's output: the last matrix; None without any."""
+    matrices = [p for module in modules for p in module.parameters() if is_matrix(p)]
+    return matrices[-1] if matrices else None
+
+
+def is_matrix(p: torch.Tensor) -> bool:
+    """Whether a parameter maps several values to several: no vector, whatever its dimensions."""
+    return p.ndim > 1 and len(p) > 1 and p.numel() > len(p)
+
+
+def _embeddings(module: nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            yield part.weight
 
 
 def keeps_state(wanted: OptimizerSettings | Factory) -> bool:
@@ -81,11 +124,12 @@ def _optimizer_of_settings(
 ) -> torch.optim.Optimizer:
     cls: Callable[..., torch.optim.Optimizer] = torch_classes.optimizer_class(settings.name)
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.arguments.items()}
-    if settings.name == "sgd":
+    if settings.name in ("sgd", "muon"):
         nesterov = settings.nesterov and settings.momentum > 0
         arguments |= {"momentum": settings.momentum, "nesterov": nesterov}
-    elif settings.name == "adamw":
+    elif settings.name in torch_classes.OPTIMIZERS:
         arguments = {"betas": (settings.momentum, 0.999), **arguments}
+        arguments |= {"decoupled_weight_decay": True} if settings.name == "nadamw" else {}
     try:
         made = cls(groups, lr=settings.lr, **arguments)
         if settings.arguments:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # torch is imported where a class is asked for: the command's help comes without it
 
-OPTIMIZERS = ("sgd", "adamw")
+OPTIMIZERS = ("sgd", "adamw", "muon")
 """Those that have all their settings in [optimizer]."""
 SGD_RATE = 0.1
 """The learning rate of sgd where none is given; torch's own, 0.001, suits no network here."""
@@ -42,13 +42,22 @@ def optimizer_name(name: str) -> str:
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class of torch.optim with such a name."""
+    """The class of torch.optim with such a name, or this project's own."""
+    if name.lower() == "muon":
+        from hybrid.solvers.optimizers.muon import Muon
+
+        return Muon
     return {found.lower(): cls for found, cls in _optimizers().items()}[name.lower()]
 
 
-def usual_rate(name: str) -> float:
-    """The learning rate of an optimizer where none is given: that of torch's class, but of sgd."""
-    return SGD_RATE if name.lower() == "sgd" else _parameters(optimizer_class(name))["lr"].default
+def usual_values(name: str) -> dict[str, float]:
+    """What an optimizer has where it is not given: the rate of its class, but for sgd's own."""
+    if name.lower() == "sgd":
+        return {"lr": SGD_RATE}
+    parameters = _parameters(optimizer_class(name))
+    return {"lr": parameters["lr"].default} | (
+        {"momentum": parameters["momentum"].default} if name.lower() == "muon" else {}
+    )
 
 
 def scheduler_name(name: str) -> str:
@@ -66,7 +75,9 @@ def check_optimizer(name: str, arguments: Mapping[str, Any]) -> None:
     """ValueError for an argument that the optimizer does not take, or that has its own setting."""
     if not arguments:
         return
-    own = {"lr", "weight_decay"} | ({"momentum", "nesterov"} if name == "sgd" else set())
+    own = {"lr", "weight_decay"}
+    if name in ("sgd", "muon"):
+        own |= {"momentum", "nesterov"}
     settings = {key: f"optimizer.{key}" for key in own}
     _check(optimizer_class(name), arguments, settings, {"self", "params"})
 

@@ -200,12 +200,12 @@ class Block:
             (self.average if only is None else restrict_to(only, self.average)).step()
 
     def move(self, kind: str, rate: float, only: Sequence[Tensor] | None = None) -> None:
-        """Step with the optimizers of this kind, at learning rate `rate`."""
+        """Step with the optimizers of this kind, at learning rate `rate` times a group's ratio."""
         optimizers = self._stepping(kind, only)
         scaler = None if kind == "auxiliary" else self.scaler
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("lr_ratio", 1.0)
             if scaler is None:
                 optimizer.step()
             elif _has_gradients(optimizer):

@@ -130,7 +130,8 @@ def _optimizer_like(exact: torch.optim.Optimizer, module: nn.Module) -> torch.op
         {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": max(decays)},
         {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": min(decays)},
     ]
-    return clone_optimizer(exact, [exact.param_groups[0] | group for group in groups])
+    # the last group is that of vectors, which a matrix may be stepped like, and not the other way
+    return clone_optimizer(exact, [exact.param_groups[-1] | group for group in groups])
 
 
 def _linear(inputs: int, outputs: int, random: torch.Generator) -> nn.Module:

@@ -110,6 +110,7 @@ def alone(
 
 
 OTHERS: dict[str, list[Any]] = {
+    "optimizer.vectors_lr": [0.05],
     "model.name": ["preact-resnet8"],
     "model.shortcut": ["projection"],
     "model.factorize": ["layer2.0:3"],

@@ -13,7 +13,7 @@ from hybrid.settings.sections.base import Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
-    "optimizer.name is sgd or adamw, since other classes take it as an argument",
+    "optimizer.name is sgd, muon or adamw, since other classes take it as an argument",
     lambda run: run.optimizer.name in torch_classes.OPTIMIZERS,
     "put it in optimizer.arguments",
 )
@@ -28,10 +28,11 @@ MOMENTUM_OUTSIDE = Needs(
     "its momentum has an effect, as some steps are not the solver's own, with solver.momentum",
     lambda run: "momentum" not in run.optimizer.arguments or steps_outside(run),
 )
-SGD_MOMENTUM = Acts(
-    "optimizer.name is sgd and optimizer.momentum above 0",
-    lambda run: run.optimizer.name == "sgd" and run.optimizer.momentum,
+NESTEROVS = Acts(
+    "optimizer.name is sgd or muon and optimizer.momentum above 0",
+    lambda run: run.optimizer.name in ("sgd", "muon") and run.optimizer.momentum,
 )
+MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
 DECAYS = Acts(
     "the optimizer has a weight decay", lambda run: torch_classes.decays(run.optimizer.name)
 )
@@ -48,29 +49,33 @@ class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
     name: str = "sgd"
-    """sgd (with momentum), adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
+    """sgd (with momentum), muon, adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
     lr: float = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
-    """Peak learning rate; by default 0.1 of sgd, and of another class what it has in torch."""
+    """Peak learning rate; by default 0.1 of sgd, 0.02 of muon, of another class as in torch."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
-    """Momentum of sgd; beta_1 of adamw; of other classes it is one of the arguments."""
-    nesterov: Annotated[bool, SGD_MOMENTUM] = True
+    """Momentum of sgd, and of muon, whose default is 0.95; beta_1 of adamw; else an argument."""
+    nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov's form of the momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
     """Weight decay (decoupled with AdamW)."""
     decay_all: Annotated[bool, DECAYS, DECAY_IS_SET] = False
     """Decay BatchNorm parameters and biases too."""
+    vectors: Annotated[Literal["sgd", "adamw"], MUON] = "sgd"
+    """Who steps what Muon does not: vectors, norms, embeddings, the network's output layer."""
+    vectors_lr: Annotated[float | None, MUON] = Field(default=None, gt=0, le=LARGE)
+    """Peak learning rate of these; unset: optimizer.lr."""
     arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
     """More arguments of the class: optimizer.arguments.eps = 1e-6."""
 
     @model_validator(mode="before")
     @classmethod
-    def _with_rate(cls, given: Any) -> Any:
+    def _with_usual_values(cls, given: Any) -> Any:
         """A rate of 0.1, which is usual for sgd, makes a training by AdamW diverge."""
-        if isinstance(given, dict) and "lr" not in given and isinstance(given.get("name"), str):
+        if isinstance(given, dict) and isinstance(given.get("name"), str):
             with suppress(KeyError):  # an unknown name, of which its own check tells
-                return {**given, "lr": torch_classes.usual_rate(given["name"])}
+                return torch_classes.usual_values(given["name"]) | given
         return given
 
     @field_validator("name")

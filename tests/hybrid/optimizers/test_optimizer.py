@@ -9,6 +9,7 @@ from hybrid import models
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
+from hybrid.solvers import Block
 from hybrid.solvers.acting import Known, check
 
 
@@ -69,9 +70,36 @@ def test_what_torch_says_of_an_argument_is_told_with_its_name(name, arguments, s
     assert said in message
 
 
-def test_what_takes_no_such_parameters_is_told():
-    said = refusal(of_name, "muon")
-    assert said.startswith("optimizer.name is 'Muon', but torch says: Muon only supports 2D")
+def rules(settings, model):
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = make_optimizer(model, settings, optimizers.output_weight([model])).param_groups
+    return {
+        names[id(p)]: (group["rule"], group["lr"], group["weight_decay"])
+        for group in groups
+        for p in group["params"]
+    }
+
+
+def test_muon_steps_matrices_and_another_the_rest():
+    model = nn.Sequential(
+        nn.Embedding(7, 4), nn.Linear(4, 4), nn.Conv1d(4, 5, 3), nn.LayerNorm(5), nn.Linear(5, 2)
+    )
+    model.register_parameter("token", nn.Parameter(torch.zeros(1, 1, 4)))
+    settings = OptimizerSettings(name="muon", vectors="adamw", vectors_lr=0.004, weight_decay=0.1)
+    found = rules(settings, model)
+    muon, others, plain = ("muon", 0.02, 0.1), ("adamw", 0.004, 0.1), ("adamw", 0.004, 0.0)
+    assert found == {
+        "1.weight": muon,
+        "2.weight": muon,
+        **dict.fromkeys(("0.weight", "4.weight", "token"), others),
+        **dict.fromkeys(("1.bias", "2.bias", "3.weight", "3.bias", "4.bias"), plain),
+    }
+
+
+@pytest.mark.parametrize(("name", "rate"), [("sgd", 0.1), ("muon", 0.02), ("RMSprop", 0.01)])
+def test_a_rate_that_is_not_said_is_the_usual_one(name, rate):
+    assert OptimizerSettings(name=name).lr == rate
+    assert OptimizerSettings(name=name, lr=0.5).lr == 0.5
 
 
 @pytest.mark.parametrize(
@@ -95,7 +123,9 @@ def check_optimizer(settings):
     check({"optimizer": settings}, Known(optimizer=settings))
 
 
-@pytest.mark.parametrize(("name", "count"), [("sgd", 3), ("adamw", 4), ("Adafactor", 2)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("sgd", 3), ("adamw", 4), ("muon", 3), ("Adafactor", 2)]
+)
 def test_the_memory_of_a_weight_counts_what_is_kept_of_it(name, count):
     assert optimizers.count_copies(OptimizerSettings(name=name)) == count
 
@@ -132,8 +162,22 @@ def test_what_a_factory_may_not_give_is_one_line(factory, said):
     assert said in refusal(make_optimizer, nn.Linear(2, 2), factory)
 
 
-def test_groups_of_several_rates_are_refused():
-    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.2)]
-    assert "have the learning rates 0.1, 0.2: " in refusal(
-        optimizers.peak_rate, torch.optim.SGD(groups)
+def test_groups_keep_the_ratio_of_their_rates():
+    module = nn.Linear(2, 2)
+    rates = iter((0.1, 0.4))
+    made = make_optimizer(
+        module, lambda groups: torch.optim.SGD([{**g, "lr": next(rates)} for g in groups])
     )
+    assert optimizers.peak_rate(made) == 0.1
+    block = Block(module, 0, 1, {"exact": made, "local": made})
+    before = [p.detach().clone() for p in module.parameters()]
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    block.step("exact", 0.05)
+    moved = [b - p for b, p in zip(before, module.parameters(), strict=True)]
+    torch.testing.assert_close(moved, [torch.full((2, 2), 0.05), torch.full((2,), 0.2)])
+
+
+def test_a_first_group_without_a_rate_is_refused():
+    said = refusal(make_optimizer, nn.Linear(2, 2), lambda groups: torch.optim.SGD(groups, 0.0))
+    assert "have the learning rates 0.0, 0.0: give each a number" in said

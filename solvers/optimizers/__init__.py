@@ -1,0 +1,1 @@
+"""Optimizers that torch does not have in this form, and what a step does about a delay."""
