@@ -279,6 +279,10 @@ class Solver(Settings, ABC):
         """Micro-batches by which the gradients of block `index` of `count` are late."""
         return 0
 
+    def steps_late(self, index: int, count: int, size: int) -> float:
+        """tau, the delay of a whole block's gradients in steps on mini-batches of `size`."""
+        return self.delay(index, count) / self.num_micro_batches(size)
+
     def progress(self, count: int, size: int) -> float | None:
         """Progress of a step on `size` samples over an exact step's; None: it is unknown."""
         return None

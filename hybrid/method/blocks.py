@@ -9,12 +9,13 @@ from torch import nn
 
 from hybrid.cuts.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
-from hybrid.settings.config import OptimizerSettings, TrainSettings
+from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Draws
 from hybrid.solvers.blocks.graphs import StepGraphs
 from hybrid.solvers.blocks.optimizer_state import Average
 from hybrid.solvers.layers.projection import leading_projection
+from hybrid.solvers.optimizers.mends import Extrapolation
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,13 +28,21 @@ def make_block(
     train: TrainSettings | None = None,
     drawing: dict[nn.Module, tuple[int, ...]] | None = None,
     replica: int = 0,
+    delay: DelaySettings | None = None,
+    steps_late: float = 0.0,
+    total_steps: int = 0,
 ) -> Block:
-    """Block `index` in training mode on its device, with the optimizer of its exact steps."""
+    """Block `index` in training mode on its device, with the optimizers of its steps.
+
+    Those of a solver whose gradients are `steps_late` may be mended, and exact ones never are.
+    """
     train = train or TrainSettings()
     module = placed(blocks.module(index), device)
     head = optimizers.output_weight(blocks.module(k) for k in range(len(blocks)))
-    exact = optimizers.make_optimizer(module, optimizer, head)
+    exact = optimizers.make_optimizer(module, optimizer, head, steps_late, total_steps)
     steps = {"exact": exact, "local": exact}
+    if delay is not None and delay.mend == "extrapolate" and steps_late:
+        steps["local"] = Extrapolation(exact.param_groups, exact, min(delay.cap, steps_late))
     if train.ema:
         weights = [p for group in exact.param_groups for p in group["params"]]
         steps["ema"] = Average(weights, train.ema)

@@ -60,6 +60,7 @@ def sections(facts: Facts) -> dict[str, Any]:
         "train": options.train,
         "optimizer": options.optimizer,
         "schedule": options.schedule,
+        "delay": options.delay,
         "data": DataSettings(cutout=facts.cutout),
     }
     given |= {"checkpoint": options.checkpoint} if hasattr(options, "checkpoint") else {}

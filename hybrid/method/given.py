@@ -61,7 +61,7 @@ class GivenSettings(_Field[T]):
         if isinstance(value, self.kind) or (self.callable and callable(value)):
             return value
         first = next(iter(self.kind.model_fields))
-        if isinstance(value, str) and (not value or first in ("name", "kind")):
+        if isinstance(value, str) and (not value or first in ("name", "kind", "mend")):
             value = {first: value} if value else {}
         if isinstance(value, Mapping):
             return self.kind.of(self.name, value)

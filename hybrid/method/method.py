@@ -107,6 +107,9 @@ class Method(Facts):
             options.train,
             problem.drawing[place.block],
             place.replica,
+            options.delay,
+            self._steps_late(place),
+            self.steps * options.train.epochs,
         )
         made.objective = problem.objectives.training
         if place.replicas > 1:
@@ -115,6 +118,12 @@ class Method(Facts):
             share = self.setup.batch_size / self.setup.total
             made.sync = options.sync.start(made, links.peers, share)
         return made
+
+    def _steps_late(self, place: Place) -> float:
+        """The same for all replicas of a block, whose shares may differ by a sample."""
+        setup = self.setup
+        size = max(1, (setup.total or setup.batch_size) // place.replicas)
+        return self.solver.steps_late(place.block, place.blocks, size)
 
     def start(self, block: Block, links: RankLinks, trace: Trace | None = None) -> Rounds:
         """One rank's rounds."""

@@ -13,6 +13,7 @@ from hybrid.optimizers.schedule import Rate
 from hybrid.samplers.base import Sampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import (
+    DelaySettings,
     LinkSettings,
     OptimizerSettings,
     ScheduleSettings,
@@ -46,6 +47,8 @@ class Options:
         ScheduleSettings, callable=True
     )
     """Settings or a name, or the learning rate as a function of the step."""
+    delay: GivenSettings[DelaySettings] = GivenSettings(DelaySettings)
+    """Settings, or the mend alone: what a step does about the delay of its gradient."""
     links: GivenSettings[LinkSettings] = GivenSettings(LinkSettings)
     """How ranks reach each other: settings, a dict, or the kind of links alone."""
     loss: Loss | None = None

@@ -20,16 +20,28 @@ Factory = Callable[[list[Group]], torch.optim.Optimizer]
 
 The group of biases and BatchNorm parameters, last, has "weight_decay": 0; the other has none, so
 the optimizer's own holds. The learning rate of the first group is the peak of the schedule, and
-those of other groups keep their ratio to it.
+those of other groups keep their ratio to it. Each has "delay", the steps by which the gradients of
+the block are late.
+"""
+
+RAMP = 200.0
+"""psi of NAdam times the steps of a training, what torch's 0.004 is over 50,000 of them.
+
+Half of the momentum's rise to its last value is then over after 8 % of the training.
 """
 
 
 def make_optimizer(
-    module: nn.Module, wanted: OptimizerSettings | Factory, head: nn.Parameter | None = None
+    module: nn.Module,
+    wanted: OptimizerSettings | Factory,
+    head: nn.Parameter | None = None,
+    steps_late: float = 0.0,
+    total_steps: int = 0,
 ) -> torch.optim.Optimizer:
     """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
 
-    `head` is the weight of the network's output layer, see `output_weight`.
+    `head` is the weight of the network's output layer, see `output_weight`; `steps_late` the delay
+    of the block's gradients, and `total_steps` those of the training, 0 if they are not known.
 
     ValueError, on one line, for arguments or parameters that its class does not take, and for what
     a factory gives that is no optimizer of the block's parameters.
@@ -55,10 +67,11 @@ def make_optimizer(
             {"params": decaying, "weight_decay": wanted.weight_decay, **more},
             {"params": plain, "weight_decay": 0.0, **more},
         ]
-        made = _optimizer_of_settings([group for group in kinds if group["params"]], wanted)
+        kinds = [group for group in kinds if group["params"]]
+        made = _optimizer_of_settings(kinds, wanted, total_steps)
         return _keep_ratios(made, wanted.lr)
-    groups: list[Group] = [{"params": decaying}] if decaying else []
-    groups += [{"params": plain, "weight_decay": 0.0}] if plain else []
+    groups: list[Group] = [{"params": decaying, "delay": steps_late}] if decaying else []
+    groups += [{"params": plain, "weight_decay": 0.0, "delay": steps_late}] if plain else []
     try:
         made = wanted(groups)
     except Exception as error:  # whatever a user's code raises
@@ -120,7 +133,7 @@ def count_copies(settings: OptimizerSettings) -> int:
 
 
 def _optimizer_of_settings(
-    groups: list[Group], settings: OptimizerSettings
+    groups: list[Group], settings: OptimizerSettings, total_steps: int = 0
 ) -> torch.optim.Optimizer:
     cls: Callable[..., torch.optim.Optimizer] = torch_classes.optimizer_class(settings.name)
     arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.arguments.items()}
@@ -129,7 +142,9 @@ def _optimizer_of_settings(
         arguments |= {"momentum": settings.momentum, "nesterov": nesterov}
     elif settings.name in torch_classes.OPTIMIZERS:
         arguments = {"betas": (settings.momentum, 0.999), **arguments}
-        arguments |= {"decoupled_weight_decay": True} if settings.name == "nadamw" else {}
+        if settings.name == "nadamw":
+            ramp = {"momentum_decay": RAMP / total_steps} if total_steps else {}
+            arguments = {"decoupled_weight_decay": True, **ramp, **arguments}
     try:
         made = cls(groups, lr=settings.lr, **arguments)
         if settings.arguments:

@@ -239,7 +239,9 @@ def _given(settings: Config, chosen: Prediction) -> Iterator[str]:
         yield f"rounds.memory_gb={limit:g}"
     if chosen.replicas > 1 and side != plain["split"]["side_by_side"]:
         yield f"split.side_by_side={side}"
-    for section in ("model", "data", "optimizer", "schedule", "train", "sampler", "checkpoint"):
+    for section in (
+        *("model", "data", "optimizer", "schedule", "delay", "train", "sampler", "checkpoint"),
+    ):
         asked: Mapping[str, Any] = settings.model_dump()[section]
         for key, value in asked.items():
             dotted = f"{section}.{key}"

@@ -81,6 +81,7 @@ class Planner:
         self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
         copies = optimizers.count_copies(settings.optimizer) + (settings.train.ema > 0)
+        copies += settings.delay.mend != "none"
         self._memory = Memory(copies)
 
     def blocks(self, count: int, samples: int = 0, cuts: Sequence[str] = ()) -> Blocks:

@@ -204,6 +204,7 @@ def build_options(resolved: Config) -> Options:
         train=resolved.train,
         optimizer=resolved.optimizer,
         schedule=resolved.schedule,
+        delay=resolved.delay,
         links=resolved.links,
         loss=references.load_loss(resolved.train.loss),
     )

@@ -13,7 +13,7 @@ from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.sections.base import Section
 from hybrid.settings.sections.data import DataSettings, ModelSettings, WorkerKind
 from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, SplitSettings
-from hybrid.settings.sections.steps import OptimizerSettings, ScheduleSettings
+from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.train import TrainSettings
 from hybrid.solvers import registry
 from hybrid.solvers.sync.registry import STRATEGIES
@@ -22,6 +22,7 @@ __all__ = [
     "CheckpointSettings",
     "Config",
     "DataSettings",
+    "DelaySettings",
     "LinkSettings",
     "ModelSettings",
     "OptimizerSettings",
@@ -70,6 +71,7 @@ class Config(Section):
     train: TrainSettings = TrainSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    delay: DelaySettings = DelaySettings()
     solver: dict[str, Any] = Field(default={"name": registry.DEFAULT})
     correction: dict[str, Any] = Field(default={})
     sync: dict[str, Any] = Field(default={"name": STRATEGIES.default})

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 # torch is imported where a class is asked for: the command's help comes without it
 
-OPTIMIZERS = ("sgd", "adamw", "muon")
+OPTIMIZERS = ("sgd", "adamw", "nadamw", "muon")
 """Those that have all their settings in [optimizer]."""
 SGD_RATE = 0.1
 """The learning rate of sgd where none is given; torch's own, 0.001, suits no network here."""
+MOMENTA = {"muon": 0.95, "nadamw": 0.99}
+"""Where it is not given, if it is not 0.9."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
 
@@ -47,17 +49,16 @@ def optimizer_class(name: str) -> type[Optimizer]:
         from hybrid.solvers.optimizers.muon import Muon
 
         return Muon
-    return {found.lower(): cls for found, cls in _optimizers().items()}[name.lower()]
+    of_torch = "nadam" if name.lower() == "nadamw" else name.lower()
+    return {found.lower(): cls for found, cls in _optimizers().items()}[of_torch]
 
 
 def usual_values(name: str) -> dict[str, float]:
     """What an optimizer has where it is not given: the rate of its class, but for sgd's own."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
-    parameters = _parameters(optimizer_class(name))
-    return {"lr": parameters["lr"].default} | (
-        {"momentum": parameters["momentum"].default} if name.lower() == "muon" else {}
-    )
+    momentum = {"momentum": MOMENTA[name.lower()]} if name.lower() in MOMENTA else {}
+    return {"lr": _parameters(optimizer_class(name))["lr"].default, **momentum}
 
 
 def scheduler_name(name: str) -> str:

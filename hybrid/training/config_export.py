@@ -39,7 +39,7 @@ def make_config_text(options: RunOptions, method: Method, cuts: Sequence[str]) -
             tables[section] = {"name": made.name, **methods.values(made)}
         else:
             notes.append(f"# the {known.kind} is the caller's own: {made.name}")
-    for section in ("train", "optimizer", "schedule", "links", "checkpoint"):
+    for section in ("train", "optimizer", "schedule", "delay", "links", "checkpoint"):
         value = getattr(options, section)
         if isinstance(value, Section):
             tables[section] = value.model_dump()

@@ -21,12 +21,15 @@ def restrict_to(parameters: Sequence[Tensor], optimizer: Made) -> Made:
     Its groups are copies: a learning rate that is set there is not set in the original.
     """
     own = {id(p) for p in parameters}
-    made = object.__new__(type(optimizer))
-    vars(made).update(vars(optimizer))
     groups = optimizer.param_groups
-    made.param_groups = [
-        {**group, "params": [p for p in group["params"] if id(p) in own]} for group in groups
-    ]
+    some = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in groups]
+    return over(some, optimizer)
+
+
+def over(groups: list[dict[str, Any]], optimizer: Made) -> Made:
+    """An optimizer that steps these groups, by their settings, and shares the state of all."""
+    made = object.__new__(type(optimizer))
+    vars(made).update(vars(optimizer), param_groups=groups)
     return made
 
 

@@ -9,10 +9,13 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.base import GraphBytes, program_of
+from hybrid.solvers.acting import Needs
+from hybrid.solvers.base import GraphBytes, Links, Program, Setup, program_of
+from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.flights import Flight
 from hybrid.solvers.delayed.stash import Stash
+from hybrid.solvers.delayed.unstashed import UnstashedProgram
 from hybrid.solvers.exact.micro_batches import MicroBatch
 
 LOST_A_STEP = 0.27
@@ -21,6 +24,17 @@ LOST_A_STEP = 0.27
 It is measured up to a delay of one step, in short trainings at a high learning rate, where the loss
 is largest: docs/benchmarks/delays/accuracy.md.
 """
+
+FLOAT32 = Needs(
+    "train.precision is 'float32', since autocast keeps a copy of the weights in every graph",
+    lambda run: run.train.precision == "float32",
+    "keep the stash",
+)
+STASHES = Needs(
+    "solver.stash is true, since activations that are computed again come from the newest weights",
+    lambda run: run.solver.stash,
+    "leave one of them out, or choose a solver that replays forward passes",
+)
 
 
 @dataclass(frozen=True)
@@ -32,18 +46,33 @@ class DDG(Delayed):
     the newest, each shared by the micro-batches that used it. With `recompute` it keeps d_k inputs
     and one graph, which it makes again at that version before the backward pass, with the same bits
     (Chen et al., arXiv 1604.06174).
+
+    Without `stash` it keeps the d_k graphs and no older weights: where a backward pass needs a
+    weight, it takes the newest, with the activations as the forward pass has left them (PACI, arXiv
+    2606.07881; AsyncPP, arXiv 2505.01099). That is the gradient of no function, and 1F1B's memory.
     """
 
     name: ClassVar[str] = "ddg"
 
-    recompute: Annotated[bool, SEVERAL_BLOCKS] = False
+    stash: Annotated[bool, SEVERAL_BLOCKS, FLOAT32] = True
+    """Keep the weights of forward passes for their backward passes; false: take the newest."""
+    recompute: Annotated[bool, SEVERAL_BLOCKS, STASHES] = False
     """Keep only block inputs, and run forward again before backward: less memory, same bits."""
 
+    def start(self, block: Block, links: Links, setup: Setup) -> Program:
+        return (
+            super().start(block, links, setup)
+            if self.stash
+            else UnstashedProgram(self, block, links, setup)
+        )
+
     def progress(self, count: int, size: int) -> float | None:
-        steps = self.delay(0, count) / self.num_micro_batches(size)
+        steps = self.steps_late(0, count, size)
         return 1 - LOST_A_STEP * steps if steps <= 1 else None
 
     def versions(self, index: int, count: int, size: int) -> int:
+        if not self.stash:
+            return 0
         return ceil(self.delay(index, count) / self.num_micro_batches(size))
 
     def held_bytes(

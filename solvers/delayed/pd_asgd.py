@@ -137,6 +137,10 @@ class PDASGD(Delayed):
         """Of the first unit, by the table; `any_order` comes close to it."""
         return 2 * (count - 1 - index) if count > 1 else self.table(3, index, count).delay(0)
 
+    def steps_late(self, index: int, count: int, size: int) -> float:
+        # units of a single block are late by their own numbers of steps
+        return super().steps_late(index, count, size) if count > 1 else 0.0
+
     def table(self, units: int, index: int, count: int) -> Timetable:
         """The table of a block of so many units."""
         if count > 1:

@@ -126,6 +126,9 @@ class AMPNet(Delayed):
     def delay(self, index: int, count: int) -> int:
         return limit(index, count, self.active_keys(count)) - 1 if count > 1 else 0
 
+    def steps_late(self, index: int, count: int, size: int) -> float:
+        return self.delay(index, count) / self.frequency(size)
+
     def frequency(self, size: int) -> int:
         """min_update_frequency of mini-batches of `size`."""
         return self.min_update_frequency or self.num_micro_batches(size)

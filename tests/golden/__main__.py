@@ -50,9 +50,11 @@ RECIPES = {
     "ddg": "",
     "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "ddg, recompute": "solver.recompute=true",
+    "ddg, no stash": "solver.stash=false",
+    "ddg, nadamw": "optimizer.name=nadamw",
     "ddg, corrected": "optimizer.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"
     " solver.micro_batches=1",
-    "ddg, muon, extrapolated": "optimizer.name=muon solver.mend=extrapolate",
+    "ddg, muon, extrapolated": "optimizer.name=muon delay.mend=extrapolate",
     "features-replay": "",
     "features-replay, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "fdg": "solver.messages=int8",

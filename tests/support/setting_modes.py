@@ -111,6 +111,7 @@ def alone(
 
 OTHERS: dict[str, list[Any]] = {
     "optimizer.vectors_lr": [0.05],
+    "delay.cap": [0.1],
     "model.name": ["preact-resnet8"],
     "model.shortcut": ["projection"],
     "model.factorize": ["layer2.0:3"],
@@ -123,7 +124,7 @@ OTHERS: dict[str, list[Any]] = {
     "sampler.lag": [4],
     "data.limit": [16],
     "data.cutout": [2],
-    "rounds.window": [1, "all", "auto"],
+    "rounds.window": [1, "all"],  # "auto" has a mode of its own
     "rounds.window_limit": [1],
     "rounds.residual_limit": [1e-6, 1e3],
     "rounds.sweeps": [3],
@@ -136,7 +137,7 @@ OTHERS: dict[str, list[Any]] = {
     "train.report_every": [4],
     "train.loss": ["mse"],
     "train.label_smoothing": [0.1],
-    "optimizer.name": ["sgd", "adamw", "NAdam"],
+    "optimizer.name": ["sgd", "adamw", "nadamw", "muon", "NAdam"],
     "optimizer.arguments": [{"maximize": True}],
     "schedule.name": ["cosine", "linear", "step", "constant", "one-cycle"],
     "schedule.interval": ["step"],

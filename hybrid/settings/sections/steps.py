@@ -1,4 +1,4 @@
-"""[optimizer] and [schedule]: the step of the weights and its learning rate."""
+"""[optimizer], [schedule] and [delay]: the step of the weights, its rate, and late gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hybrid.settings.sections.base import Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
-    "optimizer.name is sgd, muon or adamw, since other classes take it as an argument",
+    "optimizer.name is sgd, muon, adamw or nadamw, since others take it as an argument",
     lambda run: run.optimizer.name in torch_classes.OPTIMIZERS,
     "put it in optimizer.arguments",
 )
@@ -49,13 +49,13 @@ class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
     name: str = "sgd"
-    """sgd (with momentum), muon, adamw, or any other class of torch.optim: RMSprop, NAdam, ..."""
+    """sgd (with momentum), muon, adamw, nadamw, or another class of torch.optim: RMSprop, ..."""
     lr: float = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
     """Peak learning rate; by default 0.1 of sgd, 0.02 of muon, of another class as in torch."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
-    """Momentum of sgd, and of muon, whose default is 0.95; beta_1 of adamw; else an argument."""
+    """Momentum of sgd, muon (0.95 by default); beta_1 of adamw, nadamw (0.99); else an argument."""
     nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov's form of the momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
@@ -129,3 +129,19 @@ class ScheduleSettings(Section):
         if "name" in info.data:
             torch_classes.check_scheduler(info.data["name"], arguments)
         return arguments
+
+
+LATE = Acts(
+    "there are several blocks, and their gradients are late",
+    lambda run: run.solver.steps_late(0, run.setup.blocks, run.setup.batch_size) > 0,
+)
+MENDED = Acts("delay.mend is not none", lambda run: run.delay.mend != "none")
+
+
+class DelaySettings(Section):
+    """[delay] what a step does about the delay of its gradient."""
+
+    mend: Annotated[Literal["none", "extrapolate"], LATE] = "none"
+    """extrapolate: each step gives back what the one before it should have been."""
+    cap: Annotated[float, MENDED] = Field(default=1.0, gt=0, le=LARGE)
+    """Most of a step's change that is given back, in steps; a block's delay is less or more."""

@@ -34,6 +34,7 @@ IMPOSSIBLE = [(DDG, {"clip_norm": -1.0}), (FDG, {"gradient_shrinking": 1.5})]
 MODES = [
     *(mode for name, other in OTHER.items() for mode in alone(name, tries={"solver.name": other})),
     Mode("ddg", "replicas", {"split.replicas": 2}, {}, {"solver.name": OTHER["ddg"]}),
+    Mode("ddg", "no stash", {"solver.stash": False}, {}, {"solver.name": OTHER["ddg"]}),
     Mode("ddg", "first serially", FIRST, {}, {"solver.name": OTHER["ddg"]}),
 ]
 METHODS = {"ddg": DDG(), "features-replay": FeaturesReplay(), "fdg": FDG(gradient_shrinking=0.7)}

@@ -1,0 +1,224 @@
+"""Which optimizers tolerate a delay: optimizers x orders of a pipeline x mends, at equal epochs.
+
+    python docs/benchmarks/tolerance.py --data-dir ~/data [--seeds 0 1] [--rows muon] [--part 0/2]
+
+ResNet-14 in K = 8 blocks, CIFAR-10's first 10,000 images, 4 epochs, mini-batches of 128 in m = 8
+micro-batches, one thread, on the virtual clock. A delay is that of block 0, in steps; the others'
+fall linearly to none in the last block, as with K blocks of a deeper network (three ticks with
+K = 4, 31 with K = 32). The flushed pipeline computes the gradients of one process in the same
+micro-batches. Each optimizer has the best of three learning rates of its flushed run with seed 0.
+
+Runs that are in tolerance.json or in --runs are not repeated; --only-collect makes the JSON and the
+table from what there is. --part i/n takes every n-th row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from delays import known, of_summary, slug
+from tolerance_optimizers import (
+    Group,
+    Late,
+    LateRates,
+    RotatedAdam,
+    TwoBuffered,
+    nadamw_by_delay,
+)
+from torch import nn
+
+from hybrid import Trainer, data, models, split
+from hybrid.optimizers.optimizer import Factory, make_optimizer
+from hybrid.settings.config import (
+    CheckpointSettings,
+    DelaySettings,
+    LinkSettings,
+    OptimizerSettings,
+    TrainSettings,
+)
+from hybrid.solvers import Backprop, Solver
+
+RAW = Path(__file__).with_name("tolerance.json")
+K, M = 8, 8
+STEPS = 10_000 // 128 * 4
+DELAYS = {"7/8": 7, "15/8": 15, "31/8": 31, "7": 56, "3/8": 3}
+"""Ticks of block 0 by the name of its delay in steps, those that decide most first."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd"},
+    "muon": {"name": "muon"},
+    "adamw": {"name": "adamw", "weight_decay": 0.01},
+    "nadamw": {"name": "nadamw", "weight_decay": 0.01},
+    "rotated adam": {},
+}
+RATES = {
+    "sgd": (0.25, 0.1, 0.5),
+    "muon": (0.05, 0.1, 0.2),
+    "adamw": (0.005, 0.01, 0.02),
+    "nadamw": (0.005, 0.01, 0.02),
+    "rotated adam": (0.005, 0.01, 0.02),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training."""
+
+    solver: Solver
+    optimizer: OptimizerSettings | Factory
+    delay: DelaySettings = field(default_factory=DelaySettings)
+
+
+def optimizer(name: str, lr: float) -> OptimizerSettings | Factory:
+    """One of `OPTIMIZERS`."""
+    settings = OPTIMIZERS[name]
+    return OptimizerSettings(lr=lr, **settings) if settings else partial(RotatedAdam, lr=lr)
+
+
+def flushed(name: str, lr: float) -> tuple[str, Row]:
+    """The synchronous run."""
+    return f"{name}, flushed, lr {lr}", Row(Backprop(micro_batches=M), optimizer(name, lr))
+
+
+def best_rate(name: str, results: dict[str, Any]) -> float | None:
+    """That of the best flushed run with seed 0; None until all are there."""
+    found = {lr: results.get(flushed(name, lr)[0], {}).get("0") for lr in RATES[name]}
+    if not all(found.values()):
+        return None
+    return max(RATES[name], key=lambda lr: found[lr]["test_accuracy"])
+
+
+def rows(seed: int, results: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    """The rows that can be run or are there, those that decide most first."""
+    if seed == 0:
+        for name, rates in RATES.items():
+            yield from (flushed(name, lr) for lr in rates)
+    best = {name: best_rate(name, results) for name in OPTIMIZERS}
+    rated = {name: lr for name, lr in best.items() if lr is not None}
+    if seed != 0:
+        yield from (flushed(name, lr) for name, lr in rated.items())
+    for delay, ticks in DELAYS.items():
+        for name, lr in rated.items():
+            late = Late(micro_batches=M, ticks=ticks)
+            yield f"{name}, ddg, {delay}", Row(late, optimizer(name, lr))
+    for delay in ("15/8", "31/8", "7", "7/8"):
+        for name, lr in rated.items():
+            yield from mended(name, lr, delay)
+    for name, lr in rated.items():
+        yield f"{name}, 2bw, 1", Row(TwoBuffered(micro_batches=M), optimizer(name, lr))
+
+
+def mended(name: str, lr: float, delay: str) -> Iterator[tuple[str, Row]]:
+    """What may help an optimizer, or spare memory, at one delay."""
+    made, title = optimizer(name, lr), f"{name}, ddg, {delay}"
+    late = Late(micro_batches=M, ticks=DELAYS[delay])
+    yield f"{title}, no stash", Row(replace(late, stash=False), made)
+    once = DelaySettings(mend="extrapolate")
+    yield f"{title}, extrapolate, cap 1", Row(late, made, once)
+    if DELAYS[delay] > M:
+        whole = DelaySettings(mend="extrapolate", cap=100.0)
+        yield f"{title}, extrapolate, cap tau", Row(late, made, whole)
+    if DELAYS[delay] > M and name in ("sgd", "adamw"):
+        assert isinstance(made, OptimizerSettings)
+        yield f"{title}, PipeMare's rates", Row(late, partial(slowed, made))
+    if name == "nadamw":
+        momenta = partial(nadamw_by_delay, lr=lr, steps=STEPS, latest=DELAYS[delay] / M)
+        yield f"{title}, momentum by delay", Row(late, momenta)
+
+
+def slowed(settings: OptimizerSettings, groups: list[Group]) -> torch.optim.Optimizer:
+    """An optimizer with PipeMare's rates over a quarter of the training."""
+    module = nn.ParameterList(p for group in groups for p in group["params"])
+    inner = make_optimizer(module, settings, total_steps=STEPS)
+    for group in inner.param_groups:
+        group["delay"] = groups[0]["delay"]
+    return LateRates(inner.param_groups, inner, STEPS // 4)
+
+
+def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
+    """One training into its run folder."""
+    torch.set_num_threads(1)
+    images, test = data.load("cifar10", data_dir, 10_000)
+    torch.manual_seed(seed)
+    Trainer(
+        split(models.build("resnet14", 10, 3, 32), 1 if isinstance(row.solver, Backprop) else K),
+        row.solver,
+        train=TrainSettings(batch_size=128, epochs=4, seed=seed, threads=1, evaluate_every=100),
+        optimizer=row.optimizer,
+        delay=row.delay,
+        links=LinkSettings(kind="virtual"),
+        checkpoint=CheckpointSettings(every=100),
+        out=out,
+        names={"model": "resnet14", "data": "cifar10"},
+    ).fit(images, test)
+
+
+def collect(runs: Path, seeds: list[int]) -> dict[str, Any]:
+    """The results of all runs there are, on top of what the JSON holds."""
+    results: dict[str, dict[str, Any]] = known(RAW)
+    for seed in seeds:
+        before = -1
+        while len(results) > before:  # rates that are found bring further rows
+            before = len(results)
+            for title, _ in rows(seed, results):
+                kept = of_summary(runs / slug(title, seed))
+                if kept is not None:
+                    accuracy = {"test_accuracy": kept["test_accuracy"]}
+                    results.setdefault(title, {})[str(seed)] = accuracy
+    return results
+
+
+def table(results: dict[str, Any]) -> str:
+    """Test accuracies in %: the mean, and each seed's."""
+    lines = ["| run | test accuracy, % | by seed |", "|---|---|---|"]
+    for title, by_seed in results.items():
+        values = [100 * kept["test_accuracy"] for kept in by_seed.values()]
+        each = "; ".join(f"{value:.1f}" for value in values)
+        lines.append(f"| {title} | {mean(values):.1f} | {each} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/tolerance"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--rows", default="", help="only rows with this in their names")
+    parser.add_argument("--part", default="0/1", help="i/n: every n-th row, from the i-th")
+    parser.add_argument("--only-collect", action="store_true")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    for seed in () if options.only_collect else options.seeds:
+        done: set[str] = set()
+        while True:
+            results = collect(options.runs, options.seeds)
+            todo = [
+                (title, row)
+                for i, (title, row) in enumerate(rows(seed, results))
+                if i % parts == part and str(seed) not in results.get(title, {})
+                if options.rows in title and title not in done
+            ]
+            if not todo:
+                break
+            title, row = todo[0]
+            done.add(title)
+            out = options.runs / slug(title, seed)
+            shutil.rmtree(out, ignore_errors=True)  # what was broken off
+            out.parent.mkdir(parents=True, exist_ok=True)
+            train(row, seed, options.data_dir, out)
+    results = collect(options.runs, options.seeds)
+    if options.only_collect:
+        RAW.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
