@@ -37,5 +37,7 @@ class Facts:
     """Whether layers of the network draw random numbers."""
     normed: bool = False
     """Whether the network has running statistics."""
+    shares_products: bool = False
+    """Whether replicas divide what Muon would compute alike on all of them."""
     cutout: int = 0
     """Side of the square that is cut out of each training image, in pixels; 0: none."""

@@ -26,7 +26,9 @@ from hybrid.solvers.base import Setup, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.sync.norms import SharedNorms
+from hybrid.solvers.sync.sharing import Sharing
 
 FIRST = Place()
 
@@ -117,6 +119,8 @@ class Method(Facts):
                 made.norms = SharedNorms(made.module, links.peers)
             share = self.setup.batch_size / self.setup.total
             made.sync = options.sync.start(made, links.peers, share)
+            if isinstance(exact := made.optimizers["exact"], Muon) and self.shares_products:
+                exact.sharing = Sharing(links.peers)
         return made
 
     def _steps_late(self, place: Place) -> float:

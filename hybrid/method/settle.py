@@ -7,6 +7,7 @@ from hybrid.method.gaps import settled_gaps
 from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.method.sharing import shares_products
 from hybrid.ranks.grid import Place
 from hybrid.rounds.controller import powers
 from hybrid.samplers.base import Learning
@@ -44,6 +45,7 @@ def settle(
         survival=problem.survival,
         draws=any(problem.drawing),
         normed=problem.normed,
+        shares_products=shares_products(problem, options),
         cutout=problem.cutout,
         problem=problem,
     )

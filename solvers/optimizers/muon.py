@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+Share = Callable[[Sequence[float], Callable[[int], Tensor], Sequence[Tensor]], list[Tensor]]
+"""(costs, compute, like) -> all of compute(i), each computed on one replica: see `Sharing`."""
 Rule = Literal["muon", "sgd", "adamw"]
 Adjustment = Literal["original", "match_rms_adamw"]
 _DTYPES = "bfloat16", "float32", "float64"
@@ -72,6 +74,8 @@ class Muon(torch.optim.Optimizer):
             "renormalize": renormalize,
         }
         super().__init__(params, settings)
+        self.sharing: Share | None = None
+        """Divides NS among replicas that all make the same steps; None: each does all of it."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         cls = _TORCHS.get(param_group.get("rule", self.defaults["rule"]))
@@ -89,13 +93,31 @@ class Muon(torch.optim.Optimizer):
                 'put it into a group with "rule": "sgd" or "adamw"'
             )
 
+    def count_operations(self) -> int:
+        """Floating-point operations of all NS of a step."""
+        groups = [group for group in self.param_groups if group["rule"] == "muon"]
+        return sum(count_operations(p, g["ns_steps"]) for g in groups for p in g["params"])
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            if group["rule"] == "muon":
-                for p in group["params"]:
-                    if p.grad is not None:
-                        self._step_matrix(p, p.grad, group)
+        matrices = [
+            (p, group)
+            for group in self.param_groups
+            if group["rule"] == "muon"
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        for p, group in matrices:
+            self._accumulate(p, group)
+        if self.sharing is None:
+            for p, group in matrices:
+                self._move(p, self._update(p, group), group)
+        elif matrices:
+            weights = [p for p, _ in matrices]
+            work = [float(count_operations(p, group["ns_steps"])) for p, group in matrices]
+            updates = self.sharing(work, lambda i: self._update(*matrices[i]), weights)
+            for (p, group), update in zip(matrices, updates, strict=True):
+                self._move(p, update, group)
         for rule, cls in _TORCHS.items():
             groups = [group for group in self.param_groups if group["rule"] == rule]
             if groups:
@@ -105,18 +127,29 @@ class Muon(torch.optim.Optimizer):
                 vars(of_torch).update(vars(self), param_groups=groups, defaults=plain)
                 of_torch.step()
 
-    def _step_matrix(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        state, mu, lr = self.state[p], group["momentum"], group["lr"]
+    def _accumulate(self, p: Tensor, group: dict[str, Any]) -> None:
+        """B <- mu B + (1 - mu) g."""
+        state = self.state[p]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
-        momentum = state["momentum_buffer"].lerp_(grad, 1 - mu)
-        moved = grad.lerp(momentum, mu) if group["nesterov"] else momentum
-        update = orthogonalized(moved.flatten(1), group["ns_steps"], group["ns_dtype"])
+        state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+
+    def _update(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """U in the shape of w."""
+        moved: Tensor = self.state[p]["momentum_buffer"]
+        if group["nesterov"]:
+            assert p.grad is not None
+            moved = p.grad.lerp(moved, group["momentum"])
+        found = orthogonalized(moved.flatten(1), group["ns_steps"], group["ns_dtype"])
+        return found.view(p.shape)
+
+    def _move(self, p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+        """w <- (1 - lr wd) w - lr s U."""
         if group["renormalize"]:
             p.mul_(len(p) ** 0.5 / p.norm().clamp(min=SMALLEST_NORM))
-        p.mul_(1 - lr * group["weight_decay"])
-        rate = lr * _adjustment(group["adjust_lr_fn"], *update.shape)
-        p.add_(update.view(p.shape), alpha=-rate)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        rows, columns = len(p), p.numel() // len(p)
+        p.add_(update, alpha=-group["lr"] * _adjustment(group["adjust_lr_fn"], rows, columns))
 
 
 def _adjustment(kind: Adjustment, rows: int, columns: int) -> float:
@@ -124,6 +157,13 @@ def _adjustment(kind: Adjustment, rows: int, columns: int) -> float:
     if kind == "original":
         return sqrt(max(1, rows / columns))
     return 0.2 * sqrt(max(rows, columns))
+
+
+def count_operations(p: Tensor, ns_steps: int) -> int:
+    """Floating-point operations of NS on a parameter."""
+    rows, columns = len(p), p.numel() // len(p)
+    n, m = min(rows, columns), max(rows, columns)
+    return ns_steps * (4 * n * n * m + 2 * n**3)
 
 
 def orthogonalized(matrix: Tensor, ns_steps: int, ns_dtype: str | None = None) -> Tensor:

@@ -111,6 +111,7 @@ def alone(
 
 OTHERS: dict[str, list[Any]] = {
     "optimizer.vectors_lr": [0.05],
+    "optimizer.sharded": [True],
     "delay.cap": [0.1],
     "model.name": ["preact-resnet8"],
     "model.shortcut": ["projection"],
@@ -179,6 +180,7 @@ OTHERS: dict[str, list[Any]] = {
 """What is tried of a setting, where neither its type nor half its default says so."""
 
 LISTED = {
+    "optimizer.sharded": "who computes what",
     "train.report_every": "how often a run reports",
     "train.evaluate_every": "how often it is tested",
     "train.threads": "speed, but for rounding",

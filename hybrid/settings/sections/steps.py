@@ -33,6 +33,10 @@ NESTEROVS = Acts(
     lambda run: run.optimizer.name in ("sgd", "muon") and run.optimizer.momentum,
 )
 MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
+SHARES_STEPS = Acts(
+    "replicas make one step together (sync.name all-reduce)",
+    lambda run: run.replicas > 1 and run.sync.exact,
+)
 DECAYS = Acts(
     "the optimizer has a weight decay", lambda run: torch_classes.decays(run.optimizer.name)
 )
@@ -66,6 +70,8 @@ class OptimizerSettings(Section):
     """Who steps what Muon does not: vectors, norms, embeddings, the network's output layer."""
     vectors_lr: Annotated[float | None, MUON] = Field(default=None, gt=0, le=LARGE)
     """Peak learning rate of these; unset: optimizer.lr."""
+    sharded: Annotated[bool | None, MUON, SHARES_STEPS] = None
+    """Whether replicas divide Muon's products; unset: if they take 3 % of a mini-batch's passes."""
     arguments: Annotated[dict[str, Any], MOMENTUM_OUTSIDE] = Field(default={})
     """More arguments of the class: optimizer.arguments.eps = 1e-6."""
 

@@ -22,7 +22,9 @@ from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
 from hybrid.runs import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
-from hybrid.solvers import Backprop
+from hybrid.solvers import DDG, Backprop
+from hybrid.solvers.optimizers import muon
+from hybrid.solvers.optimizers.muon import orthogonalized
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
 
@@ -139,3 +141,36 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
         restore.restore(tmp_path / "run").network.state_dict(),
         dict(made.blocks.model.state_dict()),
     )
+
+
+MUON = OptimizerSettings(name="muon", lr=0.05, weight_decay=0.1)
+RESNET = {"optimizer": MUON, "model": "resnet8"}
+
+
+def test_muon_goes_on_with_other_blocks_and_the_same_bits(few, tmp_path):
+    found = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **RESNET), few)
+    interrupted(tmp_path / "run", after=1)
+    again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **RESNET)
+    assert_same(trained_weights(again, few), found)
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_divide_muons_products_with_the_same_bits(replicas, few, monkeypatch):
+    computed = []
+
+    def counted(matrix, *arguments):
+        computed.append(matrix.shape)
+        return orthogonalized(matrix, *arguments)
+
+    monkeypatch.setattr(muon, "orthogonalized", counted)
+    found, counts = [], []
+    for sharded in (False, True, None):
+        given = {"optimizer": MUON.model_copy(update={"sharded": sharded}), "model": "resnet8"}
+        made = trainer(DDG(micro_batches=2), blocks=2, replicas=replicas, **given)
+        found.append(trained_weights(made, few))
+        counts.append(len(computed) - 1)  # but for a trial
+        computed.clear()
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+    assert counts[0] == replicas * counts[1]
+    assert counts[2] == counts[1]  # on images so small they take more than 3 %

@@ -45,7 +45,14 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "serial epochs, carried": (BlockADMM(rho=0.1), KEPT | {"serial_epochs": 1.5}),
     "RMSprop": (Backprop(), torch_optimizer("RMSprop", centered=True, momentum=0.5)),
-    "NAdam": (Backprop(), torch_optimizer("NAdam")),
+    "NAdam without a stash": (
+        DDG(micro_batches=2, stash=False),
+        torch_optimizer("nadamw") | {"model": "resnet8"},
+    ),
+    "Muon, extrapolated": (
+        DDG(micro_batches=2),
+        torch_optimizer("muon") | {"delay": "extrapolate", "model": "resnet8"},
+    ),
     "Adafactor": (Backprop(), torch_optimizer("Adafactor")),
     "an average": (Backprop(), {"train": {"ema": 0.8}}),
     "an average of local steps": (
