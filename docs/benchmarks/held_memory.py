@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from hybrid import data, models, split
 from hybrid.links import RankLinks, run_threads
@@ -23,6 +27,7 @@ from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window
+from hybrid.solvers.delayed import unstashed
 
 
 class Kept:
@@ -41,6 +46,23 @@ class Kept:
 
     def unpack(self, packed: Any) -> Tensor:
         return packed.tensor if isinstance(packed, Holder) else packed
+
+
+class Here(threading.local):
+    """What this thread's passes are counted by."""
+
+    kept: Kept | None = None
+
+
+HERE = Here()
+
+
+def counting_hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Any:
+    """Hooks of a program's own, of which the innermost alone are called, that count here, too."""
+    kept = HERE.kept
+    if kept is None:
+        return saved_tensors_hooks(pack, unpack)
+    return saved_tensors_hooks(lambda t: (pack(t), kept.pack(t)), lambda both: unpack(both[0]))
 
 
 class Holder:
@@ -75,7 +97,8 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
         setup = Setup(tuple(shapes), batch_size, correct_every=0)
         program = solver.start(block, links, setup)
         kept = Kept({p.untyped_storage().data_ptr() for p in block.module.parameters()})
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        HERE.kept = kept
+        with saved_tensors_hooks(kept.pack, kept.unpack):
             for batch in batches:
                 program.train(Window([batch]))
                 again = getattr(solver, "recompute", False)
@@ -89,7 +112,8 @@ def peaks(solver: Solver, model: str, blocks_count: int, batch_size: int) -> lis
             program.drain()
         return kept.peak
 
-    return run_threads(blocks_count, peak)
+    with patch.object(unstashed, "saved_tensors_hooks", counting_hooks):
+        return run_threads(blocks_count, peak)
 
 
 def main() -> None:
@@ -101,6 +125,7 @@ def main() -> None:
     solvers: dict[str, Solver] = {"1F1B, m=8": Backprop(micro_batches=8), "fdg, m=1": FDG(1)}
     for kind in (DDG, FDG, FeaturesReplay, Petra):
         solvers[f"{kind.name}, m=8"] = kind(micro_batches=8)
+    solvers["ddg, m=8, no stash"] = DDG(micro_batches=8, stash=False)
     size = (options.model, options.blocks, options.batch_size)
     found = {name: peaks(solver, *size) for name, solver in solvers.items()}
     body = {**vars(options), "peak_bytes": found}

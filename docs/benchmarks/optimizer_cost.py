@@ -28,11 +28,11 @@ from hybrid.ranks.launch import keep_memory
 from hybrid.settings.config import OptimizerSettings
 
 RAW = Path(__file__).with_name("optimizer_cost.json")
-NAMES = ("sgd", "adamw", "nadamw", "muon")
+NAMES = ("sgd", "adamw", "nadamw", "muon", "soap")
 
 
-def resnet(name: str, batch: int) -> tuple[nn.Module, Tensor]:
-    return models.build(name, 10, 3, 32), torch.randn(batch, 3, 32, 32)
+def resnet(name: str, batch: int, side: int = 32) -> tuple[nn.Module, Tensor]:
+    return models.build(name, 10, 3, side), torch.randn(batch, 3, side, side)
 
 
 def transformer(tokens: int) -> tuple[nn.Module, Tensor]:
@@ -43,7 +43,7 @@ def transformer(tokens: int) -> tuple[nn.Module, Tensor]:
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "resnet20, 128 images": lambda: resnet("resnet20", 128),
     "resnet56, 128 images": lambda: resnet("resnet56", 128),
-    "resnet18, 32 images": lambda: resnet("resnet18", 32),
+    "resnet18, 32 images of 224 x 224": lambda: resnet("resnet18", 32, 224),
     "a layer of GPT-2, 4,096 tokens": lambda: transformer(4096),
 }
 

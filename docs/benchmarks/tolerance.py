@@ -57,14 +57,18 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muon": {"name": "muon"},
     "adamw": {"name": "adamw", "weight_decay": 0.01},
     "nadamw": {"name": "nadamw", "weight_decay": 0.01},
+    "soap": {"name": "soap", "weight_decay": 0.01},
     "rotated adam": {},
+    "rotated adam, one side": {},
 }
 RATES = {
     "sgd": (0.25, 0.1, 0.5),
     "muon": (0.05, 0.1, 0.2),
     "adamw": (0.005, 0.01, 0.02),
     "nadamw": (0.005, 0.01, 0.02),
-    "rotated adam": (0.01, 0.02, 0.04),
+    "soap": (0.02, 0.04, 0.08),
+    "rotated adam": (0.02, 0.04, 0.08),
+    "rotated adam, one side": (0.02, 0.04, 0.08),
 }
 
 
@@ -75,12 +79,15 @@ class Row:
     solver: Solver
     optimizer: OptimizerSettings | Factory
     delay: DelaySettings = field(default_factory=DelaySettings)
+    epochs: int = 4
 
 
 def optimizer(name: str, lr: float) -> OptimizerSettings | Factory:
     """One of `OPTIMIZERS`."""
     settings = OPTIMIZERS[name]
-    return OptimizerSettings(lr=lr, **settings) if settings else partial(RotatedAdam, lr=lr)
+    if settings:
+        return OptimizerSettings(lr=lr, **settings)
+    return partial(RotatedAdam, lr=lr, sides="smaller" if "one side" in name else "both")
 
 
 def flushed(name: str, lr: float) -> tuple[str, Row]:
@@ -106,6 +113,11 @@ def rows(seed: int, results: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     if seed != 0:
         yield from (flushed(name, lr) for name, lr in rated.items())
     for delay, ticks in DELAYS.items():
+        if delay == "31/8":  # what an epoch is worth
+            for name, lr in rated.items() if seed == 0 else ():
+                row = replace(flushed(name, lr)[1], epochs=3)
+                yield f"{name}, flushed, 3 epochs", row
+                yield f"{name}, flushed, 2 epochs", replace(row, epochs=2)
         for name, lr in rated.items():
             late = Late(micro_batches=M, ticks=ticks)
             yield f"{name}, ddg, {delay}", Row(late, optimizer(name, lr))
@@ -151,7 +163,9 @@ def train(row: Row, seed: int, data_dir: Path, out: Path) -> None:
     Trainer(
         split(models.build("resnet14", 10, 3, 32), 1 if isinstance(row.solver, Backprop) else K),
         row.solver,
-        train=TrainSettings(batch_size=128, epochs=4, seed=seed, threads=1, evaluate_every=100),
+        train=TrainSettings(
+            batch_size=128, epochs=row.epochs, seed=seed, threads=1, evaluate_every=100
+        ),
         optimizer=row.optimizer,
         delay=row.delay,
         links=LinkSettings(kind="virtual"),

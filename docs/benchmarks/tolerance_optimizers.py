@@ -99,9 +99,10 @@ class RotatedAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         every: int = 10,
+        sides: str = "both",
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "every": every})
+        super().__init__(params, {**defaults, "every": every, "sides": sides})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -113,28 +114,32 @@ class RotatedAdam(torch.optim.Optimizer):
     def _step(self, p: Tensor, grad: Tensor, group: Group) -> None:
         state, (b1, b2) = self.state[p], group["betas"]
         g = grad.flatten(1) if p.ndim > 1 else grad[:, None]
+        matrix, one = p.ndim > 1, group["sides"] == "smaller"
+        left = matrix and (not one or len(g) <= g.shape[1])
+        right = matrix and (not one or len(g) > g.shape[1])
         if not state:
             state |= {"t": 0, "m": torch.zeros_like(g), "s": torch.zeros_like(g)}
-            if p.ndim > 1:
-                state |= {"l": g @ g.T, "r": g.T @ g}
-                state |= {x: torch.linalg.eigh(state[y])[1] for x, y in (("u", "l"), ("v", "r"))}
+            if left:
+                state |= {"l": g @ g.T, "u": torch.linalg.eigh(g @ g.T)[1].contiguous()}
+            if right:
+                state |= {"r": g.T @ g, "v": torch.linalg.eigh(g.T @ g)[1].contiguous()}
         state["t"] += 1
-        rotated = g
-        if p.ndim > 1:
+        rotated, inner = g, state["m"].lerp_(g, 1 - b1)
+        renewed = state["t"] % group["every"] == 0
+        if left:
             state["l"].lerp_(g @ g.T, 1 - b2)
+            if renewed:
+                state["u"] = torch.linalg.qr(state["l"] @ state["u"])[0].contiguous()
+            rotated, inner = state["u"].T @ rotated, state["u"].T @ inner
+        if right:
             state["r"].lerp_(g.T @ g, 1 - b2)
-            if state["t"] % group["every"] == 0:
-                state["u"] = torch.linalg.qr(state["l"] @ state["u"])[0]
-                state["v"] = torch.linalg.qr(state["r"] @ state["v"])[0]
-            rotated = state["u"].T @ g @ state["v"]
-        state["m"].lerp_(g, 1 - b1)
+            if renewed:
+                state["v"] = torch.linalg.qr(state["r"] @ state["v"])[0].contiguous()
+            rotated, inner = rotated @ state["v"], inner @ state["v"]
         state["s"].lerp_(rotated.square(), 1 - b2)
-        root = (state["s"] / (1 - b2 ** state["t"])).sqrt_().add_(group["eps"])
-        if p.ndim > 1:
-            inner = state["u"].T @ state["m"] @ state["v"] / root
-            update = state["u"] @ inner @ state["v"].T
-        else:
-            update = state["m"] / root
+        update = inner / (state["s"] / (1 - b2 ** state["t"])).sqrt_().add_(group["eps"])
+        update = state["u"] @ update if left else update
+        update = update @ state["v"].T if right else update
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(update.view(p.shape), alpha=-group["lr"] / (1 - b1 ** state["t"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -55,7 +56,7 @@ def make_optimizer(
     if isinstance(wanted, OptimizerSettings):
         first: list[nn.Parameter] = []
         more: Group = {}
-        if wanted.name == "muon":
+        if wanted.name in torch_classes.BY_SHAPE:
             skipped = {id(p) for p in _embeddings(module)} | {id(head)}
             first = [p for p in parameters if is_matrix(p) and id(p) not in skipped]
             more = {"rule": wanted.vectors, "lr": wanted.vectors_lr or wanted.lr}
@@ -141,7 +142,8 @@ def _optimizer_of_settings(
         nesterov = settings.nesterov and settings.momentum > 0
         arguments |= {"momentum": settings.momentum, "nesterov": nesterov}
     elif settings.name in torch_classes.OPTIMIZERS:
-        arguments = {"betas": (settings.momentum, 0.999), **arguments}
+        beta = inspect.signature(cls).parameters["betas"].default[1]
+        arguments = {"betas": (settings.momentum, beta), **arguments}
         if settings.name == "nadamw":
             ramp = {"momentum_decay": RAMP / total_steps} if total_steps else {}
             arguments = {"decoupled_weight_decay": True, **ramp, **arguments}

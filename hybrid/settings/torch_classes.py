@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 # torch is imported where a class is asked for: the command's help comes without it
 
-OPTIMIZERS = ("sgd", "adamw", "nadamw", "muon")
+OPTIMIZERS = ("sgd", "adamw", "nadamw", "muon", "soap")
 """Those that have all their settings in [optimizer]."""
+BY_SHAPE = ("muon", "soap")
+"""Those that step matrices, and leave vectors to another."""
 SGD_RATE = 0.1
 """The learning rate of sgd where none is given; torch's own, 0.001, suits no network here."""
-MOMENTA = {"muon": 0.95, "nadamw": 0.99}
-"""Where it is not given, if it is not 0.9."""
+USUAL: dict[str, dict[str, Any]] = {
+    "muon": {"momentum": 0.95},
+    "nadamw": {"momentum": 0.99},
+    "soap": {"vectors": "adamw"},
+}
+"""What is not given, if it is not as of sgd."""
 SCHEDULES = ("cosine", "linear", "step", "constant")
 """Those that have all their settings in [schedule]."""
 
@@ -49,16 +55,19 @@ def optimizer_class(name: str) -> type[Optimizer]:
         from hybrid.solvers.optimizers.muon import Muon
 
         return Muon
+    if name.lower() == "soap":
+        from hybrid.solvers.optimizers.soap import Soap
+
+        return Soap
     of_torch = "nadam" if name.lower() == "nadamw" else name.lower()
     return {found.lower(): cls for found, cls in _optimizers().items()}[of_torch]
 
 
-def usual_values(name: str) -> dict[str, float]:
+def usual_values(name: str) -> dict[str, Any]:
     """What an optimizer has where it is not given: the rate of its class, but for sgd's own."""
     if name.lower() == "sgd":
         return {"lr": SGD_RATE}
-    momentum = {"momentum": MOMENTA[name.lower()]} if name.lower() in MOMENTA else {}
-    return {"lr": _parameters(optimizer_class(name))["lr"].default, **momentum}
+    return {"lr": _parameters(optimizer_class(name))["lr"].default, **USUAL.get(name.lower(), {})}
 
 
 def scheduler_name(name: str) -> str:

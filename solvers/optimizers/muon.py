@@ -1,28 +1,25 @@
-"""Muon: orthogonalized momentum for matrices, a rule of torch's for what is none."""
+"""Muon: orthogonalized momentum for matrices and filters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hybrid.solvers.optimizers.by_shape import ByShape, Group
+
 Share = Callable[[Sequence[float], Callable[[int], Tensor], Sequence[Tensor]], list[Tensor]]
 """(costs, compute, like) -> all of compute(i), each computed on one replica: see `Sharing`."""
-Rule = Literal["muon", "sgd", "adamw"]
 Adjustment = Literal["original", "match_rms_adamw"]
 _DTYPES = "bfloat16", "float32", "float64"
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 SMALLEST_NORM = 1e-7
-_TORCHS: dict[str, Any] = {
-    "sgd": torch.optim.SGD,
-    "adamw": torch.optim.AdamW,
-}
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByShape):
     r"""Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon), for the weights of a block.
 
         B <- mu B + (1 - mu) g                      g as a matrix, outputs x all other dimensions
@@ -39,19 +36,19 @@ class Muon(torch.optim.Optimizer):
     Matrices are orthogonalized one by one: in a batch of several the bits of one could depend on
     what else its block holds, and so on where the network is cut.
 
-    A group with "rule": "sgd" or "adamw" is stepped by torch's own, with the group's settings. A
-    group of Muon's holds no vectors (ValueError). On matrices alone, and in bfloat16, this is
-    `torch.optim.Muon`, bit for bit.
+    On matrices alone, and in bfloat16, this is `torch.optim.Muon`, bit for bit; `ByShape` says how
+    vectors are stepped.
     """
+
+    name = "muon"
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        params: Iterable[Tensor] | Iterable[Group],
         lr: float = 0.02,
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
-        rule: Rule = "muon",
         ns_steps: int = 5,
         ns_dtype: str | None = None,
         adjust_lr_fn: Adjustment = "original",
@@ -67,7 +64,6 @@ class Muon(torch.optim.Optimizer):
             "momentum": momentum,
             "nesterov": nesterov,
             "weight_decay": weight_decay,
-            "rule": rule,
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
             "adjust_lr_fn": adjust_lr_fn,
@@ -77,36 +73,12 @@ class Muon(torch.optim.Optimizer):
         self.sharing: Share | None = None
         """Divides NS among replicas that all make the same steps; None: each does all of it."""
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        cls = _TORCHS.get(param_group.get("rule", self.defaults["rule"]))
-        if cls is not None:
-            torchs = cls([torch.zeros(1)]).defaults
-            own = {"momentum": self.defaults["momentum"], "nesterov": self.defaults["nesterov"]}
-            for key, value in {**torchs, **own}.items():
-                param_group.setdefault(key, value)
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        vectors = [tuple(p.shape) for p in group["params"] if p.ndim < 2]
-        if group["rule"] == "muon" and vectors:
-            raise ValueError(
-                f"Muon orthogonalizes matrices, and was given a parameter of shape {vectors[0]}: "
-                'put it into a group with "rule": "sgd" or "adamw"'
-            )
-
     def count_operations(self) -> int:
         """Floating-point operations of all NS of a step."""
-        groups = [group for group in self.param_groups if group["rule"] == "muon"]
+        groups = [group for group in self.param_groups if group["rule"] == self.name]
         return sum(count_operations(p, g["ns_steps"]) for g in groups for p in g["params"])
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        matrices = [
-            (p, group)
-            for group in self.param_groups
-            if group["rule"] == "muon"
-            for p in group["params"]
-            if p.grad is not None
-        ]
+    def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
         for p, group in matrices:
             self._accumulate(p, group)
         if self.sharing is None:
@@ -118,23 +90,15 @@ class Muon(torch.optim.Optimizer):
             updates = self.sharing(work, lambda i: self._update(*matrices[i]), weights)
             for (p, group), update in zip(matrices, updates, strict=True):
                 self._move(p, update, group)
-        for rule, cls in _TORCHS.items():
-            groups = [group for group in self.param_groups if group["rule"] == rule]
-            if groups:
-                # torch's optimizer over these groups, whose state is kept here
-                of_torch: torch.optim.Optimizer = object.__new__(cls)
-                plain = {"differentiable": False}
-                vars(of_torch).update(vars(self), param_groups=groups, defaults=plain)
-                of_torch.step()
 
-    def _accumulate(self, p: Tensor, group: dict[str, Any]) -> None:
+    def _accumulate(self, p: Tensor, group: Group) -> None:
         """B <- mu B + (1 - mu) g."""
         state = self.state[p]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
         state["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
 
-    def _update(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+    def _update(self, p: Tensor, group: Group) -> Tensor:
         """U in the shape of w."""
         moved: Tensor = self.state[p]["momentum_buffer"]
         if group["nesterov"]:
@@ -143,7 +107,7 @@ class Muon(torch.optim.Optimizer):
         found = orthogonalized(moved.flatten(1), group["ns_steps"], group["ns_dtype"])
         return found.view(p.shape)
 
-    def _move(self, p: Tensor, update: Tensor, group: dict[str, Any]) -> None:
+    def _move(self, p: Tensor, update: Tensor, group: Group) -> None:
         """w <- (1 - lr wd) w - lr s U."""
         if group["renormalize"]:
             p.mul_(len(p) ** 0.5 / p.norm().clamp(min=SMALLEST_NORM))

@@ -51,6 +51,7 @@ RECIPES = {
     "ddg, m=1": "optimizer.lr=0.02 solver.micro_batches=1",
     "ddg, recompute": "solver.recompute=true",
     "ddg, no stash": "solver.stash=false",
+    "ddg, soap": "optimizer.name=soap optimizer.lr=0.01",
     "ddg, nadamw": "optimizer.name=nadamw",
     "ddg, corrected": "optimizer.lr=0.02 rounds.correct_every=2 solver.clip_norm=1.0"
     " solver.micro_batches=1",

@@ -138,7 +138,7 @@ OTHERS: dict[str, list[Any]] = {
     "train.report_every": [4],
     "train.loss": ["mse"],
     "train.label_smoothing": [0.1],
-    "optimizer.name": ["sgd", "adamw", "nadamw", "muon", "NAdam"],
+    "optimizer.name": ["sgd", "adamw", "nadamw", "muon", "soap", "NAdam"],
     "optimizer.arguments": [{"maximize": True}],
     "schedule.name": ["cosine", "linear", "step", "constant", "one-cycle"],
     "schedule.interval": ["step"],

@@ -13,7 +13,7 @@ from hybrid.settings.sections.base import Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(
-    "optimizer.name is sgd, muon, adamw or nadamw, since others take it as an argument",
+    "optimizer.name is one of sgd, adamw, nadamw, muon, soap, as others take it as an argument",
     lambda run: run.optimizer.name in torch_classes.OPTIMIZERS,
     "put it in optimizer.arguments",
 )
@@ -33,6 +33,10 @@ NESTEROVS = Acts(
     lambda run: run.optimizer.name in ("sgd", "muon") and run.optimizer.momentum,
 )
 MUON = Acts("optimizer.name is muon", lambda run: run.optimizer.name == "muon")
+BY_SHAPE = Acts(
+    "optimizer.name is muon or soap",
+    lambda run: run.optimizer.name in torch_classes.BY_SHAPE,
+)
 SHARES_STEPS = Acts(
     "replicas make one step together (sync.name all-reduce)",
     lambda run: run.replicas > 1 and run.sync.exact,
@@ -53,22 +57,22 @@ class OptimizerSettings(Section):
     """[optimizer] the step of the weights."""
 
     name: str = "sgd"
-    """sgd (with momentum), muon, adamw, nadamw, or another class of torch.optim: RMSprop, ..."""
+    """sgd (with momentum), muon, soap, adamw, nadamw, or a class of torch.optim: RMSprop, ..."""
     lr: float = Field(default=torch_classes.SGD_RATE, gt=0, le=LARGE)
     """Peak learning rate; by default 0.1 of sgd, 0.02 of muon, of another class as in torch."""
     momentum: Annotated[float, WITH_MOMENTUM, WITHOUT_BETAS, STEPS_OUTSIDE] = Field(
         default=0.9, ge=0, lt=1
     )
-    """Momentum of sgd, muon (0.95 by default); beta_1 of adamw, nadamw (0.99); else an argument."""
+    """Of sgd, muon (usually 0.95); beta_1 of adamw, nadamw (0.99), soap; else an argument."""
     nesterov: Annotated[bool, NESTEROVS] = True
     """Nesterov's form of the momentum."""
     weight_decay: Annotated[float, DECAYS] = Field(default=5e-4, ge=0, le=LARGE)
     """Weight decay (decoupled with AdamW)."""
     decay_all: Annotated[bool, DECAYS, DECAY_IS_SET] = False
     """Decay BatchNorm parameters and biases too."""
-    vectors: Annotated[Literal["sgd", "adamw"], MUON] = "sgd"
-    """Who steps what Muon does not: vectors, norms, embeddings, the network's output layer."""
-    vectors_lr: Annotated[float | None, MUON] = Field(default=None, gt=0, le=LARGE)
+    vectors: Annotated[Literal["sgd", "adamw"], BY_SHAPE] = "sgd"
+    """Who steps what muon and soap (adamw) leave: vectors, norms, embeddings, the output layer."""
+    vectors_lr: Annotated[float | None, BY_SHAPE] = Field(default=None, gt=0, le=LARGE)
     """Peak learning rate of these; unset: optimizer.lr."""
     sharded: Annotated[bool | None, MUON, SHARES_STEPS] = None
     """Whether replicas divide Muon's products; unset: if they take 3 % of a mini-batch's passes."""

@@ -142,7 +142,8 @@ def test_memory_counts_weights_graphs_and_stores():
 @pytest.mark.parametrize(
     "solver",
     [
-        *(DDG(1), FDG(1), DDG(4), FDG(4), FDG(4, recompute=True), FeaturesReplay(2), Petra(2)),
+        *(DDG(1), FDG(1), DDG(4), FDG(4), FDG(4, recompute=True), FDG(4, stash=False)),
+        *(FeaturesReplay(2), Petra(2)),
         *(PDASGD(2), LocalUpdates()),
     ],
     ids=str,

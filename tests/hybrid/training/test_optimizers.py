@@ -144,13 +144,14 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
 
 
 MUON = OptimizerSettings(name="muon", lr=0.05, weight_decay=0.1)
-RESNET = {"optimizer": MUON, "model": "resnet8"}
 
 
-def test_muon_goes_on_with_other_blocks_and_the_same_bits(few, tmp_path):
-    found = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **RESNET), few)
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_a_run_goes_on_with_other_blocks_and_the_same_bits(name, few, tmp_path):
+    given = {"optimizer": OptimizerSettings(name=name), "model": "resnet8"}
+    found = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **given), few)
     interrupted(tmp_path / "run", after=1)
-    again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **RESNET)
+    again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **given)
     assert_same(trained_weights(again, few), found)
 
 

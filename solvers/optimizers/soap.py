@@ -1,0 +1,113 @@
+"""SOAP: Adam in the eigenbasis of a matrix's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hybrid.solvers.optimizers.by_shape import ByShape, Group
+
+
+class Soap(ByShape):
+    r"""Following SOAP (Vyas et al., arXiv 2409.11321), for the weights of a block.
+
+        L <- b2 L + (1 - b2) g g^T,   R <- b2 R + (1 - b2) g^T g    g: outputs x all others
+        M <- b1 M + (1 - b1) g
+        P, Q <- QR(L P), QR(R Q) every `frequency` steps
+        S <- b2 S + (1 - b2) (P^T g Q)^2
+        N = P^T M Q / (1 - b1^t) / (sqrt(S / (1 - b2^t)) + eps)
+        w <- (1 - lr wd) w - lr P N Q^T
+
+    The first gradient gives L = g g^T, R = g^T g and their eigenvectors P, Q, and moves nothing: in
+    its own basis it is a diagonal and rounding errors, which the division would make large. A side
+    longer than `max_dim` is not rotated: its P or Q is 1.
+
+    Adam's own basis is an accident of how weights are written down. In this one the curvature is
+    nearly diagonal, and late gradients then do less harm (following the summary of arXiv
+    2602.03515).
+
+    It keeps M, S, and two square matrices for each side. `ByShape` says how vectors are stepped.
+    """
+
+    name = "soap"
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[Group],
+        lr: float = 3e-3,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        frequency: int = 10,
+        max_dim: int = 4096,
+    ) -> None:
+        if frequency < 1:
+            raise ValueError(f"frequency is {frequency}; it must be at least 1 step")
+        settings = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "frequency": frequency,
+            "max_dim": max_dim,
+        }
+        super().__init__(params, settings)
+
+    def step_matrices(self, matrices: list[tuple[Tensor, Group]]) -> None:
+        for p, group in matrices:
+            assert p.grad is not None
+            g, first = p.grad.flatten(1), not self.state[p]
+            g = g.to(torch.promote_types(g.dtype, torch.float32))
+            left, right = self._bases(self.state[p], g, group)
+            if first and not (left is None and right is None):
+                continue
+            update = self._update(self.state[p], g, left, right, group)
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(update.view(p.shape), alpha=-group["lr"])
+
+    def _bases(self, state: Group, g: Tensor, group: Group) -> tuple[Tensor | None, Tensor | None]:
+        """P and Q, and what they come from."""
+        if not state:
+            state |= {"step": 0, "exp_avg": torch.zeros_like(g), "exp_avg_sq": torch.zeros_like(g)}
+        sides = ("left", g), ("right", g.T)
+        left, right = (
+            _basis(state, side, x @ x.T, group) if len(x) <= group["max_dim"] else None
+            for side, x in sides
+        )
+        return left, right
+
+    def _update(
+        self, state: Group, g: Tensor, left: Tensor | None, right: Tensor | None, group: Group
+    ) -> Tensor:
+        """P N Q^T."""
+        (b1, b2), t = group["betas"], state["step"] + 1
+        m = state["exp_avg"].lerp_(g, 1 - b1)
+        s = state["exp_avg_sq"].lerp_(_rotated(g, left, right).square(), 1 - b2)
+        n = _rotated(m, left, right) / (1 - b1**t) / ((s / (1 - b2**t)).sqrt() + group["eps"])
+        state["step"] = t
+        return _rotated(n, _transposed(left), _transposed(right))
+
+
+def _basis(state: Group, side: str, moment: Tensor, group: Group) -> Tensor:
+    """P of a side, of which `moment` is g g^T."""
+    basis = f"{side}_basis"
+    if side not in state:
+        finite = moment.nan_to_num(0.0, 0.0, 0.0)  # a training that diverges is told of elsewhere
+        state[side], state[basis] = moment, torch.linalg.eigh(finite)[1].contiguous()
+        return state[basis]  # type: ignore[no-any-return]
+    state[side].lerp_(moment, 1 - group["betas"][1])
+    if (state["step"] + 1) % group["frequency"] == 0:
+        state[basis] = torch.linalg.qr(state[side] @ state[basis])[0].contiguous()
+    return state[basis]  # type: ignore[no-any-return]
+
+
+def _rotated(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """left^T x right, where None is 1."""
+    x = x if left is None else left.T @ x
+    return x if right is None else x @ right
+
+
+def _transposed(basis: Tensor | None) -> Tensor | None:
+    return None if basis is None else basis.T
