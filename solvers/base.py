@@ -283,7 +283,7 @@ class Solver(Settings, ABC):
         """tau, the delay of a whole block's gradients in steps on mini-batches of `size`."""
         return self.delay(index, count) / self.num_micro_batches(size)
 
-    def progress(self, count: int, size: int) -> float | None:
+    def progress(self, count: int, size: int, optimizer: str = "sgd") -> float | None:
         """Progress of a step on `size` samples over an exact step's; None: it is unknown."""
         return None
 

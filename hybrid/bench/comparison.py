@@ -90,6 +90,7 @@ class Bench:
         """The rows with replicas, a few for each grid: an exact one, and the best delayed one."""
         wanted, ranks, size = self.settings.split, self.comm.size, self.settings.train.batch_size
         sync, first = methods.sync(self.settings), self.micro_batches[0]
+        steps = self.settings.optimizer.name
         every = factorizations(ranks, ranks - 1)
         if wanted.replicas > 1:
             every = [Grid(wanted.blocks, wanted.replicas)]
@@ -100,9 +101,9 @@ class Bench:
             m = 1 if K == 1 else first
             rows = [r for r in fitting if r.solver.exact and r.micro_batches == m][:1]
             worth = [
-                (-r.solver.num_micro_batches(share), r.solver.progress(K, share), r)
+                (-r.solver.num_micro_batches(share), r.solver.progress(K, share, steps), r)
                 for r in fitting
-                if r.delayed and K > 1 and r.solver.progress(K, share)
+                if r.delayed and K > 1 and r.solver.progress(K, share, steps)
             ]
             rows += [r for *_, r in sorted(worth, key=itemgetter(0, 1))[-1:]]
             for r in rows:

@@ -100,7 +100,8 @@ def plan(
         typer.Option(help="Numbers of ranks; predict every grid of blocks x replicas of each."),
     ] = None,
     micro_batches: Annotated[
-        str, typer.Option(help="Numbers of micro-batches to predict.")
+        str,
+        typer.Option(help="Numbers of micro-batches to predict; and one of K - 1 at least."),
     ] = "2,4,8",
     batch_size: options.BatchSize = None,
     gigabits: Annotated[float | None, options.flag("gigabits")] = None,

@@ -162,6 +162,10 @@ class Planner:
         K, R = grid
         share = share_size(self.size, 0, R)
         fitting = [m for m in micro_batches if (m if R == 1 else 2 * m) <= share] or [1]
+        # so many that no block is more than one step late; whether parts so small pay is predicted
+        bound = 1 << (K - 2).bit_length() if K > 2 else 1
+        if max(fitting) < bound <= share:
+            fitting.append(bound)
         blocks = self.blocks(K, ceil(share / fitting[0]), cuts)
         self.subject.measure(blocks, *(ceil(share / m) for m in (1, *fitting)))
         asked = methods.sync(self.settings)
@@ -323,6 +327,7 @@ class Planner:
             self.memory(blocks, recipe, replicas),
             share,
             replicas,
+            self.settings.optimizer.name,
         )
 
     @property

@@ -34,6 +34,8 @@ class Prediction:
     batch_size: int
     """Of a replica's share."""
     replicas: int = 1
+    optimizer: str = "sgd"
+    """The name of the one whose steps they are."""
     speed_up: float = 0.0
     """Over the fastest way to train on one rank."""
 
@@ -61,7 +63,7 @@ class Prediction:
     @property
     def worth(self) -> float:
         """The progress if replicas always agreed; 0 where it is not measured."""
-        own = self.recipe.solver.progress(self.blocks, self.batch_size)
+        own = self.recipe.solver.progress(self.blocks, self.batch_size, self.optimizer)
         if self.recipe.solver.alternates:
             own = 1 + (FILL_WORTH if self.recipe.rounds.fill else SWEEP_WORTH) * self.local_share
         return (own or 0.0) * self.images_per_second

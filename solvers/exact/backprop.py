@@ -20,7 +20,7 @@ class Backprop(PassSettings, Solver):
     name: ClassVar[str] = "backprop"
     exact: ClassVar[bool] = True
 
-    def progress(self, count: int, size: int) -> float:
+    def progress(self, count: int, size: int, optimizer: str = "sgd") -> float:
         return 1.0
 
     def num_micro_batches(self, size: int) -> int:

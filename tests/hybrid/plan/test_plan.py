@@ -31,7 +31,7 @@ from hybrid.solvers import (
     LocalUpdates,
     Petra,
 )
-from hybrid.solvers.delayed.ddg import LOST_A_STEP
+from hybrid.solvers.delayed.ddg import LOST
 from hybrid.solvers.exact.exact_pass import PassSettings
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
@@ -182,9 +182,11 @@ def test_a_number_of_micro_batches_that_is_asked_for_is_the_one_that_is_planned(
 
 
 def test_what_is_not_measured_is_not_advised():
-    assert DDG(4).progress(8, 128) is None
-    assert DDG(8).progress(8, 128) == pytest.approx(1 - LOST_A_STEP * 7 / 8)
-    assert FDG(8).progress(8, 128) is None
+    assert DDG(2).progress(8, 128) is None
+    assert DDG(4).progress(8, 128, "adamw") is None
+    assert DDG(8).progress(8, 128) == pytest.approx(1 - LOST["sgd"][2])
+    assert DDG(16).progress(8, 128, "muon") == pytest.approx(1 - LOST["muon"][1] - 0.125 * 0.06)
+    assert DDG(8).progress(1, 128, "RMSprop") == 1
 
 
 def test_the_command_of_a_solver_that_trains_alone_has_its_settings():
