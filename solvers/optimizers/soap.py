@@ -94,13 +94,22 @@ def _basis(state: Group, side: str, moment: Tensor, group: Group) -> Tensor:
     """P of a side, of which `moment` is g g^T."""
     basis = f"{side}_basis"
     if side not in state:
-        finite = moment.nan_to_num(0.0, 0.0, 0.0)  # a training that diverges is told of elsewhere
-        state[side], state[basis] = moment, torch.linalg.eigh(finite)[1].contiguous()
+        state[side], state[basis] = moment, _eigenvectors(moment)
         return state[basis]  # type: ignore[no-any-return]
     state[side].lerp_(moment, 1 - group["betas"][1])
     if (state["step"] + 1) % group["frequency"] == 0:
         state[basis] = torch.linalg.qr(state[side] @ state[basis])[0].contiguous()
     return state[basis]  # type: ignore[no-any-return]
+
+
+def _eigenvectors(moment: Tensor) -> Tensor:
+    """Of a symmetric matrix (n, n); ones of a training that diverges, which is told of elsewhere."""
+    largest = moment.abs().max()
+    try:
+        scaled = (moment.double() / largest).nan_to_num(0.0, 0.0, 0.0)
+        return torch.linalg.eigh(scaled)[1].to(moment.dtype).contiguous()
+    except torch.linalg.LinAlgError:
+        return torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
 
 
 def _rotated(x: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

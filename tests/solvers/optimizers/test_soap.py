@@ -84,3 +84,13 @@ def test_the_first_gradient_moves_nothing_and_later_ones_do():
 
 def test_a_frequency_of_zero_is_refused():
     assert "frequency is 0; it must be at least 1" in refusal(Soap, [weight(2, 2)], frequency=0)
+
+
+@pytest.mark.parametrize("first", [float("nan"), float("inf"), 1e30, 1e-30])
+def test_a_first_gradient_out_of_all_range_ends_no_run_by_itself(first):
+    w = nn.Parameter(torch.ones(3, 2))
+    optimizer = Soap([w], 0.1)
+    for scale in (first, 1.0, 1.0):
+        w.grad = torch.full((3, 2), scale)
+        optimizer.step()
+    assert first not in (1e30, 1e-30) or w.isfinite().all()
