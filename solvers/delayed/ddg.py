@@ -30,8 +30,8 @@ LOST = {
 """By optimizer: the share of an exact step's progress that each of `DELAYS` costs.
 
 It is the share of the epochs by which a flushed training could be shorter for the same accuracy, in
-short trainings at high learning rates, where the loss is largest: docs/benchmarks/delays/tolerance.md.
-Other optimizers count as adamw, which loses most.
+short trainings at high learning rates, where the loss is largest
+(docs/benchmarks/delays/tolerance.md). Other optimizers count as adamw, which loses most.
 """
 
 FLOAT32 = Needs(

@@ -103,12 +103,13 @@ def _basis(state: Group, side: str, moment: Tensor, group: Group) -> Tensor:
 
 
 def _eigenvectors(moment: Tensor) -> Tensor:
-    """Of a symmetric matrix (n, n); ones of a training that diverges, which is told of elsewhere."""
+    """Of a symmetric matrix (n, n), or any where a training diverges, which is told elsewhere."""
     largest = moment.abs().max()
     try:
         scaled = (moment.double() / largest).nan_to_num(0.0, 0.0, 0.0)
-        return torch.linalg.eigh(scaled)[1].to(moment.dtype).contiguous()
-    except torch.linalg.LinAlgError:
+        found: Tensor = torch.linalg.eigh(scaled)[1]
+        return found.to(moment.dtype).contiguous()
+    except RuntimeError:  # it does not converge
         return torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
 
 
