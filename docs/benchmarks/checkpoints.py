@@ -25,6 +25,7 @@ from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
+from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
 from hybrid.ranks import launch
@@ -44,7 +45,7 @@ def main() -> None:
     comm = launch.communicator()
     launch.keep_memory()
     torch.set_num_threads(1)
-    links = MpiLinks(comm)
+    links = MpiLinks(Start.of(comm))
     train, _ = data.load("synthetic")
     torch.manual_seed(0)
     blocks = split(models.build(options.model, 10, 3, 32), links.size, balance="operations")

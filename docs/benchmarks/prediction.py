@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hybrid.bench.measure import CPU, meet, still_batches, timed
+from hybrid.bench.measure import CPU, still_batches, timed
 from hybrid.bench.recipes import MethodContender, Recipe, recipes
 from hybrid.cuts.blocks import Blocks
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
@@ -52,7 +53,7 @@ def main() -> None:
     rows: dict[str, Any] = {}
     if comm is not None:
         for recipe in made:
-            links = MpiLinks(comm.Dup())
+            links = MpiLinks(Start.of(comm))
             rows[recipe.name] = MethodContender(planner.method(blocks, recipe), links)
     found: dict[str, dict[str, list[float]]] = {recipe.name: {} for recipe in made}
     batches = still_batches(planner.data, options.batch_size, STEPS, CPU)
@@ -61,7 +62,7 @@ def main() -> None:
             planner.subject.times.clear()
             rates = dict(_predicted(planner, blocks, recipe)) if not comm or not comm.rank else {}
             if comm is not None:
-                meet(comm)
+                comm.barrier()
                 seconds = timed(comm, lambda row=rows[recipe.name]: row.train(batches))  # type: ignore[misc]
                 rates["ranks"] = STEPS * options.batch_size / seconds
             for kind, rate in rates.items() if turn else ():

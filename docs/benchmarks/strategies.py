@@ -22,6 +22,8 @@ from typing import Any
 import torch
 
 from hybrid import Trainer, data, models, split
+from hybrid.links.base import Start
+from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
@@ -97,7 +99,7 @@ def time(folder: Path, names: list[str]) -> None:
     images, test = data.load("cifar10", folder, 20_000)
     launch.keep_memory()
     torch.set_num_threads(1)
-    alone = comm.Split(comm.rank)
+    alone = MpiCommunicator(comm.mpi.Split(comm.rank))
     runs = {name: _run(ROWS[name], images, test, comm, alone) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(TURNS + 1):
@@ -121,7 +123,7 @@ def time(folder: Path, names: list[str]) -> None:
 def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     made = trainer(row, 0, 100, "auto")
     replicas = 1 if row.strategy is None else 2
-    links = MpiLinks((alone if replicas == 1 else comm).Dup(), replicas=replicas)
+    links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
     method = made.settle(images, replicas, test)
     return Run(method, made.run_options(method), links, images, test, lambda: "")  # type: ignore[arg-type]
 

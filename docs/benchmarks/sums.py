@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from hybrid.links.base import RankLinks, Start, num_bytes
 from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid
 from hybrid.solvers.sync import all_reduce, reduction
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.reduction import Reduction
@@ -185,7 +184,7 @@ def main() -> None:
             print("| " + " | ".join(f"{row[name]:,}" for name in names) + " |")
     else:
         torch.set_num_threads(1)
-        found = MpiLinks.start(of_ranks, Start(Grid(1, comm.size), comm=comm))
+        found = MpiLinks.start(of_ranks, Start.of(comm, comm.size))
         in_bytes = "engine, in place" in found
         body[f"{comm.size} ranks" + ", MiB sent of 1 MiB" * in_bytes] = found
         if comm.rank:

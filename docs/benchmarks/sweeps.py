@@ -19,6 +19,8 @@ from torch import nn
 
 from hybrid import data, models
 from hybrid.cuts.partition import split
+from hybrid.links.base import Start
+from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
 from hybrid.optimizers.optimizer import make_optimizer
@@ -38,8 +40,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=128)
     options = parser.parse_args()
-    comm = MPI.COMM_WORLD
-    links = MpiLinks(comm)
+    comm = MpiCommunicator(MPI.COMM_WORLD)
+    links = MpiLinks(Start.of(comm))
     launch.keep_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -89,11 +91,11 @@ def main() -> None:
             ("copies", copy, comm.size),
             ("alone", alone, 1),
         ):
-            comm.Barrier()
+            comm.barrier()
             start = perf_counter()
             work()
             mine = perf_counter() - start
-            slowest = comm.allreduce(mine, op=MPI.MAX)
+            slowest = max(comm.allgather(mine))
             if turn:
                 rates[name].append(copies * images / slowest)
                 if name == "sweep":

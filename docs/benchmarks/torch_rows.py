@@ -54,7 +54,7 @@ def main() -> None:
     words = [word.strip() for word in asked.rows.split(",") if word.strip()]
     made = Bench(comm, settings, asked.micro_batches, words, asked.out, others)
     made.connect()
-    process_group(comm, device)
+    process_group(comm.mpi, device)
     table = made.run(asked.turns, asked.steps, asked.to_accuracy, asked.epochs, asked.seeds)
     dist.destroy_process_group()
     if table is not None:

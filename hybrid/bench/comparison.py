@@ -16,16 +16,18 @@ from torch import Tensor
 
 from hybrid.bench import report
 from hybrid.bench.loops import PlainLoop, host_cores
-from hybrid.bench.measure import Contender, Runs, Speed, meet, still_batches, throughput, timed
+from hybrid.bench.measure import Contender, Runs, Speed, still_batches, throughput, timed
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
 from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
+from hybrid.links.base import Start
+from hybrid.links.communicator import Communicator
 from hybrid.links.registry import LINKS
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid, arranged, factorizations, share_size
+from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
@@ -47,7 +49,7 @@ class Bench:
 
     def __init__(
         self,
-        comm: Any,
+        comm: Communicator,
         settings: Config,
         micro_batches: Sequence[int],
         only: Sequence[str],
@@ -161,9 +163,9 @@ class Bench:
         """One of our own rows; ValueError for a grid that cannot be."""
         K, R = grid
         method = recipe.method(problem(K), build.build_options(self.settings), R)
-        comm = arranged(self.comm.Dup(), R, method.arrangement)
-        links = LINKS[launch.joined_by()].of(comm, self.device, R)
-        return MethodContender(method, links)
+        kind = LINKS[launch.joined_by()]
+        start = Start(grid, self.settings.links, self.device, method.arrangement, self.comm)
+        return MethodContender(method, kind(start))
 
     def _loops(self, model: Chain) -> dict[str, Callable[[], Contender]]:
         """What makes the hand-written loops, which train on the first rank."""
@@ -202,7 +204,7 @@ class Bench:
                         continue
                     state = row.state_dict()
                     found = 0.0 if state is None else self._tested(seed, state)
-                    meet(self.comm)
+                    self.comm.barrier()
                     run = runs.setdefault(name, Runs(name, epochs))
                     run.test_accuracy.append(self.comm.bcast(found))
                     run.seconds.append(seconds[name])

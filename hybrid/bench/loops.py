@@ -64,7 +64,7 @@ class PlainLoop(TorchContender):
     """A hand-written loop on one rank, whose `here` is true; the other ranks return at once.
 
     With more `threads` than the cores this process is bound to, it takes all of the host's for as
-    long as it trains. The other ranks should sleep meanwhile, as they do in `meet`.
+    long as it trains. The other ranks should sleep meanwhile, as they do in `Communicator.barrier`.
     With `micro_batches` it accumulates the gradients of so many parts of a mini-batch.
     """
 

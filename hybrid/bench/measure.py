@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
-from time import perf_counter, sleep
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hybrid.data import Data
+from hybrid.links.communicator import Communicator
 from hybrid.rounds.windows import EpochSource
 from hybrid.solvers import Batch
 
@@ -88,7 +89,7 @@ class Runs:
 
 
 def throughput(
-    comm: Any,
+    comm: Communicator,
     rows: Mapping[str, Contender],
     batches: Sequence[Batch],
     turns: int,
@@ -110,7 +111,7 @@ def throughput(
         say(f"turn {turn}/{turns}" if turn else "warmed up")
     for row, speed in zip(rows.values(), speeds, strict=True):
         speed.working_bytes = comm.allgather(_working_bytes(row, batches[:1]))
-        meet(comm)
+        comm.barrier()
     return speeds
 
 
@@ -121,21 +122,14 @@ def still_batches(data: Data, size: int, count: int, device: torch.device) -> li
     return [Batch(i, 1e-6, source) for i in ids]
 
 
-def timed(comm: Any, work: Callable[[], None]) -> float:
+def timed(comm: Communicator, work: Callable[[], None]) -> float:
     """Seconds from a common start until the last rank is done."""
-    meet(comm)
+    comm.barrier()
     start = perf_counter()
     work()
     seconds = perf_counter() - start
-    meet(comm)
+    comm.barrier()
     return float(max(comm.allgather(seconds)))
-
-
-def meet(comm: Any) -> None:
-    """A barrier that leaves the cores to those who still work."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        sleep(0.001)
 
 
 def _working_bytes(row: Contender, batches: Sequence[Batch]) -> int | None:

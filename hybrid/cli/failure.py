@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybrid.errors import (
     STOPPED,
@@ -21,6 +21,9 @@ from hybrid.errors import (
 from hybrid.ranks import launch
 from hybrid.ranks.stopping import ctrl_c
 
+if TYPE_CHECKING:
+    from hybrid.links.communicator import Communicator
+
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -34,7 +37,7 @@ def run_command(command: Callable[[], Any]) -> int:
     try:
         comm = launch.communicator()
     except ValueError as error:
-        return _say(error, FAILED)
+        return _say(error, FAILED, getattr(error, "speaks", False))
     try:
         result = command()
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
@@ -59,18 +62,18 @@ def run_command(command: Callable[[], Any]) -> int:
         return _say(reason(error), FAILED)
 
 
-def _leave(comm: Any, error: object, status: int) -> int:
+def _leave(comm: Communicator | None, error: object, status: int) -> int:
     """All ranks call it: rank 0 prints the error before any rank ends."""
     return _together(comm, _say(error, status))
 
 
-def _together(comm: Any, status: int) -> int:
+def _together(comm: Communicator | None, status: int) -> int:
     if comm is not None:
-        comm.Barrier()
+        comm.barrier()
     return status
 
 
-def _say(error: object, status: int) -> int:
-    if launch.launched_rank() == 0:
+def _say(error: object, status: int, speaks: bool = False) -> int:
+    if speaks or launch.launched_rank() == 0:
         tell(f"hybrid: error: {printable(str(error))}")
     return status

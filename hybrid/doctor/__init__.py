@@ -59,4 +59,4 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
                 if remedy:
                     say(f"    -> {remedy}")
     if comm is not None:
-        comm.Barrier()
+        comm.barrier()

@@ -1,5 +1,7 @@
 """What threads and MPI links share: sends and receives by neighbor, counters, agreement."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -77,8 +79,13 @@ class Start:
     """Of this process's blocks; None: the CPU."""
     side_by_side: Arrangement = "chain"
     comm: Any = None
-    """The communicator of the ranks that a launcher started; None without a launcher."""
+    """The `Communicator` of the ranks that a launcher started; None without a launcher."""
     local_rank: int = 0
+
+    @classmethod
+    def of(cls, comm: Any, replicas: int = 1) -> Start:
+        """Of all ranks of a communicator, with so many replicas."""
+        return cls(Grid(comm.size // replicas, replicas), comm=comm)
 
 
 class RankLinks(ABC):
@@ -99,6 +106,8 @@ class RankLinks(ABC):
     """Peers up to which a rank sends them messages one by one, which costs less for a few."""
     settings: ClassVar[frozenset[str]] = frozenset()
     """The settings of [links] that have an effect, beside `kind`."""
+    routes: ClassVar[frozenset[str]] = frozenset({"auto"})
+    """The values of links.device that it takes."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -205,6 +214,9 @@ class RankLinks(ABC):
         """
         return None
 
+    def _expect(self, number: int, like: Tensor) -> None:  # noqa: B027
+        """The next tensor of its format comes from the rank at that place: it may be received."""
+
     @abstractmethod
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         """The values of all ranks of the grid, or of those of this replica."""
@@ -270,6 +282,8 @@ class Peers:
         exchange, self._begun = self._begun, self._begun + 1
         for r, number in enumerate(self._numbers):
             if r != self.replica:
+                if expected:
+                    self._links._expect(number, expected[r])
                 self._links._send_counted("peers", number, pieces[r])
 
         def arrived() -> list[Tensor]:

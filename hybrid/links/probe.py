@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,14 +26,12 @@ class Answer(NamedTuple):
     why: str
 
 
-def agreed(
-    setting: Literal["auto", "on", "off"], device: torch.device | None, comm: Any, local_rank: int
-) -> Answer:
+def agreed(asked: str, device: torch.device | None, comm: Any, local_rank: int) -> Answer:
     """What all ranks do; every rank calls it. `auto` makes one trial on each host."""
     if device is None or device.type != "cuda":
         mine = Answer(False, "no GPU")
-    elif setting != "auto":
-        mine = Answer(setting == "on", f"links.gpu_aware is {setting}")
+    elif asked != "auto":
+        mine = Answer(asked == "mpi", f"links.device is {asked}")
     else:
         mine = try_in_child() if local_rank == 0 else Answer(True, "")
     answers: list[Answer] = comm.allgather(mine)

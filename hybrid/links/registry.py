@@ -14,7 +14,7 @@ LINKS: Named[Any] = Named(
     {
         "threads": "hybrid.links.threads:ThreadLinks",
         "mpi": "hybrid.links.mpi:MpiLinks",
-        "torch": "hybrid.links.distributed.links:TorchLinks",
+        "torch": "hybrid.links.distributed:TorchLinks",
         "virtual": "hybrid.links.virtual:VirtualLinks",
     },
     default=AUTO,

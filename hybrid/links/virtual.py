@@ -13,7 +13,7 @@ from hybrid.links.base import Program, Start, num_bytes
 from hybrid.links.network import Network
 from hybrid.links.shared_sum import SharedSum
 from hybrid.links.threads import Room, ThreadLinks, run_threads
-from hybrid.ranks.grid import Arrangement
+from hybrid.ranks.grid import Arrangement, Grid
 
 T = TypeVar("T")
 
@@ -91,9 +91,7 @@ class VirtualLinks(ThreadLinks):
 
     def _launched(self, number: int) -> int:
         """The number that the launcher gives the rank of a place."""
-        if self.arrangement == "chain":
-            return number
-        return number % self.size * self.place.replicas + number // self.size
+        return Grid(self.size, self.place.replicas).rank(number, self.arrangement)
 
     def _receive(self, number: int) -> Tensor:
         tensor: Tensor

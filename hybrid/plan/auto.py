@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hybrid.bench.measure import meet
 from hybrid.links import Network
+from hybrid.links.communicator import Communicator
 from hybrid.method.checks import check_replicas
 from hybrid.plan.advice import advice_to_stay, impossible_predictions, verdict
 from hybrid.plan.planner import Planner
@@ -139,7 +139,7 @@ def _grids(found: Config, planner: Planner) -> list[Grid]:
     return some or every
 
 
-def measured_network(comm: Any) -> Network:
+def measured_network(comm: Communicator) -> Network:
     """The slowest link of the chain: 2 MiB there and back, the best of five, every pair in turn."""
     rates: list[float] = []
     latencies: list[float] = []
@@ -148,7 +148,7 @@ def measured_network(comm: Any) -> Network:
         for size, taken in ((PROBE_BYTES, rates), (1, latencies)):
             if comm.rank in pair:
                 taken.append(_there_and_back(comm, pair[1 - pair.index(comm.rank)], size) / 2)
-        meet(comm)
+        comm.barrier()
     seconds = max(max(each, default=0.0) for each in comm.allgather(rates))
     latency = max(max(each, default=0.0) for each in comm.allgather(latencies))
     if not seconds:
@@ -156,14 +156,14 @@ def measured_network(comm: Any) -> Network:
     return Network(PROBE_BYTES / max(seconds - latency, 1e-9), latency)
 
 
-def _there_and_back(comm: Any, peer: int, size: int) -> float:
+def _there_and_back(comm: Communicator, peer: int, size: int) -> float:
     buffer = np.zeros(size, dtype=np.uint8)
     taken = []
     for _ in range(5):
         start = perf_counter()
-        first, second = (comm.Send, comm.Recv) if comm.rank < peer else (comm.Recv, comm.Send)
-        first(buffer, peer)
-        second(buffer, peer)
+        first, second = (comm.send, comm.receive)
+        for move in (first, second) if comm.rank < peer else (second, first):
+            move(buffer, peer)
         taken.append(perf_counter() - start)
     return min(taken)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Arrangement = Literal["chain", "peers"]
 """Ranks that a launcher numbers one after the other: the blocks of a chain, or peers."""
@@ -63,6 +63,12 @@ class Grid(NamedTuple):
         if side_by_side == "chain":
             return Place(rank % self.blocks, self.blocks, rank // self.blocks, self.replicas)
         return Place(rank // self.replicas, self.blocks, rank % self.replicas, self.replicas)
+
+    def rank(self, number: int, side_by_side: Arrangement = "chain") -> int:
+        """The launcher's rank at the place of that number: the inverse of `place`."""
+        if side_by_side == "chain":
+            return number
+        return number % self.blocks * self.replicas + number // self.blocks
 
     def on(self, ranks: int, start: str = "mpirun -n") -> Grid:
         """This grid with what was left open settled for so many ranks; ValueError if none fits.
@@ -134,11 +140,3 @@ def grids(ranks: int, units: int, samples: int) -> list[Grid]:
 def share_size(size: int, replica: int, replicas: int) -> int:
     """Samples that a replica has of a mini-batch of `size`; shares differ by at most one."""
     return (size + replicas - 1 - replica) // replicas
-
-
-def arranged(comm: Any, replicas: int, side_by_side: Arrangement) -> Any:
-    """A communicator whose rank r K + k has block k of replica r."""
-    if replicas == 1:
-        return comm
-    grid = Grid(comm.size // replicas, replicas)
-    return comm.Split(0, grid.place(comm.rank, side_by_side).number)

@@ -18,11 +18,12 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic
-from typing import Any
 
+from hybrid.links.communicator import Communicator
 from hybrid.ranks import hosts
 from hybrid.ranks.launcher import Launcher, open_process
 
@@ -38,8 +39,9 @@ class Heartbeat:
     ValueError, on all ranks, if rank 0's `HYBRID_HOST_TIMEOUT` is no number of seconds.
     """
 
-    def __init__(self, comm: Any, host: Any) -> None:
-        self._comm, self._host, self._lead = comm, host, host.rank == 0
+    def __init__(self, comm: Communicator, host: Sequence[int]) -> None:
+        """`host`: the ranks of this rank's host, of which the first is its lead."""
+        self._comm, self._host, self._lead = comm, host, comm.rank == host[0]
         self.timeout = _seconds(comm.bcast(os.environ.get(TIMEOUT_VARIABLE, "10")))
         self._launcher = Launcher()
         self._mates = self._open_mates()
@@ -54,7 +56,7 @@ class Heartbeat:
     def stop(self) -> None:
         """Watch until every rank is here, then no more."""
         self._leaving = True
-        self._comm.Barrier()
+        self._comm.barrier()
         self._stopped = True
 
     def _open_mates(self) -> dict[int, str]:
@@ -62,9 +64,11 @@ class Heartbeat:
         # a number means the same process in the same container only
         space = os.stat("/proc/self/ns/pid").st_ino
         found = {}
-        everyone = self._host.allgather((self._comm.rank, os.getpid(), space))
-        for number, (rank, pid, theirs) in enumerate(everyone):
-            if number != self._host.rank and (self._lead or number == 0) and theirs == space:
+        everyone = self._comm.allgather((os.getpid(), space))
+        for rank in self._host:
+            pid, theirs = everyone[rank]
+            watched = rank != self._comm.rank and (self._lead or rank == self._host[0])
+            if watched and theirs == space:
                 descriptor = open_process(pid)
                 if descriptor is not None:
                     found[descriptor] = f"rank {rank} (process {pid})"
@@ -89,7 +93,7 @@ class Heartbeat:
                 self._end(f"{before}the launcher ({self._launcher}) is gone", self._lead)
         # where the lead has ended, another rank of its host speaks for it
         reason = f"{lost}, and the launcher ({self._launcher}) has not ended the job"
-        self._end(reason, self._host.rank <= 1)
+        self._end(reason, self._comm.rank in self._host[:2])
 
     def _what_ended(self, descriptor: int) -> str:
         if descriptor in self._mates:

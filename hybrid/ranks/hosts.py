@@ -7,7 +7,8 @@ import socket
 import struct
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+
+from hybrid.links.communicator import Communicator
 
 MEETING_SECONDS = 5.0
 _HALF = 16
@@ -18,7 +19,7 @@ _SIOCGIFADDR = 0x8915
 Connections = dict[int, socket.socket]
 
 
-def connect(comm: Any, lead: bool, silence: int) -> tuple[Connections, dict[int, str]]:
+def connect(comm: Communicator, lead: bool, silence: int) -> tuple[Connections, dict[int, str]]:
     """Connect the lead of every host, its lowest rank, with rank 0. All ranks must call it.
 
     Gives this rank's connections by the rank at their other end, and the name of every lead's

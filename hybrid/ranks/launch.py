@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
+from hybrid.links.communicator import Communicator, MpiCommunicator
 from hybrid.ranks import pmix
 from hybrid.ranks.heartbeat import Heartbeat
 
@@ -87,7 +88,7 @@ def _torch() -> tuple[int, int] | None:
 class Ranks(NamedTuple):
     """The ranks of a job, and this one's place among them."""
 
-    comm: Any
+    comm: Communicator
     local_rank: int
     """Its number among the ranks of its host."""
     local_size: int
@@ -117,18 +118,25 @@ def ranks() -> Ranks | None:
         )
     _set_gpu()
     by_mpi = _of_mpi(size)
-    comm, host = by_mpi or _of_torch(size)
+    comm = by_mpi or _of_torch(size)
     _abort_on_exceptions(comm)
-    mine = sorted(os.sched_getaffinity(0))
-    sharing = host.allgather(mine).count(mine)
-    heartbeat = Heartbeat(comm.Dup(), host)
-    atexit.register(heartbeat.stop)
+    mates = comm.host_ranks()
+    cores = comm.allgather(sorted(os.sched_getaffinity(0)))
+    sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
+    heartbeat = Heartbeat(comm, mates)
+    atexit.register(_leave, heartbeat, comm)
     joined_by = "mpi" if by_mpi else "torch"
-    return Ranks(comm.Dup(), host.rank, host.size, sharing, heartbeat, joined_by)
+    return Ranks(comm, mates.index(comm.rank), len(mates), sharing, heartbeat, joined_by)
 
 
-def _of_mpi(size: int) -> tuple[Any, Any] | None:
-    """The communicators of all ranks and of this host's; None where torch.distributed joins them.
+def _leave(heartbeat: Heartbeat, comm: Communicator) -> None:
+    """All ranks end together, so that none takes the end of another for a loss."""
+    heartbeat.stop()
+    comm.close()
+
+
+def _of_mpi(size: int) -> Communicator | None:
+    """The communicator of all ranks; None where torch.distributed joins them.
 
     That is so where torchrun started them, or srun without an MPI in common.
     """
@@ -154,17 +162,15 @@ def _of_mpi(size: int) -> tuple[Any, Any] | None:
             "the MPI library that mpi4py is built for, srun or torchrun"
         )
     pmix.wait_for_all()
-    return MPI.COMM_WORLD, MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    return MpiCommunicator(MPI.COMM_WORLD.Dup())
 
 
-def _of_torch(size: int) -> tuple[Any, Any]:
+def _of_torch(size: int) -> Communicator:
     """The same through torch.distributed."""
-    from hybrid.links.distributed import communicator
+    from hybrid.ranks import meeting
 
-    rank = launched_rank()
-    meet = communicator.of_torchrun if _launched() == _torch() else communicator.of_slurm
-    comm = meet(rank, size)
-    return comm, comm.split_by_host()
+    meet = meeting.of_torchrun if _launched() == _torch() else meeting.of_slurm
+    return meet(launched_rank(), size)
 
 
 EAGER_BYTES = 2**22
@@ -180,7 +186,7 @@ _EAGER = (
 )
 
 
-def communicator() -> Any:
+def communicator() -> Communicator | None:
     """The communicator of all ranks, or None where there is no launcher."""
     found = ranks()
     return None if found is None else found.comm
@@ -243,7 +249,7 @@ def keep_memory() -> None:
         libc.mallopt(m_top_pad, 1 << 26)
 
 
-def _abort_on_exceptions(comm: Any) -> None:
+def _abort_on_exceptions(comm: Communicator) -> None:
     """An exception that leaves a rank's script ends the job: the others may wait for it."""
     show = sys.excepthook
 
@@ -252,7 +258,7 @@ def _abort_on_exceptions(comm: Any) -> None:
             show(*exception)
             sys.stderr.flush()
         finally:  # nobody may be left to read it
-            comm.Abort(1)
+            comm.abort(1)
 
     sys.excepthook = hook
 

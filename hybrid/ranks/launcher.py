@@ -30,7 +30,7 @@ class Launcher:
     """The launcher of this process, which must be one of its ranks."""
 
     def __init__(self) -> None:
-        self._pid = _first_outside_the_rank()
+        self._pid = outside_the_rank()
         self._name = _read(self._pid, "comm").decode().strip()
         self._parent = os.getppid()
         descriptor = open_process(self._pid)
@@ -103,7 +103,7 @@ def _is_file(descriptor: int) -> bool:
     return False
 
 
-def _first_outside_the_rank() -> int:
+def outside_the_rank() -> int:
     """The nearest ancestor without the rank's variables: a wrapper script has them, too."""
     mine = {f"{name}={os.environ[name]}".encode() for name in _OF_A_RANK if name in os.environ}
     pid = os.getppid()

@@ -73,6 +73,12 @@ def check_links(settings: LinkSettings, ranks: int) -> None:
         )
     else:
         read = LINKS[kind].settings
+        routes = LINKS[kind].routes
+        if "device" in read and settings.device not in routes:
+            raise ValueError(
+                f"links.device is {settings.device!r}, which links.kind={kind} does not take: "
+                f"choose {', '.join(sorted(routes))}"
+            )
     check({"links": settings}, Known(link_settings=read))
 
 

@@ -124,7 +124,7 @@ def run(rank: int, blocks: int, links: str, only: str, scratch: Path) -> dict[st
 def _barrier():
     from hybrid.ranks import launch
 
-    return launch.communicator().Barrier
+    return launch.communicator().barrier
 
 
 def _forget_the_end(folder: Path) -> None:

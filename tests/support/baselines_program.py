@@ -18,6 +18,7 @@ from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.cuts.partition import split
 from hybrid.data import load
+from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
@@ -153,7 +154,7 @@ def replicas(comm):
     options = Options(train=TrainSettings(batch_size=32))
     problem = Problem.of(options, split(network(False), 1), *load("digits"))
     method = BASE.method(problem, options, comm.size)
-    return MethodContender(method, MpiLinks(comm.Dup(), replicas=comm.size))
+    return MethodContender(method, MpiLinks(Start.of(comm, comm.size)))
 
 
 def resized():
@@ -185,7 +186,7 @@ def refusals():
 @mock.patch("hybrid.solvers.sync.base.COMPARED", False)
 def facts(comm):
     torch.set_num_threads(1)
-    process_group(comm)
+    process_group(comm.mpi)
     slow = Noted(busy_seconds=0.3 if comm.rank == 0 else 0.0)
     found = {
         "rank": [dist.get_rank(), dist.get_world_size()],

@@ -14,7 +14,6 @@ from hybrid import split
 from hybrid.links import run_threads
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
-from hybrid.ranks.grid import Grid
 from hybrid.solvers import Batch
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.instances.nodes import node_slices
@@ -232,7 +231,7 @@ def on_ranks(comm, K, solver, cuts, at=None):
     problem = deep(cuts)
 
     def run(count, program):
-        return [MpiLinks.start(program, Start(Grid(K), comm=comm))]
+        return [MpiLinks.start(program, Start.of(comm))]
 
     tensors = trained(problem, solver, at, run)
     if solver.any_order:

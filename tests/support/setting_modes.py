@@ -189,7 +189,7 @@ LISTED = {
     "train.compile": "speed",
     "data.dir": "where the files are",
     "links.kind": "timing: threads and virtual links give the same bits",
-    "links.gpu_aware": "speed",
+    "links.device": "speed",
     "links.timeout": "a guard",
     "split.side_by_side": "speed",
     "links.gigabits_per_second": "the virtual clock",

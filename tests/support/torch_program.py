@@ -14,17 +14,15 @@ from sent_bytes import sent_bytes
 
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.distributed.communicator import TorchCommunicator, new_store
-from hybrid.links.distributed.gloo import GlooLinks
+from hybrid.links.distributed import TorchLinks, join_by_torch
 from hybrid.links.mpi import MpiLinks
-from hybrid.ranks.grid import Grid
 from hybrid.solvers.sync.all_reduce import AllReduce
 
-LINKS = {"mpi": MpiLinks, "torch": GlooLinks}
+LINKS = {"mpi": MpiLinks, "torch": TorchLinks}
 
 
 def facts(comm):
-    links = GlooLinks(comm)
+    links = TorchLinks(Start.of(comm))
     found = {**arrivals(links)}
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
     found["gathered"] = links.all_gather(10 * links.rank)
@@ -42,18 +40,14 @@ def threads_after_failure(comm):
             raise ValueError("unwell")
 
     with suppress(AgreedError):
-        GlooLinks.start(program, Start(Grid(comm.size), comm=comm))
-    names = f"to rank {1 - comm.rank}", f"from rank {1 - comm.rank}"
-    left = [thread for thread in threading.enumerate() if thread.name in names]
-    for thread in left:
-        thread.join(10)
-    return [thread.name for thread in left if thread.is_alive()]
+        TorchLinks.start(program, Start.of(comm))
+    return [thread.name for thread in threading.enumerate() if "messages" in thread.name]
 
 
 def sums(comm, kind):
     """What the engine of links finds with every rank a replica, and what it should."""
-    links, sent = LINKS[kind](comm, replicas=comm.size), sent_bytes() or int
-    comm.Barrier()
+    links, sent = LINKS[kind](Start.of(comm, comm.size)), sent_bytes() or int
+    comm.barrier()
     before = sent()
     links.fewest_by_engine = 1
     each = [torch.randn(1001, generator=torch.Generator().manual_seed(r)) for r in range(comm.size)]
@@ -64,6 +58,8 @@ def sums(comm, kind):
     arrived = links.peers.exchange(pieces, mine)()
     counted, small = links.traffic.bytes_sent["peers"], sent() - before
     links.peers.sum(torch.zeros(1 << 18))()
+    large = links.traffic.bytes_sent["peers"] - counted, sent() - before - small
+    links.close()
     expected = reduce(torch.add, each)
     length = 3 + links.place.replica
     theirs = [x[:length].to(torch.bfloat16) for x in each]
@@ -74,23 +70,28 @@ def sums(comm, kind):
         "exchanged": all(map(torch.equal, arrived, theirs)),
         "calls": links.traffic.calls["peers"],
         "sent": (counted, small),
-        "sent of 1 MiB": (links.traffic.bytes_sent["peers"] - counted, sent() - before - small),
+        "sent of 1 MiB": large,
     }
 
 
 def hybrid(comm, words):
     """The command on ranks that are joined as torchrun's are."""
-    joined = TorchCommunicator(new_store(comm), comm.rank, comm.size)
-    return world.hybrid(joined, words, "torch")
+    joined = join_by_torch(comm)
+    try:
+        return world.hybrid(joined, words, "torch")
+    finally:
+        joined.close()
 
 
 def held(comm, kind):
     """After 300 steps with every rank a replica: sums that links still hold, and MB."""
-    links = LINKS[kind](comm, replicas=comm.size)
+    links = LINKS[kind](Start.of(comm, comm.size))
     steps(links, 50)
     before = resident()
     steps(links, 250)
-    return len(getattr(links, "_peers_pending", ())), (resident() - before) / 1e6
+    found = len(getattr(links, "_sums", ())), (resident() - before) / 1e6
+    links.close()
+    return found
 
 
 def steps(links, count):

@@ -12,7 +12,7 @@ def wait() -> None:
     here = launch.ranks()
     assert here is not None
     Path(sys.argv[1], f"rank{here.comm.rank}").write_text(str(os.getpid()))
-    here.comm.recv(source=(here.comm.rank + 1) % here.comm.size)
+    here.comm.mpi.recv(source=(here.comm.rank + 1) % here.comm.size)
 
 
 launch._set_gpu = lambda: None  # it would import torch

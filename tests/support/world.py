@@ -148,6 +148,7 @@ def serve(address: str) -> None:
     from mpi4py import MPI
 
     import hybrid.cli.app  # noqa: F401  what most programs want
+    from hybrid.links.communicator import MpiCommunicator
 
     world = MPI.COMM_WORLD
     teams = [
@@ -160,13 +161,13 @@ def serve(address: str) -> None:
         while True:
             size, program, arguments = tests.recv()
             # of its own: no message of a program that failed reaches another
-            comm = teams[size - 1].Dup()
+            comm = MpiCommunicator(teams[size - 1].Dup())
             try:
                 module, name = program.split(":")
                 tests.send((False, getattr(import_module(module), name)(comm, *arguments)))
             except BaseException:
                 tests.send((True, f"rank {world.rank}:\n{traceback.format_exc()}"))
-            comm.Free()
+            comm.mpi.Free()
 
 
 if __name__ == "__main__":

@@ -64,10 +64,10 @@ class LinkSettings(Section):
 
     kind: str = LINKS.default
     """auto: MPI under mpirun, torch under torchrun, else threads; virtual: logical clocks."""
-    gpu_aware: Annotated[Literal["auto", "on", "off"], _of_links("gpu_aware", "auto", "mpi")] = (
-        "auto"
-    )
-    """Hand GPU memory to MPI; auto: if a trial in a child process comes back whole."""
+    device: Annotated[
+        Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
+    ] = "auto"
+    """What carries tensors of a GPU: nccl, a GPU-aware mpi, or host memory; auto: what can."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )

@@ -57,10 +57,10 @@ NO, YES = Answer(False, "a trial was ended by SIGSEGV"), Answer(True, "whole")
         ("auto", GPU, YES, 0, YES),
         ("auto", GPU, NO, 0, NO),
         ("auto", GPU, YES, 1, True),  # another rank tried
-        ("on", GPU, YES, 0, True),
-        ("off", GPU, YES, 0, False),
+        ("mpi", GPU, YES, 0, True),
+        ("host", GPU, YES, 0, False),
         ("auto", CPU, YES, 0, Answer(False, "no GPU")),
-        ("on", None, YES, 0, Answer(False, "no GPU")),
+        ("mpi", None, YES, 0, Answer(False, "no GPU")),
     ],
 )
 def test_all_ranks_do_what_the_least_able_can(monkeypatch, setting, device, other, rank, answer):

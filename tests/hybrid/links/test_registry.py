@@ -77,7 +77,12 @@ def test_links_of_another_package_train_by_their_name(another, few, expected):
         ({"kind": "mpi"}, 0, "'mpi', whose ranks are processes, and no launcher has started any"),
         ({"kind": "virtual", "timeout": 3.0}, 0, "links.timeout is 3.0, which has an effect"),
         ({"kind": "mpi", "latency_microseconds": 3.0}, 2, "as virtual does: leave it out"),
-        ({"kind": "threads", "gpu_aware": "on"}, 0, "links.gpu_aware is 'on', which has an effect"),
+        ({"kind": "threads", "device": "mpi"}, 0, "links.device is 'mpi', which has an effect"),
+        (
+            {"kind": "mpi", "device": "nccl"},
+            2,
+            "'nccl', which links.kind=mpi does not take: choose",
+        ),
         ({"gigabits_per_second": 1.0}, 0, "links.gigabits_per_second is 1.0, which"),
         ({"gigabits_per_second": 1.0}, 2, "links.gigabits_per_second is 1.0, which"),
     ],

@@ -55,7 +55,7 @@ def test_of_ranks_that_fail_at_once_one_gives_the_reason(aborted, capfd) -> None
     abort(comm, KeyboardInterrupt())
     said = "" if aborted else "hybrid: error: interrupted\n"
     assert capfd.readouterr().err == said
-    comm.Abort.assert_called_once_with(1)
+    comm.abort.assert_called_once_with(1)
 
 
 def _rank(pid: int) -> str:

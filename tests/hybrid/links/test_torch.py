@@ -11,7 +11,7 @@ from torch_program import steps
 from world import ALLOWED
 
 from hybrid.links import run_threads, run_virtual
-from hybrid.links.distributed.communicator import first_host
+from hybrid.ranks.meeting import first_host
 
 
 @pytest.fixture(scope="module")

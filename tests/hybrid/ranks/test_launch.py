@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from answers import assert_one_line, refusal
 from trainings import digits, trainer
 
-from hybrid.links.distributed import communicator
-from hybrid.ranks import launch
+from hybrid.ranks import launch, meeting
 from hybrid.solvers import Backprop
 
 SLURM = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
@@ -142,15 +140,19 @@ def test_mpirun_and_torchrun_of_all_ranks_of_each_other_are_refused_once(
 
 
 OF_MPI = "started 2 ranks but MPI sees 1: use mpirun of the MPI library that mpi4py is built for"
-OF_TORCH = "2 ranks were started, and rank {} has not met the others at MASTER_ADDR="
-OF_SLURM = "2 ranks were started, and rank {} has not met the others at "
+OF_TORCH = "2 ranks were started, but MASTER_ADDR= and MASTER_PORT= are no address and port where"
+OF_SLURM = "of 2 ranks that the launcher's variables announce, rank 1 did not come to localhost:"
 APART = {
     "mpirun of another Open MPI": (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), {}, OF_MPI),
     "mpiexec of another MPI": (("PMI_SIZE", "PMI_RANK"), {}, OF_MPI),
     "srun": (("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
     "an older srun": (("SLURM_NTASKS", "SLURM_PROCID"), {"SLURM_STEP_ID": "0"}, OF_SLURM),
-    "torchrun": (("WORLD_SIZE", "RANK"), {}, OF_TORCH),
-    "torchrun under mpirun": (("WORLD_SIZE", "RANK"), {"OMPI_COMM_WORLD_SIZE": "1"}, OF_TORCH),
+    "torchrun": (("WORLD_SIZE", "RANK"), {"TORCHELASTIC_RUN_ID": "none"}, OF_TORCH),
+    "torchrun under mpirun": (
+        ("WORLD_SIZE", "RANK"),
+        {"OMPI_COMM_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"},
+        OF_TORCH,
+    ),
 }
 
 
@@ -160,14 +162,16 @@ def test_ranks_that_do_not_find_each_other_are_refused_once_with_the_remedy(
     kind, monkeypatch, hybrid, tmp_path
 ):
     (size, rank), others, said = APART[kind]
-    monkeypatch.setattr(communicator, "MEETING", timedelta(seconds=0.1))
+    monkeypatch.setattr(meeting, "MEETING_SECONDS", 0.1)
+    monkeypatch.setattr(meeting, "CONNECT_SECONDS", 0.2)
     monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
     for name, value in (others | {size: "2", rank: "0"}).items():
         monkeypatch.setenv(name, value)
-    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said.format(0))
+    assert_one_line(hybrid(*TRAIN, tmp_path / "run"), said)
     monkeypatch.setenv(rank, "1")
     assert hybrid(*TRAIN, tmp_path / "run") == (1, "", "")
-    assert said.format(1) in refusal(trainer(Backprop()).fit, *digits(1))
+    said = "rank 1 of 2 cannot reach rank 0 at localhost:" if said == OF_SLURM else said
+    assert said in refusal(trainer(Backprop()).fit, *digits(1))
     assert not (tmp_path / "run").exists()
 
 

@@ -18,7 +18,7 @@ class RlLinkSettings(LinkSettings):
     """[links] how the ranks reach each other; they compute on the CPU."""
 
     acts: ClassVar[dict[str, Acts]] = {
-        "links.gpu_aware": Acts("a command computes on GPUs", lambda run: False),
+        "links.device": Acts("a command computes on GPUs", lambda run: False),
         "links.timeout": Acts("there are several processes", lambda run: run.ranks),
     }
 

@@ -1,0 +1,218 @@
+"""All ranks of a job that a launcher has started, and how they exchange small values."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from time import sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hybrid.errors import PeerError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+T = TypeVar("T")
+
+FOR_EVER = timedelta(days=30)
+"""Of a message that another rank may take hours for; `links.timeout` watches over waits."""
+LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
+"""Lets gloo connect two ranks when they first exchange a message, not all ranks of a group."""
+LOST = "another rank has ended; go on with --resume"
+_ABORTED = "hybrid/aborted"
+
+
+class Communicator(ABC):
+    """What this package asks of MPI or of torch.distributed about a job's ranks.
+
+    Its methods are collective, unless they say otherwise: every rank calls them in one order.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def gather(self, value: T, root: int = 0) -> list[T] | None:
+        """The (picklable) values of all ranks, in order, on rank `root`; None on the others."""
+
+    @abstractmethod
+    def allgather(self, value: T) -> list[T]:
+        """The (picklable) values of all ranks, in order."""
+
+    @abstractmethod
+    def bcast(self, value: T, root: int = 0) -> T:
+        """The value of rank `root`."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all ranks, and leave the cores to those that still work."""
+
+    @abstractmethod
+    def host_ranks(self) -> list[int]:
+        """The ranks of this rank's host, in order."""
+
+    @abstractmethod
+    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        """Send an array to a rank, and wait until it has left; not collective."""
+
+    @abstractmethod
+    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        """Receive an array of this size from a rank; not collective."""
+
+    @abstractmethod
+    def abort(self, status: int) -> None:
+        """End this rank, and with it the job; not collective."""
+
+    def is_aborted(self) -> bool:
+        """Whether another rank is known to have called `abort`; not collective."""
+        return False
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what belongs to it."""
+
+
+class MpiCommunicator(Communicator):
+    """The ranks of a communicator of mpi4py, which is `mpi`."""
+
+    def __init__(self, mpi: Any) -> None:
+        self.mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
+
+    def gather(self, value: T, root: int = 0) -> list[T] | None:
+        everyone: list[T] | None = self.mpi.gather(value, root)
+        return everyone
+
+    def allgather(self, value: T) -> list[T]:
+        everyone: list[T] = self.mpi.allgather(value)
+        return everyone
+
+    def bcast(self, value: T, root: int = 0) -> T:
+        theirs: T = self.mpi.bcast(value, root)
+        return theirs
+
+    def barrier(self) -> None:
+        request = self.mpi.Ibarrier()
+        while not request.Test():
+            sleep(0.001)
+
+    def host_ranks(self) -> list[int]:
+        from mpi4py import MPI
+
+        host = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks: list[int] = host.allgather(self.rank)
+        host.Free()
+        return ranks
+
+    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        self.mpi.Send(numbers, rank)
+
+    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        self.mpi.Recv(numbers, rank)
+
+    def abort(self, status: int) -> None:
+        self.mpi.Abort(status)
+
+
+class TorchCommunicator(Communicator):
+    """The ranks of torch's default process group, over a gloo group.
+
+    That is the default group where this package has made it. Where a script has, it is a group of
+    its own, so that no message of the script meets one of this package.
+    """
+
+    def __init__(self, store: Any = None, rank: int = -1, size: int = -1) -> None:
+        """Make the default process group of the ranks that meet at `store`, unless there is one."""
+        import torch.distributed as dist
+
+        os.environ.setdefault(LAZY_CONNECTIONS, "1")
+        self._dist: Any = dist
+        self._is_ours = not dist.is_initialized()
+        if self._is_ours:
+            with lost_ranks():
+                dist.init_process_group(
+                    _backends(), store=store, rank=rank, world_size=size, timeout=FOR_EVER
+                )
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._group = None if self._is_ours else dist.new_group(backend="gloo", timeout=FOR_EVER)
+        self._store: Any = dist.distributed_c10d._get_default_store() if store is None else store
+
+    def gather(self, value: T, root: int = 0) -> list[T] | None:
+        everyone: list[Any] | None = [None] * self.size if self.rank == root else None
+        with lost_ranks():
+            self._dist.gather_object(value, everyone, root, self._group)
+        return everyone
+
+    def allgather(self, value: T) -> list[T]:
+        everyone: list[Any] = [None] * self.size
+        with lost_ranks():
+            self._dist.all_gather_object(everyone, value, self._group)
+        return everyone
+
+    def bcast(self, value: T, root: int = 0) -> T:
+        values: list[Any] = [value if self.rank == root else None]
+        with lost_ranks():
+            self._dist.broadcast_object_list(values, root, self._group)
+        theirs: T = values[0]
+        return theirs
+
+    def barrier(self) -> None:
+        with lost_ranks():
+            self._dist.barrier(self._group)
+
+    def host_ranks(self) -> list[int]:
+        names = self.allgather(socket.gethostname())
+        return [rank for rank, name in enumerate(names) if name == names[self.rank]]
+
+    def send(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        import torch
+
+        with lost_ranks():
+            self._dist.send(torch.from_numpy(numbers), rank, self._group)
+
+    def receive(self, numbers: np.ndarray[Any, Any], rank: int) -> None:
+        import torch
+
+        with lost_ranks():
+            self._dist.recv(torch.from_numpy(numbers), rank, self._group)
+
+    def abort(self, status: int) -> None:
+        """End this rank; its launcher then ends the others."""
+        with suppress(RuntimeError):
+            self._store.set(_ABORTED, "")
+        sys.stderr.flush()
+        os._exit(status)
+
+    def is_aborted(self) -> bool:
+        try:
+            return bool(self._store.check([_ABORTED]))
+        except RuntimeError:  # the store has ended with the first rank, or with the launcher
+            return True
+
+    def close(self) -> None:
+        """All ranks call it, after which torch has no default process group."""
+        if self._is_ours and self._dist.is_initialized():
+            self._dist.destroy_process_group()
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Within it what torch.distributed raises when a rank has ended is a PeerError."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise PeerError(LOST) from error
+
+
+def _backends() -> str:
+    import torch
+    import torch.distributed as dist
+
+    by_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    return "cpu:gloo,cuda:nccl" if by_nccl else "gloo"

@@ -1,1 +1,0 @@
-"""Links through torch.distributed, for ranks of any launcher."""

@@ -1,0 +1,222 @@
+"""Where ranks find each other that torchrun, or srun without an MPI, has started."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import Any
+
+from hybrid.errors import one_line, tell
+from hybrid.links.communicator import TorchCommunicator
+from hybrid.ranks.launcher import outside_the_rank
+
+MEETING_SECONDS = 300.0
+"""Within which all ranks must have started: their imports may take minutes on a busy disk."""
+PATIENCE_SECONDS = 15.0
+"""After which the ranks that are missing are named."""
+CONNECT_SECONDS = 25.0
+"""Within which a rank reaches the store of the meeting, or says that it cannot."""
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below those that Linux gives out by itself."""
+
+
+class MeetingError(ValueError):
+    """Ranks that do not find each other, and cannot agree on who says so."""
+
+    def __init__(self, text: str, speaks: bool) -> None:
+        super().__init__(text)
+        self.speaks = speaks or not _has_launcher()
+        """Whether this rank prints it: without a launcher each has a terminal of its own."""
+
+
+def of_torchrun(rank: int, size: int) -> TorchCommunicator:
+    """The ranks of torchrun, or of any launcher that sets MASTER_ADDR and MASTER_PORT.
+
+    MeetingError if they do not meet there.
+    """
+    from torch.distributed import is_initialized
+
+    if is_initialized():  # by the script itself
+        return TorchCommunicator()
+    host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if not (host and port.isdecimal()):
+        raise MeetingError(
+            f"{size} ranks were started, but MASTER_ADDR={host} and MASTER_PORT={port} are no "
+            f"address and port where they meet: set both, or {_LAUNCHERS}",
+            rank == 0,
+        )
+    # torchrun's own process may have the store, and keeps it for the ranks that it restarts
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return _met(host, int(port), serves, rank, size)
+
+
+def of_slurm(rank: int, size: int) -> TorchCommunicator:
+    """The ranks of srun, which meet on the step's first host, at a port made of its number.
+
+    MeetingError if they do not.
+    """
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    return _met(address_of(first_host(nodes)), _slurm_port(), rank == 0, rank, size)
+
+
+def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommunicator:
+    import torch.distributed
+
+    c10d: Any = torch.distributed
+    where, limit = f"{host}:{port}", timedelta(seconds=CONNECT_SECONDS)
+    try:
+        shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        what = "listen" if serves else "reach rank 0"
+        raise MeetingError(
+            f"rank {rank} of {size} cannot {what} at {where} within {CONNECT_SECONDS:g} s "
+            f"({_cause(error)}): another program has that port, or rank 0 has not started; choose "
+            f"another MASTER_PORT, or {_LAUNCHERS}",
+            rank == 0,
+        ) from None
+    try:
+        # what an earlier start of the same ranks has left there is of another prefix
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = c10d.PrefixStore(f"hybrid {restart}", shared)
+        _register(store, where, rank, size)
+        _wait_for_all(store, where, rank, size)
+        _check_job(store, where, rank, size)
+        return TorchCommunicator(store, rank, size)
+    except RuntimeError as error:
+        raise MeetingError(
+            f"rank {rank} of {size} has lost the others at {where} while they met "
+            f"({_cause(error)}): see why one of them has ended, and start again",
+            rank == 0,
+        ) from None
+
+
+def _register(store: Any, where: str, rank: int, size: int) -> None:
+    """Show who this rank is."""
+    shown = f"{identity()} {_agent()} process {os.getpid()} on {socket.gethostname()}"
+    met = store.compare_set(f"rank {rank}", "", shown).decode()
+    if met != shown:
+        raise MeetingError(
+            f"two processes are rank {rank} of {size} at {where}, {_process(met)} and "
+            f"{_process(shown)}: {_ANOTHER_JOB}",
+            True,
+        )
+
+
+def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
+    """Wait until all ranks have shown who they are, in looks between which a signal is heard."""
+    begin, told, missing = monotonic(), False, list(range(size))
+    while missing := [r for r in missing if not store.check([f"rank {r}"])]:
+        waited = monotonic() - begin
+        first = next(r for r in range(size) if r not in missing)
+        said = (
+            f"of {size} ranks that the launcher's variables announce, {_ranks(missing)} did not "
+            f"come to {where}"
+        )
+        if waited > MEETING_SECONDS:
+            hint = "start as many as WORLD_SIZE says, or unset the launcher's variables"
+            raise MeetingError(f"{said} within {MEETING_SECONDS:g} s: {hint}", rank == first)
+        if waited > PATIENCE_SECONDS and not told:
+            told = True
+            if rank == first or not _has_launcher():
+                tell(f"hybrid: {said} yet; rank {rank} waits until {MEETING_SECONDS:g} s are over")
+        sleep(min(0.1, 0.002 + waited / 10))
+
+
+def _check_job(store: Any, where: str, rank: int, size: int) -> None:
+    """MeetingError unless all ranks are of one job: nothing is unpickled from one that is not."""
+    shown = [store.get(f"rank {r}").decode() for r in range(size)]
+    agents: dict[str, str] = {}
+    jobs = []
+    for each in shown:
+        job, agent, _ = each.split(" ", 2)
+        group, _, process = agent.partition("=")
+        jobs.append((job, agents.setdefault(group, process) == process))
+    other = next((r for r, job in enumerate(jobs) if job != jobs[0]), None)
+    if other is not None:
+        raise MeetingError(
+            f"ranks 0 and {other} of {size} at {where} are of two jobs, {_process(shown[0])} and "
+            f"{_process(shown[other])}: {_ANOTHER_JOB}",
+            rank in (0, other),
+        )
+
+
+_LAUNCHERS = "use torchrun, mpirun or srun --mpi=pmix"
+_ANOTHER_JOB = "give every job a MASTER_PORT of its own, or use torchrun --standalone"
+
+
+def _process(shown: str) -> str:
+    return shown.split(" ", 2)[2]
+
+
+def _ranks(numbers: list[int]) -> str:
+    listed = ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)
+    return f"rank{'s' * (len(numbers) > 1)} {listed}"
+
+
+def _cause(error: Exception) -> str:
+    """The system's reason in an error of torch's, without its frames."""
+    text = one_line(error)
+    found = re.search(r"errno: \d+ - ([^)]*)\)", text)
+    if found is not None:
+        return found[1]
+    return "no answer" if "timed out" in text else text.partition(" Exception raised from")[0][:200]
+
+
+def _has_launcher() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_PROCID" in os.environ
+
+
+def identity() -> str:
+    """What all ranks of a job have in common, and another job has not: a hash.
+
+    It is of the launcher's names for the job and of the command, which has settings, seed and
+    folder.
+    """
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+    facts = [*(os.environ.get(name, "") for name in names), os.getcwd(), *sys.argv[1:]]
+    return hashlib.sha256("\0".join(facts).encode(errors="replace")).hexdigest()[:16]
+
+
+def _agent() -> str:
+    """GROUP=PROCESS of torchrun's agent, of which there is one for each group; else GROUP=."""
+    group = os.environ.get("GROUP_RANK", "0")
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return f"{group}="
+    return f"{group}={socket.gethostname()}/{outside_the_rank()}".replace(" ", "")
+
+
+def first_host(nodes: str) -> str:
+    """The first name of one of Slurm's lists of hosts: of "gpu[07-09,12],x1" it is gpu07."""
+    name, _, rest = nodes.partition("[")
+    if not rest or "," in name:
+        return nodes.partition(",")[0]
+    numbers, _, suffix = rest.partition("]")
+    return name + re.split("[-,]", numbers)[0] + suffix.partition(",")[0]
+
+
+def address_of(host: str) -> str:
+    """What to reach a host of Slurm's by: its name or, where that is Slurm's alone, its address."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        with suppress(OSError, subprocess.SubprocessError):
+            asked = ("scontrol", "show", "node", host)
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+            if found := re.search(r"NodeAddr=(\S+)", told.stdout):
+                return found[1]
+        raise ValueError(f"no address is known of {host!r}, the first host of the step") from None
+    return host
+
+
+def _slurm_port() -> int:
+    """Of a job's step, spread over all ports: jobs that follow each other are far apart."""
+    names = (f"SLURM_{what}" for what in ("JOB_ID", "STEP_ID", "JOB_START_TIME", "JOB_UID"))
+    step = " ".join(os.environ.get(name, "") for name in names)
+    return _FIRST_PORT + int.from_bytes(hashlib.sha256(step.encode()).digest()[:4], "big") % _PORTS
