@@ -38,6 +38,8 @@ def run_command(command: Callable[[], Any]) -> int:
         comm = launch.communicator()
     except ValueError as error:
         return _say(error, FAILED, getattr(error, "speaks", False))
+    except KeyboardInterrupt:
+        return _say(ctrl_c(), INTERRUPTED)
     try:
         result = command()
         if result == INTERRUPTED:  # what typer makes of Ctrl-C

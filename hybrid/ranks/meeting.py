@@ -8,20 +8,23 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Timer
 from time import monotonic, sleep
 from typing import Any
 
 from hybrid.errors import one_line, tell
 from hybrid.links.communicator import TorchCommunicator
+from hybrid.ranks import stopping
 from hybrid.ranks.launcher import outside_the_rank
 
 MEETING_SECONDS = 300.0
 """Within which all ranks must have started: their imports may take minutes on a busy disk."""
 PATIENCE_SECONDS = 15.0
 """After which the ranks that are missing are named."""
-CONNECT_SECONDS = 25.0
+CONNECT_SECONDS = 20.0
 """Within which a rank reaches the store of the meeting, or says that it cannot."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """Below those that Linux gives out by itself."""
@@ -71,16 +74,20 @@ def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommu
 
     c10d: Any = torch.distributed
     where, limit = f"{host}:{port}", timedelta(seconds=CONNECT_SECONDS)
+
+    def unreachable(cause: str) -> MeetingError:
+        problem = f"reach rank 0 at {where} within {CONNECT_SECONDS:g} s ({cause}): it has not"
+        problem += " started, or another program has that port"
+        if serves:
+            problem = f"listen at {where} ({cause}): another program has that port"
+        remedy = f"choose another MASTER_PORT, or {_LAUNCHERS}"
+        return MeetingError(f"rank {rank} of {size} cannot {problem}; {remedy}", rank == 0)
+
     try:
-        shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
+        with _ends_after(CONNECT_SECONDS + 2, unreachable("no answer")):
+            shared = c10d.TCPStore(host, port, None, serves, limit, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
-        what = "listen" if serves else "reach rank 0"
-        raise MeetingError(
-            f"rank {rank} of {size} cannot {what} at {where} within {CONNECT_SECONDS:g} s "
-            f"({_cause(error)}): another program has that port, or rank 0 has not started; choose "
-            f"another MASTER_PORT, or {_LAUNCHERS}",
-            rank == 0,
-        ) from None
+        raise unreachable(_cause(error)) from None
     try:
         # what an earlier start of the same ranks has left there is of another prefix
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -95,6 +102,24 @@ def _met(host: str, port: int, serves: bool, rank: int, size: int) -> TorchCommu
             f"({_cause(error)}): see why one of them has ended, and start again",
             rank == 0,
         ) from None
+
+
+@contextmanager
+def _ends_after(seconds: float, error: MeetingError) -> Iterator[None]:
+    """End the process where the body has not by then: torch waits for ever for a silent program."""
+
+    def end() -> None:
+        if error.speaks:
+            tell(f"hybrid: error: {error}")
+        os._exit(1)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _register(store: Any, where: str, rank: int, size: int) -> None:
@@ -113,6 +138,7 @@ def _wait_for_all(store: Any, where: str, rank: int, size: int) -> None:
     """Wait until all ranks have shown who they are, in looks between which a signal is heard."""
     begin, told, missing = monotonic(), False, list(range(size))
     while missing := [r for r in missing if not store.check([f"rank {r}"])]:
+        stopping.leave_alone("while the ranks met")
         waited = monotonic() - begin
         first = next(r for r in range(size) if r not in missing)
         said = (
@@ -140,6 +166,7 @@ def _check_job(store: Any, where: str, rank: int, size: int) -> None:
         jobs.append((job, agents.setdefault(group, process) == process))
     other = next((r for r, job in enumerate(jobs) if job != jobs[0]), None)
     if other is not None:
+        sleep(rank == 0)  # it may have the store, in which the others still read
         raise MeetingError(
             f"ranks 0 and {other} of {size} at {where} are of two jobs, {_process(shown[0])} and "
             f"{_process(shown[other])}: {_ANOTHER_JOB}",
@@ -163,9 +190,9 @@ def _ranks(numbers: list[int]) -> str:
 def _cause(error: Exception) -> str:
     """The system's reason in an error of torch's, without its frames."""
     text = one_line(error)
-    found = re.search(r"errno: \d+ - ([^)]*)\)", text)
+    found = re.search(r"errno: \d+ - ([^)]*)\)|message: ([^)]*)\)", text)
     if found is not None:
-        return found[1]
+        return found[1] or found[2]
     return "no answer" if "timed out" in text else text.partition(" Exception raised from")[0][:200]
 
 

@@ -110,6 +110,14 @@ def _stderr() -> int:
     return 2
 
 
+def leave_alone(when: str) -> None:
+    """Raise StoppedError on this rank, which has yet to meet the others, if it was asked to."""
+    if _current is not None and (name := _current()):
+        why = f"stopped by {name} {when}; nothing has been done or changed"
+        _say_once(f"hybrid: {why}\n".encode())
+        raise StoppedError(why)
+
+
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
     """Raise StoppedError on all ranks if one of them was asked to stop before training began."""
     reasons = links.everyone(request())
