@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.links.base import RankLinks, Start, num_bytes
-from hybrid.links.mpi import MpiLinks
+from hybrid.links.mpi.links import MpiLinks
 from hybrid.ranks import launch
 from hybrid.solvers.sync import all_reduce, reduction
 from hybrid.solvers.sync.all_reduce import AllReduce

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hybrid.doctor.finding import Finding, said
-from hybrid.links import probe
+from hybrid.links.mpi import probe
 from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 

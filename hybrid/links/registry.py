@@ -13,8 +13,8 @@ LINKS: Named[Any] = Named(
     "link",
     {
         "threads": "hybrid.links.threads:ThreadLinks",
-        "mpi": "hybrid.links.mpi:MpiLinks",
-        "torch": "hybrid.links.distributed:TorchLinks",
+        "mpi": "hybrid.links.mpi.links:MpiLinks",
+        "torch": "hybrid.links.distributed.links:TorchLinks",
         "virtual": "hybrid.links.virtual:VirtualLinks",
     },
     default=AUTO,

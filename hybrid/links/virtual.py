@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hybrid.links.base import Program, Start, num_bytes
 from hybrid.links.network import Network
-from hybrid.links.shared_sum import SharedSum
-from hybrid.links.threads import Room, ThreadLinks, run_threads
+from hybrid.links.threads import Room, SharedSum, ThreadLinks, run_threads
 from hybrid.ranks.grid import Arrangement, Grid
 
 T = TypeVar("T")

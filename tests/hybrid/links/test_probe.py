@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hybrid.links import probe
-from hybrid.links.probe import Answer, agreed, try_in_child
+from hybrid.links.mpi import probe
+from hybrid.links.mpi.probe import Answer, agreed, try_in_child
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from hybrid.links import probe
 from hybrid.links.base import Start
 from hybrid.links.layout import joined_bytes, memory_of, sizes_in_bytes, split_bytes
+from hybrid.links.mpi import probe
 from hybrid.links.posted import PostedLinks, Request
 from hybrid.links.staging import Outgoing, staging
 

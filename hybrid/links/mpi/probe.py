@@ -1,6 +1,6 @@
 """Whether MPI reads and writes GPU memory: tried in a child, since one that does not may crash.
 
-python -m hybrid.links.probe
+python -m hybrid.links.mpi.probe
 """
 
 import os
@@ -43,7 +43,7 @@ def try_in_child(command: list[str] | None = None, seconds: float = SECONDS) -> 
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
     try:
         done = subprocess.run(
-            command or [sys.executable, "-m", "hybrid.links.probe"],
+            command or [sys.executable, "-m", "hybrid.links.mpi.probe"],
             env=environment,
             capture_output=True,
             text=True,

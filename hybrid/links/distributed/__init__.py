@@ -1,0 +1,1 @@
+"""Links over torch.distributed, for ranks of any launcher."""
