@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 import world
 from mpi_program import arrivals, exchange
 from sent_bytes import sent_bytes
@@ -16,20 +17,53 @@ from hybrid.errors import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.distributed.gloo import join_by_torch
 from hybrid.links.distributed.links import TorchLinks
+from hybrid.links.distributed.nccl import NcclLinks
 from hybrid.links.mpi.links import MpiLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
 
 LINKS = {"mpi": MpiLinks, "torch": TorchLinks}
 
 
-def facts(comm):
-    links = TorchLinks(Start.of(comm))
-    found = {**arrivals(links)}
+class AsByNccl(NcclLinks):
+    """Labels by gloo and tensors by groups of pairs, as NCCL has them, without a GPU."""
+
+    backend = "gloo"
+
+
+CARRIERS = {"gloo": TorchLinks, "as nccl": AsByNccl}
+
+
+def facts(comm, carrier):
+    links = CARRIERS[carrier](Start.of(comm))
+    mesh = links.mesh
+    found = {"mesh": [mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate()]}
+    found |= arrivals(links)
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
     found["gathered"] = links.all_gather(10 * links.rank)
     found["bytes"] = links.traffic.bytes_sent["previous"]
+    found["asked"] = asked(links)
     links.close()
+    found["left"] = [dist.is_initialized(), messages_threads()]
     return found
+
+
+def asked(links):
+    """What a rank in the middle gets of both neighbors, in the order in which it is there."""
+    if links.rank != 1:
+        send = links.to_next if links.rank == 0 else links.to_previous
+        for i in range(3):
+            send(torch.full((4,), 10.0 * links.rank + i))
+        return None
+    found = {"previous": [], "next": []}
+    for _ in range(6):
+        side = links.wait_any("previous", "next")
+        receive = links.from_previous if side == "previous" else links.from_next
+        found[side].append(receive()[0].item())
+    return found
+
+
+def messages_threads():
+    return [thread.name for thread in threading.enumerate() if "messages" in thread.name]
 
 
 def threads_after_failure(comm):
@@ -42,7 +76,7 @@ def threads_after_failure(comm):
 
     with suppress(AgreedError):
         TorchLinks.start(program, Start.of(comm))
-    return [thread.name for thread in threading.enumerate() if "messages" in thread.name]
+    return messages_threads()
 
 
 def sums(comm, kind):

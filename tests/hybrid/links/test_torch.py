@@ -14,10 +14,10 @@ from hybrid.links import run_threads, run_virtual
 from hybrid.ranks.meeting import first_host
 
 
-@pytest.fixture(scope="module")
-def facts(world):
+@pytest.fixture(scope="module", params=["gloo", "as nccl"])
+def facts(world, request):
     """What every rank of three found."""
-    return world.run(3, "torch_program:facts")
+    return world.run(3, "torch_program:facts", request.param)
 
 
 def test_any_tensor_arrives_equal_and_with_equal_strides(facts):
@@ -32,6 +32,19 @@ def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
     assert [rank["crossed"] for rank in facts] == [True] * 3
     assert [rank["gathered"] for rank in facts] == [[0, 10, 20]] * 3
     assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
+
+
+def test_the_grid_is_a_mesh_for_collectives_of_a_users_own(facts):
+    names = ("replica", "block")
+    assert [rank["mesh"] for rank in facts] == [[[[0, 1, 2]], names, (0, k)] for k in range(3)]
+
+
+def test_a_rank_takes_what_is_there_from_either_neighbor(facts):
+    assert facts[1]["asked"] == {"previous": [0.0, 1.0, 2.0], "next": [20.0, 21.0, 22.0]}
+
+
+def test_links_that_close_leave_neither_groups_nor_threads(facts):
+    assert [rank["left"] for rank in facts] == [[False, []]] * 3
 
 
 def test_ranks_that_fail_together_leave_no_thread_inside_gloo(world):
