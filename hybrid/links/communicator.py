@@ -119,10 +119,11 @@ class MpiCommunicator(Communicator):
 
 
 class TorchCommunicator(Communicator):
-    """The ranks of torch's default process group, over a gloo group.
+    """The ranks of torch's default process group, over a gloo group of this package's own.
 
-    That is the default group where this package has made it. Where a script has, it is a group of
-    its own, so that no message of the script meets one of this package.
+    No message of a script's meets one of this package. A group has threads, which end with its last
+    reference, and abort a process that ends while one of them frees a tensor. Who imports parts of
+    torch keeps the default group for ever; this one ends when it is closed.
     """
 
     def __init__(self, store: Any = None, rank: int = -1, size: int = -1) -> None:
@@ -138,7 +139,7 @@ class TorchCommunicator(Communicator):
                     _backends(), store=store, rank=rank, world_size=size, timeout=FOR_EVER
                 )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = None if self._is_ours else dist.new_group(backend="gloo", timeout=FOR_EVER)
+        self._group: Any = dist.new_group(backend="gloo", timeout=FOR_EVER, group_desc="hybrid")
         self._store: Any = dist.distributed_c10d._get_default_store() if store is None else store
 
     def gather(self, value: T, root: int = 0) -> list[T] | None:
@@ -194,9 +195,13 @@ class TorchCommunicator(Communicator):
             return True
 
     def close(self) -> None:
-        """All ranks call it, after which torch has no default process group."""
-        if self._is_ours and self._dist.is_initialized():
-            self._dist.destroy_process_group()
+        """All ranks call it, after which torch has no default process group but a script's own."""
+        group, self._group = self._group, None
+        if group is not None and self._dist.is_initialized():
+            self._dist.destroy_process_group(group)
+            del group
+            if self._is_ours:
+                self._dist.destroy_process_group()
 
 
 @contextmanager

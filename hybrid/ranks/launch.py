@@ -6,12 +6,13 @@ import atexit
 import ctypes
 import os
 import sys
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybrid.errors import one_line
 from hybrid.links.communicator import Communicator, MpiCommunicator
-from hybrid.ranks import pmix
+from hybrid.ranks import pmix, stopping
 from hybrid.ranks.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -118,12 +119,13 @@ def ranks() -> Ranks | None:
         )
     _set_gpu()
     by_mpi = _of_mpi(size)
-    comm = by_mpi or _of_torch(size)
+    with stopping.meeting() if by_mpi is None else nullcontext():
+        comm = by_mpi or _of_torch(size)
+        mates = comm.host_ranks()
+        heartbeat = Heartbeat(comm, mates)
     _abort_on_exceptions(comm)
-    mates = comm.host_ranks()
     cores = comm.allgather(sorted(os.sched_getaffinity(0)))
     sharing = [cores[mate] for mate in mates].count(cores[comm.rank])
-    heartbeat = Heartbeat(comm, mates)
     atexit.register(_leave, heartbeat, comm)
     joined_by = "mpi" if by_mpi else "torch"
     return Ranks(comm, mates.index(comm.rank), len(mates), sharing, heartbeat, joined_by)

@@ -110,6 +110,23 @@ def _stderr() -> int:
     return 2
 
 
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Let a SIGTERM end this process at once while it waits for other ranks, of which one is lost.
+
+    Such a wait may be inside torch, where no handler runs; nothing is lost, for nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    leave_alone("before the ranks met")
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def leave_alone(when: str) -> None:
     """Raise StoppedError on this rank, which has yet to meet the others, if it was asked to."""
     if _current is not None and (name := _current()):

@@ -214,6 +214,13 @@ def second_fit(attack: Attack) -> list[str]:
     return ended.problems(0, 0, 60) + ["one fit"] * (ended.text.count("trained twice") != 2)
 
 
+def many_end(attack: Attack) -> list[str]:
+    """Eight ranks end together after a training."""
+    return (
+        attack.train("1", "--replicas", "2", agent=("--nproc-per-node=8",)).end().problems(0, 0, 80)
+    )
+
+
 def restarted(attack: Attack) -> list[str]:
     """torchrun starts killed ranks again, which go on from the newest checkpoint."""
     job = attack.train("40", "--auto-resume", agent=("--max-restarts=2",))
@@ -290,6 +297,7 @@ ATTACKS: tuple[Callable[[Attack], list[str]], ...] = (
     stopped,
     diverged,
     second_fit,
+    many_end,
     restarted,
     lost_first,
     lost_in_sum,

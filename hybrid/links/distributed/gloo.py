@@ -75,9 +75,14 @@ class GlooLinks(PostedLinks):
     def _release(self) -> None:
         for waiter in (self._leaving, *self._arriving.values()):
             waiter.end()
-        for group in (self._group, *self.mesh.get_all_groups()):
+        groups = [self._group, *self.mesh.get_all_groups()]
+        # a group ends its threads with its last reference: at the process's end they would abort it
+        del self._group, self.mesh
+        while groups:
+            group = groups.pop()
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
+            del group
         if not self._is_joined_by_torch:
             self._joined.close()
 

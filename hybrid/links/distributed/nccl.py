@@ -59,8 +59,8 @@ class NcclLinks(GlooLinks):
                     dist.recv(byte, group=group, group_src=sender)
 
     def _release(self) -> None:
-        for group in self._ways.values():
-            dist.destroy_process_group(group)
+        while self._ways:
+            dist.destroy_process_group(self._ways.popitem()[1])
         super()._release()
 
     def _send(self, number: int, tensor: Tensor) -> None:
