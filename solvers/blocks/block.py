@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from hybrid.solvers.blocks.clipping import AllGather, clip_gradients, gradient_norms
+from hybrid.solvers.blocks.clipping import Chain, clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.blocks.draws import Draws, Key
 from hybrid.solvers.blocks.graphs import StepGraphs
 from hybrid.solvers.blocks.objective import Objective
@@ -167,30 +166,30 @@ class Block:
         kind: str,
         learning_rate: float,
         clip_norm: float = 0.0,
-        everyone: AllGather | None = None,
+        chain: Chain | None = None,
         only: Sequence[Tensor] | None = None,
     ) -> None:
         """One optimizer step on the gradients at hand, which it then clears.
 
-        `clip_norm` is the largest norm of this block's gradient or, with `everyone`, of the whole
-        network's; 0: no clipping. Replicas agree before and after the step. With `only`, the step
+        `clip_norm` is the largest norm of this block's gradient or, with a `chain`, of all its
+        blocks' together; 0: no clipping. Replicas agree before and after the step. With `only`, the step
         and the gradient are of those parameters only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         with self.span("step"):
-            self._step(kind, rate, clip_norm, everyone, only)
+            self._step(kind, rate, clip_norm, chain, only)
 
     def _step(
         self,
         kind: str,
         rate: float,
         clip_norm: float,
-        everyone: AllGather | None,
+        chain: Chain | None,
         only: Sequence[Tensor] | None,
     ) -> None:
         if self.sync is None or self.sync.before_step(kind, rate):
             if clip_norm:
-                self._clip(self.optimizers[kind], clip_norm, everyone, only)
+                self._clip(self.optimizers[kind], clip_norm, chain, only)
             self.move(kind, rate, only)
         for optimizer in self._stepping(kind, only):
             optimizer.zero_grad(set_to_none=True)
@@ -269,20 +268,16 @@ class Block:
         self,
         optimizer: torch.optim.Optimizer,
         clip_norm: float,
-        everyone: AllGather | None,
+        chain: Chain | None,
         only: Sequence[Tensor] | None,
     ) -> None:
         gradients = self.gradients(only)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(optimizer)
-        norms = gradient_norms(gradients)
-        if everyone is not None or self.scaler is not None:
-            mine = [float(norm) for norm in norms.tolist()]
-            blocks = [mine] if everyone is None else everyone(mine)
-            if self.scaler is not None:  # a block whose gradient overflowed makes no step
-                blocks = [block for block in blocks if all(map(isfinite, block))]
-            norms = torch.tensor([norm for block in blocks for norm in block], dtype=torch.float64)
-        clip_gradients(gradients, clip_norm, norms)
+        norms = gradient_norms(gradients, self.device)
+        if self.scaler is not None:  # a block whose gradient overflowed makes no step
+            norms = torch.where(norms.isfinite().all(), norms, 0.0)
+        clip_gradients(gradients, clip_norm, total_norm(norms, chain))
 
     @property
     def loss_scale(self) -> float:

@@ -1,29 +1,61 @@
-"""Gradients of bounded norm."""
+"""Gradients of bounded norm. Nothing here reads a tensor, so no device waits for its host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-AllGather = Callable[[list[float]], list[list[float]]]
-"""Gathers the lists of all ranks, in order."""
+
+class Chain(Protocol):
+    """What clipping needs of the links between the blocks of a network."""
+
+    rank: int
+    size: int
+
+    def to_next(self, tensor: Tensor) -> None: ...
+    def from_previous(self) -> Tensor: ...
+    def to_previous(self, tensor: Tensor) -> None: ...
+    def from_next(self) -> Tensor: ...
 
 
-def clip_gradients(gradients: list[Tensor], max_norm: float, norms: Tensor) -> None:
-    """Scale gradients so that the norm of `norms` (of all ranks, in order) is at most `max_norm`.
+def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale gradients whose norm, a tensor (), is above `max_norm` to that norm.
 
-    This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit, over any number of
-    ranks.
+    This is the arithmetic of `torch.nn.utils.clip_grad_norm_`, bit for bit.
     """
+    if gradients:
+        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, scale.to(gradients[0].device, gradients[0].dtype))
+
+
+def gradient_norms(gradients: list[Tensor], device: torch.device) -> Tensor:
+    """The Euclidean norm of each of n gradients, (n,)."""
     if not gradients:
-        return
-    total = torch.linalg.vector_norm(norms.to(gradients[0].dtype))
-    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    torch._foreach_mul_(gradients, scale.to(gradients[0].device))
+        return torch.zeros(0, device=device)
+    return torch.stack(list(torch._foreach_norm(gradients)))
 
 
-def gradient_norms(gradients: list[Tensor]) -> Tensor:
-    """The Euclidean norm of each of n gradients, (n,), on their device."""
-    return torch.stack(list(torch._foreach_norm(gradients))) if gradients else torch.zeros(0)
+def total_norm(norms: Tensor, chain: Chain | None) -> Tensor:
+    """The norm of all gradients whose norms are given: of a block, or of all blocks of a chain.
+
+        block 0   -- norms of 0 -->   block 1   -- norms of 0, 1 -->   block 2
+                  <---- total ----              <------ total -----
+
+    The total is over the norms in the order of the blocks, and so has the bits that it has in a
+    network in one piece.
+    """
+    if chain is None or chain.size == 1:
+        return torch.linalg.vector_norm(norms)
+    if chain.rank > 0:
+        before = chain.from_previous()
+        norms = torch.cat([before, norms.to(before.dtype)])
+    if chain.rank < chain.size - 1:
+        chain.to_next(norms)
+        total = chain.from_next()
+    else:
+        total = torch.linalg.vector_norm(norms)
+    if chain.rank > 0:
+        chain.to_previous(total)
+    return total

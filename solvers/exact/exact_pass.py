@@ -175,7 +175,7 @@ class ExactPass(Program):
     def step(self, batch: Batch) -> None:
         """Step on the exact gradient at hand."""
         clip = self.solver.clip_norm
-        self.block.step("exact", batch.learning_rate, clip, self.links.all_gather)
+        self.block.step("exact", batch.learning_rate, clip, self.links)
 
 
 class _Pass:

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from hybrid.solvers.base import SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.buffers import frozen_statistics
-from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms
+from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.exact.pipeline import FillStep, Gaps, Op
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.stopwatch import Stopwatch
@@ -167,7 +167,8 @@ class BubbleFill:
             torch._foreach_mul_(present, 1 / self._samples)
         self._samples = 0
         if self.program.clip_norm:
-            clip_gradients(present, self.program.clip_norm, gradient_norms(present))
+            norm = total_norm(gradient_norms(present, self.block.device), None)
+            clip_gradients(present, self.program.clip_norm, norm)
         return mean
 
 

@@ -85,12 +85,29 @@ def test_clipping_and_replicas_of_a_delayed_pipeline_read_nothing():
     assert not reads_of_steps(DDG(clip_norm=0.5), replicas=2, sync=AllReduce())
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_clipping_over_the_network_reads_nothing(blocks):
+    assert not reads_of_steps(Backprop(clip_norm=0.01), blocks=blocks)
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_no_step_waits_for_it():
-    made = trainer(Backprop(), blocks=1, train={"epochs": 1, "report_every": 1000})
+@pytest.mark.parametrize("clip_norm", [0.0, 0.01])
+def test_on_a_gpu_no_step_waits_for_it(clip_norm):
+    """Of the steps between two reports: what places a module, reports or tests has to wait."""
+    steps = 0
+
+    def watched(images, labels):
+        nonlocal steps
+        steps += 1
+        torch.cuda.set_sync_debug_mode("error" if 5 <= steps < 15 else "default")
+        return images, labels
+
     train, test = digits()
-    torch.cuda.set_sync_debug_mode("error")
+    settings = {"epochs": 1, "report_every": 1000, "batch_size": 32}
+    made = trainer(Backprop(clip_norm=clip_norm), blocks=1, train=settings)
+    made.batch_transform = watched
     try:
         made.fit(train.take(640), test.take(32))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert steps >= 20

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hybrid.links import run_threads
 from hybrid.solvers import Block
 
 
@@ -124,17 +125,22 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale():
 
 @pytest.mark.parametrize("theirs", [float("nan"), float("inf")])
 def test_an_overflow_in_another_block_spoils_no_clipped_step(theirs):
-    """Its norms are left out, as its step is."""
-    made, alone = block(), block()
-    for one in (made, alone):
+    """Its norms count as 0, as its step is none."""
+
+    def program(links):
+        made = block()
         x = torch.ones(3, 4, requires_grad=True)
-        one.backward(one.forward(x), torch.full((3, 4), 0.1))
-    before = made.module.weight.detach().clone()
-    made.step("exact", 0.1, 0.5, lambda mine: [[1.0, theirs], mine])
-    alone.step("exact", 0.1, 0.5, lambda mine: [mine])
-    assert torch.equal(made.module.weight, alone.module.weight)
-    assert made.module.weight.isfinite().all()
-    assert not torch.equal(made.module.weight, before)
+        spoilt = theirs if links.rank == 0 and links.size == 2 else 1.0
+        made.backward(made.forward(x), torch.full((3, 4), 0.1 * spoilt))
+        made.step("exact", 0.1, 0.5, links)
+        return made.module.weight.detach()
+
+    [alone], (spoilt, made) = run_threads(1, program), run_threads(2, program)
+    untouched = block().module.weight
+    assert torch.equal(made, alone)
+    assert made.isfinite().all()
+    assert not torch.equal(made, untouched)
+    assert torch.equal(spoilt, untouched)
 
 
 @pytest.mark.parametrize("kind", ["exact", "local"])
