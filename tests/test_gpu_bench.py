@@ -55,13 +55,13 @@ def test_what_cannot_run_here_is_left_out_with_what_it_needs(
     monkeypatch.setitem(made.__globals__, "cards", lambda: 2)
     steps = made(tmp_path)
     assert [step.name for step in steps] == [
-        *("tests", "kernels", "training"),
-        *("two ranks joined by NCCL", "four ranks on one card"),
+        *("tests", "bits of two ranks joined by NCCL"),
+        *("kernels", "training", "four ranks on one card"),
     ]
     assert {step.name: step.missing for step in steps if step.missing} == left_out
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(made.__globals__, "cards", lambda: 1)
-    *_, joined, last = made(tmp_path)
+    _, joined, *_, last = made(tmp_path)
     assert last.missing.startswith("mpirun")
     assert joined.missing.startswith("two GPUs")

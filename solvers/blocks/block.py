@@ -172,8 +172,8 @@ class Block:
         """One optimizer step on the gradients at hand, which it then clears.
 
         `clip_norm` is the largest norm of this block's gradient or, with a `chain`, of all its
-        blocks' together; 0: no clipping. Replicas agree before and after the step. With `only`, the step
-        and the gradient are of those parameters only.
+        blocks' together; 0: no clipping. Replicas agree before and after the step. With `only`, the
+        step and the gradient are of those parameters only.
         """
         rate = learning_rate * self.rates.get(kind, self.rates["local"])
         with self.span("step"):

@@ -47,7 +47,7 @@ def total_norm(norms: Tensor, chain: Chain | None) -> Tensor:
     network in one piece.
     """
     if chain is None or chain.size == 1:
-        return torch.linalg.vector_norm(norms)
+        return _norm(norms)
     if chain.rank > 0:
         before = chain.from_previous()
         norms = torch.cat([before, norms.to(before.dtype)])
@@ -55,7 +55,12 @@ def total_norm(norms: Tensor, chain: Chain | None) -> Tensor:
         chain.to_next(norms)
         total = chain.from_next()
     else:
-        total = torch.linalg.vector_norm(norms)
+        total = _norm(norms)
     if chain.rank > 0:
         chain.to_previous(total)
     return total
+
+
+def _norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x)
+    return norm

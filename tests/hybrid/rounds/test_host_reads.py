@@ -96,7 +96,7 @@ def test_on_a_gpu_no_step_waits_for_it(clip_norm):
     """Of the steps between two reports: what places a module, reports or tests has to wait."""
     steps = 0
 
-    def watched(images, labels):
+    def watched(images, labels, generator):
         nonlocal steps
         steps += 1
         torch.cuda.set_sync_debug_mode("error" if 5 <= steps < 15 else "default")
