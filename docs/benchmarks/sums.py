@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybrid.links.base import RankLinks, Start, num_bytes
 from hybrid.links.mpi.links import MpiLinks
@@ -83,6 +84,22 @@ def step(module: nn.Module, peers: Any, order: Literal["auto", "replicas"] = "au
     AllReduce(order=order).start(block, peers, 1 / peers.replicas).before_step("exact", 0.1)
 
 
+class Copying(TorchDispatchMode):
+    """Counts the bytes that copies write: joining, cloning, converting, writing back."""
+
+    COPIES = ("aten::cat", "aten::copy_", "aten::clone", "aten::_to_copy", "aten::stack")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func._schema.name in self.COPIES:
+            self.bytes += num_bytes(made)
+        return made
+
+
 def counted(module: nn.Module) -> list[dict[str, int]]:
     """Of a rank and step, before (a message for every peer) and now."""
     rows = []
@@ -91,7 +108,10 @@ def counted(module: nn.Module) -> list[dict[str, int]]:
         before_fewest, RankLinks.fewest_by_engine = RankLinks.fewest_by_engine, R
         step(module, before, "replicas")
         RankLinks.fewest_by_engine = before_fewest
-        step(module, now)
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p)
+        with Copying() as copying:
+            step(module, now)
         rows.append(
             {
                 "replicas": R,
@@ -99,6 +119,7 @@ def counted(module: nn.Module) -> list[dict[str, int]]:
                 "messages": now.messages,
                 "calls of the engine": now.calls,
                 "MB": round(now.bytes / 1e6),
+                "MB copied": round(copying.bytes / 1e6),
             }
         )
     return rows

@@ -169,7 +169,7 @@ class ThreadLinks(RankLinks):
 
         def finish() -> Tensor:
             self._wait_for(shared)
-            total = self._total(shared)
+            total = self._total(shared).clone()  # which this replica may write to
             self._room.forget_sum(self.rank, number)
             return total
 

@@ -232,6 +232,8 @@ class Block:
         for added in (self.draws, self.norms):
             if added is not None:
                 added.remove()
+        if self.sync is not None:
+            self.sync.release()
 
     @property
     def average(self) -> Average | None:

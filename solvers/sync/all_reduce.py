@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_not
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hybrid.solvers.acting import Needs
 from hybrid.solvers.state import State, entries
@@ -22,6 +24,7 @@ from hybrid.solvers.sync.reduction import (
     packed,
     unpack,
     used_anywhere,
+    views,
 )
 
 BUCKET_BYTES = 1 << 18
@@ -46,7 +49,8 @@ class AllReduce(Strategy):
     step all replicas are equal, weights, optimizers and statistics.
 
     Gradients travel in buckets, the last layers' first; in the last backward pass before a step a
-    bucket leaves as soon as it is complete. A parameter that a replica's samples did not use adds
+    bucket leaves as soon as it is complete. It is copied once, into a vector that leaves; then the
+    gradients are views of the sum. A parameter that a replica's samples did not use adds
     0 there; one that no replica has used has no gradient, and does not step.
     """
 
@@ -70,6 +74,11 @@ class AllReduced(Sync):
         """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
         self._statistics = Reduction(self.peers, order=self.strategy.order)
+        self._layouts: dict[str, tuple[list[nn.Parameter], list[list[nn.Parameter]]]] = {}
+        """By kind of step: what it moves, and that in buckets."""
+        self._hooks: dict[nn.Parameter, RemovableHandle] = {}
+        self._arriving: Callable[[Tensor], None] | None = None
+        """Told of every gradient that is complete, in the last pass before a step."""
         self._under_way: list[tuple[list[nn.Parameter], Callable[[], Tensor]]] = []
         self._begun = 0
         """Buckets of the coming step that have left."""
@@ -81,17 +90,18 @@ class AllReduced(Sync):
         of = {p: i for i, bucket in enumerate(buckets) for p in bucket}
 
         def arrived(p: Tensor) -> None:
+            if p not in of:
+                return
             missing[of[p]].discard(p)  # type: ignore[index]
             # in the same order on all replicas
             while self._begun < len(buckets) and not missing[self._begun]:
                 self._send(kind, buckets[self._begun])
 
-        hooks = [p.register_post_accumulate_grad_hook(arrived) for p in of if p.requires_grad]
+        self._arriving = arrived
         try:
             yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._arriving = None
 
     def before_step(self, kind: str, rate: float) -> bool:
         for bucket in self._buckets(kind)[self._begun :]:
@@ -106,9 +116,8 @@ class AllReduced(Sync):
         unpack(finish(), [*moved, counts])
         of = iter(used_anywhere(used, counts))
         for (bucket, _), total in zip(self._under_way, sums, strict=True):
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            unpack(total, gradients)
-            for p, gradient in zip(bucket, gradients, strict=True):
+            gradients = [_gradient(p) for p in bucket]
+            for p, gradient in zip(bucket, views(total, gradients), strict=True):
                 p.grad = gradient if next(of) else None
         self._under_way, self._begun = [], 0
         return True
@@ -119,30 +128,50 @@ class AllReduced(Sync):
     def after_step(self, kind: str) -> None:
         self.compare()
 
+    def release(self) -> None:
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
     def _send(self, kind: str, bucket: list[nn.Parameter]) -> None:
         """Begin the sum of a bucket's gradients."""
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         if name not in self._gradients:
             self._gradients[name] = self._reduction()
-        self._under_way.append((bucket, self._gradients[name].start(packed(gradients))))
+        vector = packed([_gradient(p) for p in bucket])
+        self._under_way.append((bucket, self._gradients[name].start(vector)))
 
     def _reduction(self) -> Reduction:
         return Reduction(self.peers, self.strategy.messages, self.strategy.order)
 
     def _buckets(self, kind: str) -> list[list[nn.Parameter]]:
         """What a step moves, from the last layer on, in runs of enough bytes."""
+        stepping = self.block.stepping(kind)
+        known, buckets = self._layouts.get(kind, ([], []))
+        if len(known) != len(stepping) or any(map(is_not, known, stepping)):
+            buckets = self._laid_out(stepping)
+            self._layouts[kind] = stepping, buckets
+        return buckets
+
+    def _laid_out(self, stepping: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Buckets of parameters, whose hooks tell of their gradients from now on."""
         place = {p: i for i, p in enumerate(self.block.module.parameters())}
-        forwards = sorted(self.block.stepping(kind), key=lambda p: place.get(p, len(place)))
+        backwards = sorted(stepping, key=lambda p: place.get(p, len(place)), reverse=True)
         buckets: list[list[nn.Parameter]] = []
         least, room = ENGINE_BUCKET_BYTES if self._statistics.by_engine else BUCKET_BYTES, 0
-        for p in reversed(forwards):
+        for p in backwards:
             if room <= 0:
                 buckets.append([])
                 room = least
             buckets[-1].append(p)
             room -= p.numel() * max(p.element_size(), torch.float32.itemsize)
+            if p.requires_grad and p not in self._hooks:
+                self._hooks[p] = p.register_post_accumulate_grad_hook(self._arrived)
         return buckets
+
+    def _arrived(self, p: Tensor) -> None:
+        if self._arriving is not None:
+            self._arriving(p)
 
     def state(self) -> State:
         return State(
@@ -157,6 +186,11 @@ class AllReduced(Sync):
         for name in {key.partition("/")[0] for key in state.flight}:
             self._gradients[name] = self._reduction()
             self._gradients[name].load_state(entries(state.flight, f"{name}/"))
+
+
+def _gradient(p: nn.Parameter) -> Tensor:
+    """Zeros where no sample of this replica has used the parameter."""
+    return torch.zeros_like(p) if p.grad is None else p.grad
 
 
 AllReduce.program = AllReduced

@@ -57,7 +57,7 @@ class Reduction:
             sums = [self.peers.sum(bucket) for bucket in buckets]
             engine = [end for end in sums if end is not None]
             if len(engine) == len(buckets):
-                return lambda: torch.cat([end() for end in engine])
+                return lambda: _joined(vector, buckets, [end() for end in engine])
         ends = [self._begin(i, bucket) for i, bucket in enumerate(buckets)]
 
         def finish() -> Tensor:
@@ -103,6 +103,15 @@ class Reduction:
                 self._down[int(where)] = feedback
 
 
+def _joined(vector: Tensor, buckets: Sequence[Tensor], sums: list[Tensor]) -> Tensor:
+    """The sums of a vector's buckets as one vector, which it may have become itself."""
+    if len(sums) == 1:
+        return sums[0]
+    if all(map(Tensor.is_set_to, sums, buckets)):
+        return vector
+    return torch.cat(sums)
+
+
 def left_over(kind: MessageFormat, replicas: int) -> float:
     """Numbers a rank keeps for each one of a vector: what rounding has left out, up and down."""
     return 0.0 if kind == "float32" else 1 + 1 / replicas
@@ -138,6 +147,19 @@ def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     places = [memory(t) for t in tensors]
     for part, place in zip(vector.split([p.numel() for p in places]), places, strict=True):
         place.copy_(part)
+
+
+def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of the formats of others, in the memory of their packed vector where it fits."""
+    parts = vector.split([memory(tensor).numel() for tensor in like])
+    return [_view(part, tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+def _view(part: Tensor, like: Tensor) -> Tensor:
+    if like.is_complex():
+        part = part.clone() if part.storage_offset() % 2 else part
+        part = torch.view_as_complex(part.view(-1, 2))
+    return part.to(like.dtype).as_strided(like.shape, like.stride())
 
 
 def memory(tensor: Tensor) -> Tensor:

@@ -126,9 +126,10 @@ def test_an_overflow_leaves_out_the_step_and_halves_the_scale():
 @pytest.mark.parametrize("theirs", [float("nan"), float("inf")])
 def test_an_overflow_in_another_block_spoils_no_clipped_step(theirs):
     """Its norms count as 0, as its step is none."""
+    blocks = [block() for _ in range(4)]
 
     def program(links):
-        made = block()
+        made = blocks[links.size + links.rank]
         x = torch.ones(3, 4, requires_grad=True)
         spoilt = theirs if links.rank == 0 and links.size == 2 else 1.0
         made.backward(made.forward(x), torch.full((3, 4), 0.1 * spoilt))

@@ -152,9 +152,19 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
         with block.last_pass("exact"):
             loss.backward()
         assert len(hooks) == 4
-        assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
         early = len(sent)
         block.step("exact", LR)
+        for _ in range(2):  # hooks are made once, and the run takes them along
+            assert {len(p._post_accumulate_grad_hooks) for p in module.parameters()} == {1}
+            with block.last_pass("exact"):
+                module(torch.ones(2, 300)).sum().backward()
+            grads = [p.grad for p in module.parameters()]
+            block.sync.before_step("exact", LR)
+            assert all(p.grad is not g for p, g in zip(module.parameters(), grads, strict=True))
+        bases = {p.grad.untyped_storage().data_ptr() for p in module.parameters()}
+        assert len(bases) == 4  # views of the sums of four buckets
+        block.release()
+        assert not any(p._post_accumulate_grad_hooks for p in module.parameters())
         return left, early, [p.detach().clone() for p in module.parameters()]
 
     found = run_threads(1, program, replicas=2)
