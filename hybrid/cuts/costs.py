@@ -61,6 +61,7 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     with _unchanged_model(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
             forward, backward = count_operations(module, x, i > 0)
+            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
             often, n = survival_rate(chain[i]), len(sample)
             costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():

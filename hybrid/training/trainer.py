@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from hybrid.cuts.blocks import Blocks
+from hybrid.cuts.own_units import let_go
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
@@ -116,6 +117,9 @@ class Trainer(RunOptions, RoundOptions):
             failed = error
 
         def program(links: RankLinks) -> dict[str, Any]:
+            if comm is not None:
+                with links.agreement():
+                    let_go(self.blocks, links.rank)
             run = Run(method, options, links, data[0], data[1], request, kernels)
             leave_if_asked(links, request)
             return run.fit()
