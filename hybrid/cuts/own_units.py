@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -48,21 +48,25 @@ class Division:
     """By their place among the large tensors that the constructor makes; empty: not known."""
 
 
-def divide(
-    make: Callable[[], Network], cut: Callable[[Network], Blocks], seconds: bool
-) -> Division:
-    """The division of the network that `make` builds; `cut` is measured if `seconds` are asked.
+class Cut(Protocol):
+    """Cuts a network, where it is told to or of itself."""
+
+    def __call__(self, made: Network, cuts: list[str] | None = None) -> Blocks: ...
+
+
+def divide(make: Callable[[], Network], cut: Cut, measured: bool) -> Division:
+    """The division of the network that `make` builds; `measured`: by times, which need weights.
 
     A network that can neither be built nor cut without its weights is built whole.
     """
-    if not seconds:
-        generators = _Generators()
-        found = _divide_without_weights(make, cut)
-        generators.restore()
-        if found is not None:
-            return found
-    blocks = cut(make())
-    return Division(blocks.starts, blocks.cuts, blocks.costs, {})
+    whole = cut(make()) if measured else None
+    generators = _Generators()
+    found = _divide_without_weights(make, cut, None if whole is None else whole.cuts)
+    generators.restore()
+    if found is None:
+        whole = whole or cut(make())
+        return Division(whole.starts, whole.cuts, whole.costs, {})
+    return found if whole is None else replace(found, costs=whole.costs)
 
 
 def build_own(make: Callable[[], Network], division: Division, own: Collection[int]) -> Network:
@@ -143,6 +147,8 @@ class _Allocations(DispatchMode):
         """The number of the newest tensor in each memory."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _draws_nothing(func, args):
+            return args[0]
         given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         out = func(*args, **(kwargs or {}))
 
@@ -193,7 +199,7 @@ class _Sharing(_Allocations):
 
 
 def _divide_without_weights(
-    make: Callable[[], Network], cut: Callable[[Network], Blocks]
+    make: Callable[[], Network], cut: Cut, cuts: list[str] | None
 ) -> Division | None:
     """The division, found on weights without memory; None where the network needs them."""
     try:
@@ -208,9 +214,9 @@ def _divide_without_weights(
         parameters = {id(p) for p in network.parameters()}
         zeros = _Zeros(max(p.nbytes for p in network.parameters()))
         network._apply(
-            lambda x: zeros.like(x) if id(x) in parameters else torch.zeros_like(x, device="cpu")
+            lambda x: zeros.like(x) if id(x) in parameters else torch.zeros(x.shape, dtype=x.dtype)
         )
-        blocks = cut(network)
+        blocks = cut(network, cuts)
     except Exception:  # whatever a user's code does without its weights; with them it says so
         return None
     found = {}
@@ -220,6 +226,16 @@ def _divide_without_weights(
                 found[numbers[name]] = Allocation(index, tuple(p.shape), p.dtype)
     found.pop(-1, None)
     return Division(blocks.starts, blocks.cuts, blocks.costs, found)
+
+
+def _draws_nothing(func: Any, args: Any) -> bool:
+    """Whether it draws in place without memory, for which torch would import its compiler."""
+    return (
+        torch.Tag.nondeterministic_seeded in func.tags
+        and func._schema.is_mutable
+        and isinstance(args[0], Tensor)
+        and args[0].is_meta
+    )
 
 
 def _memory(x: Tensor) -> int:
