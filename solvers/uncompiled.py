@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import checkpoint
 
 COMPILER = "torch._dynamo"
 _CACHE = "__dynamo_disable"
@@ -43,14 +42,11 @@ def paired(x: Tensor, p: Tensor) -> Tensor:
 
 
 def leave_compiler_out() -> None:
-    """Let torch's optimizers and its checkpoint work without an import of the compiler."""
+    """Let torch's optimizers work without an import of the compiler."""
     if COMPILER in sys.modules:
         return
     base = torch.optim.Optimizer
-    for decorated in (
-        *(base.add_param_group, base.zero_grad, base.state_dict, base.load_state_dict),
-        *(checkpoint.checkpoint, getattr(checkpoint, "_run_fn_with_dynamo_disabled", None)),
-    ):
+    for decorated in (base.add_param_group, base.zero_grad, base.state_dict, base.load_state_dict):
         if hasattr(decorated, "__wrapped__"):
             _preset(decorated)
     for kind in vars(torch.optim).values():
