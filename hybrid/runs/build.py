@@ -16,6 +16,7 @@ from hybrid.cuts.own_units import Division, Network
 from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
+from hybrid.links.communicator import Communicator
 from hybrid.method.options import Options
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
@@ -110,7 +111,7 @@ def load_rank_data(resolved: Config) -> tuple[Data, Data]:
     train, test = load_data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
-        solver, mine = registry.solver_class(resolved.solver["name"]), _places(resolved.split)
+        solver, mine = registry.solver_class(resolved.solver["name"]), _places(comm, resolved.split)
         last = any(p.block == p.blocks - 1 for p in mine)
         learns = isinstance(methods.named(resolved, "sampler"), Learning)
         first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
@@ -119,9 +120,8 @@ def load_rank_data(resolved: Config) -> tuple[Data, Data]:
     return train, test
 
 
-def _places(wanted: SplitSettings) -> list[Place]:
+def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
     """Where this rank may be in the grid, whose arrangement may not be settled yet."""
-    comm = launch.communicator()
     sides: tuple[Arrangement, ...] = ("chain", "peers")
     if wanted.side_by_side != "auto":
         sides = (wanted.side_by_side,)
@@ -230,9 +230,10 @@ def divide(resolved: Config, train: Data) -> Division | None:
 
 def build_blocks(resolved: Config, train: Data, division: Division | None = None) -> Blocks:
     """The network in blocks; with a division those have weights that may be this rank's."""
-    if division is None:
+    comm = launch.communicator()
+    if comm is None or division is None:
         return _cut(resolved, train, build_network(resolved, train))
-    own = {place.block for place in _places(resolved.split)}
+    own = {place.block for place in _places(comm, resolved.split)}
     made = own_units.build_own(partial(build_network, resolved, train), division, own)
     blocks = _cut(resolved, train, made, division.cuts)
     blocks = replace(blocks, starts=division.starts, costs=division.costs)
