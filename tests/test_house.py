@@ -53,7 +53,7 @@ ROOMS = (
     *("solvers.exact", "solvers.base", "solvers.blocks"),
     *("solvers.windows", "solvers.sync", "solvers.state", "solvers.layers", "solvers.kernels"),
     *("solvers.named", "solvers.acting", "solvers.checks", "solvers.stopwatch"),
-    *("solvers.dispatch", "solvers.short_name"),
+    *("solvers.dispatch", "solvers.uncompiled", "solvers.short_name"),
 )
 
 LONGEST_FILE, FULLEST_FOLDER = 400, 12

@@ -85,8 +85,15 @@ def train(
         return
     with options.together():
         loaded = build.load_rank_data(resolved)
+    division = None
+    with options.together():
+        if comm is not None and comm.rank == 0:
+            division = build.divide(resolved, loaded[0])
+    if comm is not None:
+        division = comm.bcast(division)
+    with options.together():
         folder = out or build.name_run_folder(resolved, time)
-        trainer = build.build_trainer(resolved, loaded, folder, resume)
+        trainer = build.build_trainer(resolved, loaded, folder, resume, division)
     trainer.fit(*loaded)
     tell(f"run folder {trainer.out}", sys.stdout)
 

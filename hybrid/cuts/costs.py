@@ -20,6 +20,7 @@ from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.exact.pipeline import Cost
 from hybrid.solvers.layers.depth import nothing_left_out, survival
+from hybrid.solvers.uncompiled import paired
 
 OPERATIONS_A_BYTE = 4.0
 """Floating-point operations that take as long as moving one byte.
@@ -61,6 +62,7 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     with _unchanged_model(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
             forward, backward = count_operations(module, x, i > 0)
+            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
             often, n = survival_rate(chain[i]), len(sample)
             costs.append(Cost(often * forward / n, often * backward / n))
             with torch.no_grad():
@@ -198,7 +200,8 @@ def _backward(out: Any, p: Tensor | None = None) -> None:
     """The backward pass from p, or from ones, for any output of a network."""
     outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
     if outputs:
-        torch.autograd.backward(outputs, [torch.ones_like(x) if p is None else p for x in outputs])
+        adjoints = [torch.ones_like(x) if p is None else p for x in outputs]
+        torch.autograd.backward([*map(paired, outputs, adjoints)])
 
 
 class _Counter(DispatchMode):
@@ -226,12 +229,18 @@ class _Counter(DispatchMode):
         count = flop_registry.get(func.overloadpacket)
         flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
         num_bytes = 0
-        if not func.is_view:
+        if not func.is_view and not _is_of_a_pair(func, out):
             tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
             num_bytes = sum(t.numel() * t.element_size() for t in tensors)
         if flops or num_bytes:
             self._moved.append(Moved(flops, num_bytes))
         return out
+
+
+def _is_of_a_pair(func: Any, out: Any) -> bool:
+    """Whether it makes the number from which `_backward` starts, or that number's gradient."""
+    made = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
+    return func in made and out.dim() == 0
 
 
 def _read_clock(x: Any) -> float:

@@ -2,24 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybrid import data, models
+from hybrid.cuts import own_units
 from hybrid.cuts.blocks import SAMPLES, Blocks
+from hybrid.cuts.own_units import Division, Network
 from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
+from hybrid.links.communicator import Communicator
 from hybrid.method.options import Options
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Arrangement, Grid
+from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.runs import references
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
-from hybrid.settings.config import Config, DataSettings
+from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml, to_toml
@@ -107,19 +111,22 @@ def load_rank_data(resolved: Config) -> tuple[Data, Data]:
     train, test = load_data_sets(resolved.data)
     comm = launch.communicator()
     if comm is not None:
-        solver = registry.solver_class(resolved.solver["name"])
-        wanted = resolved.split
-        sides: tuple[Arrangement, ...] = ("chain", "peers")
-        if wanted.side_by_side != "auto":
-            sides = (wanted.side_by_side,)
-        grid = Grid(comm.size // wanted.replicas, wanted.replicas)
-        mine = [grid.place(comm.rank, side) for side in sides]
+        solver, mine = registry.solver_class(resolved.solver["name"]), _places(comm, resolved.split)
         last = any(p.block == p.blocks - 1 for p in mine)
         learns = isinstance(methods.named(resolved, "sampler"), Learning)
         first = any(p.block == 0 for p in mine) or (learns and last)  # who chooses looks at them
         images, labels = "images" in solver.reads or first, "labels" in solver.reads or last
         train, test = train.only(images, labels), test.only(images, labels)
     return train, test
+
+
+def _places(comm: Communicator, wanted: SplitSettings) -> list[Place]:
+    """Where this rank may be in the grid, whose arrangement may not be settled yet."""
+    sides: tuple[Arrangement, ...] = ("chain", "peers")
+    if wanted.side_by_side != "auto":
+        sides = (wanted.side_by_side,)
+    grid = Grid(comm.size // wanted.replicas, wanted.replicas)
+    return [grid.place(comm.rank, side) for side in sides]
 
 
 def load_data_sets(wanted: DataSettings) -> tuple[Data, Data]:
@@ -170,7 +177,7 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
     return models.factorized(chain, resolved.model.factorize)[0]
 
 
-def build_network(resolved: Config, data: Data) -> nn.Module | list[tuple[str, nn.Module]]:
+def build_network(resolved: Config, data: Data) -> Network:
     """The network of a run, this package's or one's own, its weights a function of the seed."""
     if not is_reference(resolved.model.name):
         return build_model(resolved, data)
@@ -210,15 +217,52 @@ def build_options(resolved: Config) -> Options:
     )
 
 
-def build_trainer(resolved: Config, loaded: tuple[Data, Data], out: Path, resume: bool) -> Trainer:
-    """The trainer of a run."""
-    wanted, own = resolved.split, is_reference(resolved.model.name)
-    made, sample = build_network(resolved, loaded[0]), loaded[0].sample(SAMPLES)[0] if own else None
-    cuts, inside = wanted.cuts or None, wanted.inside
-    blocks = split(
-        made, wanted.blocks, cuts=cuts, balance=wanted.balance, inside=inside, sample=sample
+def divide(resolved: Config, train: Data) -> Division | None:
+    """How the network is cut, for all ranks; one of them calls it. None: each builds all of it."""
+    if launch.communicator() is None or resolved.split.blocks == 1:
+        return None
+    return own_units.divide(
+        partial(build_network, resolved, train),
+        partial(_cut, resolved, train),
+        resolved.split.balance == "measured",
     )
-    blocks = _cut_at_projections(blocks, bool(wanted.cuts))
+
+
+def build_blocks(resolved: Config, train: Data, division: Division | None = None) -> Blocks:
+    """The network in blocks; with a division those have weights that may be this rank's."""
+    comm = launch.communicator()
+    if comm is None or division is None:
+        return _cut(resolved, train, build_network(resolved, train))
+    own = {place.block for place in _places(comm, resolved.split)}
+    made = own_units.build_own(partial(build_network, resolved, train), division, own)
+    blocks = _cut(resolved, train, made, division.cuts)
+    blocks = replace(blocks, starts=division.starts, costs=division.costs)
+    own_units.share_memory(blocks, own)
+    return blocks
+
+
+def _cut(resolved: Config, train: Data, made: Network, cuts: list[str] | None = None) -> Blocks:
+    wanted, own = resolved.split, is_reference(resolved.model.name)
+    blocks = split(
+        made,
+        wanted.blocks,
+        cuts=cuts or wanted.cuts or None,
+        balance=wanted.balance,
+        inside=wanted.inside,
+        sample=train.sample(SAMPLES)[0] if own else None,
+    )
+    return _cut_at_projections(blocks, bool(wanted.cuts))
+
+
+def build_trainer(
+    resolved: Config,
+    loaded: tuple[Data, Data],
+    out: Path,
+    resume: bool,
+    division: Division | None = None,
+) -> Trainer:
+    """The trainer of a run; under a launcher with the division that one rank has found."""
+    blocks = build_blocks(resolved, loaded[0], division)
 
     def describe(cuts: list[str]) -> str:
         chosen = resolved.split.model_copy(update={"blocks": len(cuts) + 1, "cuts": cuts})

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from hybrid.cuts.blocks import Blocks
+from hybrid.cuts.own_units import let_go
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
@@ -88,7 +89,7 @@ class Trainer(RunOptions, RoundOptions):
         (a ValueError) if the loss stops being finite; what code that was given raises becomes a
         ValueError with the line it came from, and so does its sys.exit(). Afterwards the model
         holds the trained weights (with train.ema their average): all of them after threads, under
-        mpirun those of this rank's block.
+        mpirun those of this rank's block. The large weights of other blocks are let go of there.
 
         On USR1, USR2 or TERM it keeps a checkpoint, says so and raises StoppedError on every rank.
         That is a SystemExit of status 75 and no Exception: uncaught it ends the script with that
@@ -116,6 +117,9 @@ class Trainer(RunOptions, RoundOptions):
             failed = error
 
         def program(links: RankLinks) -> dict[str, Any]:
+            if comm is not None:
+                with links.agreement():
+                    let_go(self.blocks, links.rank)
             run = Run(method, options, links, data[0], data[1], request, kernels)
             leave_if_asked(links, request)
             return run.fit()

@@ -23,6 +23,7 @@ from hybrid.solvers.layers.projection import Projection
 from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Sync
 from hybrid.solvers.sync.norms import SharedNorms
+from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, Classified
 
 
@@ -310,7 +311,8 @@ class Block:
             p_out = (p_out * scale).to(out.dtype)
         try:
             with self.span("backward", key):
-                out.backward(p_out, retain_graph=retain_graph)
+                end = out if p_out is None else paired(out, p_out)
+                end.backward(retain_graph=retain_graph)
         except RuntimeError as error:
             raise ValueError(f"the backward pass fails: {failure(error)}") from error
 

@@ -14,6 +14,7 @@ from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.layers.auxiliary import HASHED, auxiliary_network
 from hybrid.solvers.splitting.subproblem import couple_backward
 from hybrid.solvers.state import State, entries
+from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Window
 
 
@@ -141,7 +142,7 @@ class AuxNetProgram(Program):
         residual = lam.detach() - x.to(lam.dtype)
         eta = self.solver.lam_step / (2 * self.solver.beta)
         pull = residual + eta * p_in  # lam - lam*
-        lam.backward(pull / size)
+        paired(lam, pull / size).backward()
         self.block.step("auxiliary", self.solver.aux_lr)
         squares = [torch.sum(residual.square()), torch.sum((2 * self.solver.beta * pull).square())]
         return torch.stack(squares)

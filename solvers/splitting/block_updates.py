@@ -12,6 +12,7 @@ from hybrid.solvers.layers.factorization import Factorization
 from hybrid.solvers.layers.projection import Free, leading_projection, projection, skipping
 from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangianProgram
 from hybrid.solvers.splitting.factors import FactorCut
+from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Rows
 
 
@@ -112,7 +113,7 @@ class BlockUpdates(AugmentedLagrangianProgram):
         samples = len(batch) / scale  # scaled before it is rounded to x's format
         coupling = couple(x.detach(), target, kappa, beta, factor, samples)
         with block.span("backward"):
-            (p,) = torch.autograd.grad(x, z, coupling.p_out)
+            (p,) = torch.autograd.grad(paired(x, coupling.p_out), z)
         return x.detach(), block.stored_adjoint(p.to(z.dtype) * samples)
 
     @property

@@ -5,6 +5,7 @@ from torch import Tensor
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Key
 from hybrid.solvers.kernels import Coupling, couple
+from hybrid.solvers.uncompiled import paired
 
 
 def classification_step(
@@ -64,5 +65,5 @@ def couple_backward(
     coupling = couple(x.detach(), target, kappa, beta, factor, samples)
     if x.requires_grad:
         with block.span("backward", key):
-            x.backward(coupling.p_out)
+            paired(x, coupling.p_out).backward()
     return coupling

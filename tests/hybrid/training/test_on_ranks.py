@@ -4,6 +4,7 @@ import shutil
 from typing import Any
 
 import measures
+import own_block_program
 import pytest
 import torch
 from answers import output
@@ -127,3 +128,11 @@ def test_metrics_that_are_no_means_are_on_ranks_what_they_are_on_threads(blocks,
     first, *others = world.run(blocks * replicas, "measures:on_ranks", blocks, replicas)
     assert first == measures.measured(blocks, replicas)
     assert all(other[:2] == first[:2] for other in others)
+
+
+def test_a_rank_holds_its_own_block_with_the_bits_of_one_process(world) -> None:
+    ranks = world.run(4, "own_block_program:on_a_rank")
+    small = own_block_program.LAYERS * own_block_program.WIDTH * 4
+    assert all(own <= held < own + 2 * small for held, own, _ in ranks)
+    found = {name: digest for _, _, digests in ranks for name, digest in digests.items()}
+    assert found == own_block_program.trained(1)
