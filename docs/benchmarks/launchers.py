@@ -4,7 +4,7 @@
 
 Each row trains one epoch of synthetic images from the start, and tests few; the rate is that of its
 summary.json, without start, evaluation and checkpoints. --before names a checkout of an earlier
-version, which trains by mpirun.
+version, which trains by both, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     ways = {"mpirun": (MPIRUN, HERE), "torchrun": (TORCHRUN, HERE)}
     if options.before is not None:
-        ways = {"before": (MPIRUN, options.before.resolve()), **ways}
+        before = options.before.resolve()
+        ways |= {"mpirun, before": (MPIRUN, before), "torchrun, before": (TORCHRUN, before)}
     found: dict[str, dict[str, list[float]]] = {}
     for model in options.models.split(","):
         for _ in range(options.turns):

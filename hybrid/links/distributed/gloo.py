@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hybrid.links.base import Start
 from hybrid.links.communicator import FOR_EVER, Communicator, TorchCommunicator, lost_ranks
 from hybrid.links.distributed.requests import GlooRequest, TorchRequest, Waiter
+from hybrid.links.ending import limit_of_waits
 from hybrid.links.layout import (
     joined_bytes,
     sizes_in_bytes,
@@ -48,12 +50,22 @@ class GlooLinks(PostedLinks):
         self._is_joined_by_torch = isinstance(start.comm, TorchCommunicator)
         if not self._is_joined_by_torch:
             self._joined = join_by_torch(start.comm)
-        blocks, replicas = start.grid
-        ranks = torch.tensor(self._ranks).view(replicas, blocks)
-        self._group = dist.new_group(backend="gloo", timeout=FOR_EVER, group_desc="hybrid links")
-        self.mesh = DeviceMesh(self._device.type, ranks, mesh_dim_names=("replica", "block"))
+        self._limit = _limit(start.settings.timeout)
+        self._group = dist.new_group(backend="gloo", timeout=self._limit, group_desc="hybrid links")
+        self.mesh = self._made_mesh(start)
         self._leaving = Waiter("messages that leave")
         self._arriving: dict[int, Waiter] = {}
+
+    def _made_mesh(self, start: Start) -> DeviceMesh:
+        ranks = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)
+        backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        groups = [
+            dist.new_subgroups_by_enumeration(each.tolist(), self._limit, backend)[0]
+            for each in (ranks.T, ranks)
+        ]
+        return DeviceMesh.from_group(
+            groups, self._device.type, ranks, mesh_dim_names=("replica", "block")
+        )
 
     def _isend(self, memory: Tensor, number: int, tag: int) -> Request:
         with lost_ranks():
@@ -79,10 +91,7 @@ class GlooLinks(PostedLinks):
         # a group ends its threads with its last reference: at the process's end they would abort it
         del self._group, self.mesh
         while groups:
-            group = groups.pop()
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
-            del group
+            dist.destroy_process_group(groups.pop())
         if not self._is_joined_by_torch:
             self._joined.close()
 
@@ -135,6 +144,12 @@ class GlooLinks(PostedLinks):
     def _of_engine(self, tensor: Tensor) -> Tensor:
         """The tensor on the block's device."""
         return self._staging.arrived(tensor)
+
+
+def _limit(timeout: float | None) -> timedelta:
+    """After which torch gives up a wait: a minute after `links.timeout`, which names the reason."""
+    seconds = limit_of_waits(timeout)
+    return timedelta(seconds=seconds + 60) if seconds else FOR_EVER
 
 
 def join_by_torch(comm: Communicator) -> TorchCommunicator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from datetime import timedelta
 from typing import ClassVar, Literal
 
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.communicator import FOR_EVER, lost_ranks
+from hybrid.links.communicator import lost_ranks
 from hybrid.links.distributed.gloo import GlooLinks, dist
 from hybrid.links.distributed.requests import GlooRequest, TorchRequest
-from hybrid.links.ending import limit_of_waits
 from hybrid.links.layout import as_dense, memory_of, room_for
 from hybrid.links.posted import Inbox
 
@@ -37,11 +35,9 @@ class NcclLinks(GlooLinks):
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         blocks, replicas = start.grid
-        seconds = limit_of_waits(start.settings.timeout)
-        limit = timedelta(seconds=seconds) if seconds else FOR_EVER
         chains = torch.tensor(self._ranks).view(replicas, blocks).tolist()
         self._ways = {
-            way: dist.new_subgroups_by_enumeration(chains, limit, self.backend)[0]
+            way: dist.new_subgroups_by_enumeration(chains, self._limit, self.backend)[0]
             for way in (1, -1)
         }
         self._receiving = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
