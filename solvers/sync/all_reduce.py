@@ -74,6 +74,8 @@ class AllReduced(Sync):
         """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
         self._statistics = Reduction(self.peers, order=self.strategy.order)
+        self._aligned = self.strategy.messages == "float32"
+        """Whether sums have the bits of one rank's: a rounded one is what it is without gaps."""
         self._layouts: dict[str, tuple[list[nn.Parameter], list[list[nn.Parameter]]]] = {}
         """By kind of step: what it moves, and that in buckets."""
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
@@ -117,7 +119,7 @@ class AllReduced(Sync):
         of = iter(used_anywhere(used, counts))
         for (bucket, _), total in zip(self._under_way, sums, strict=True):
             gradients = [_gradient(p) for p in bucket]
-            for p, gradient in zip(bucket, views(total, gradients), strict=True):
+            for p, gradient in zip(bucket, views(total, gradients, self._aligned), strict=True):
                 p.grad = gradient if next(of) else None
         self._under_way, self._begun = [], 0
         return True
@@ -138,7 +140,7 @@ class AllReduced(Sync):
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
         if name not in self._gradients:
             self._gradients[name] = self._reduction()
-        vector = packed([_gradient(p) for p in bucket])
+        vector = packed([_gradient(p) for p in bucket], self._aligned)
         self._under_way.append((bucket, self._gradients[name].start(vector)))
 
     def _reduction(self) -> Reduction:
