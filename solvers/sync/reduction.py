@@ -13,10 +13,11 @@ from hybrid.solvers.state import Tensors
 from hybrid.solvers.sync.base import Peers
 from hybrid.solvers.sync.messages import Feedback, MessageFormat, decode
 
-BUCKET_BYTES = 1 << 20
-"""Of a bucket: its sum travels while the next one is on its way."""
-ENGINE_BUCKET_BYTES = 1 << 20
-"""Of a bucket that the links' engine sums; less and more are slower (docs/benchmarks/sums.py)."""
+BUCKET_BYTES = 1 << 22
+"""Of a bucket: its sum travels while the next one is on its way. On MPI's links and on torch's less
+takes up to twice the time, and more saves little or costs (docs/benchmarks/sums.py)."""
+ROUNDED_BUCKET_BYTES = 1 << 20
+"""Of a bucket in fewer bits: checkpoints hold what rounding leaves out by bucket."""
 ALIGNMENT_BYTES = 64
 """Of the views of a vector, as of tensors of their own: the bits of a product depend on it."""
 FEW_REPLICAS = 8
@@ -53,7 +54,7 @@ class Reduction:
 
     def start(self, vector: Tensor) -> Callable[[], Tensor]:
         """Begin; the call of what it gives waits for the sum."""
-        bucket_bytes = ENGINE_BUCKET_BYTES if self.by_engine else BUCKET_BYTES
+        bucket_bytes = BUCKET_BYTES if self.kind == "float32" else ROUNDED_BUCKET_BYTES
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
             sums = [self.peers.sum(bucket) for bucket in buckets]

@@ -176,6 +176,27 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert all(map(torch.equal, found[0][2], found[1][2]))
 
 
+@pytest.mark.parametrize(
+    ("messages", "order", "mib", "buckets"),
+    [
+        ("float32", "replicas", 2, 8),  # of 256 KiB
+        ("float32", "engine", 2, 2),  # of 1 MiB
+        ("float32", "replicas", 16, 16),
+        ("float32", "engine", 128, 32),  # of 4 MiB
+        ("int8", "replicas", 16, 64),  # whose rounding errors a checkpoint may hold
+    ],
+)
+def test_buckets_are_a_sixteenth_of_a_block_between_bounds(messages, order, mib, buckets):
+    module = nn.ParameterList(torch.empty(1 << 16, device="meta") for _ in range(4 * mib))
+    block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters(), LR)})
+
+    def program(links):
+        sync = AllReduce(messages=messages, order=order).start(block, links.peers, 1.0)
+        return len(sync._buckets("exact"))
+
+    assert run_threads(1, program) == [buckets]
+
+
 class Unlike(nn.Module):
     """Weights of several formats and memory orders, of odd sizes."""
 
