@@ -2,7 +2,7 @@
 
     python docs/benchmarks/sums.py                       # counts, for R = 4, 8, 64, 256
     mpirun -n 2 python docs/benchmarks/sums.py           # seconds of a message, and of a sum by
-                                                         # bucket size, in turns
+                                                         # bucket size, in turns (or torchrun)
     mpirun -n 8 --mca pml_monitoring_enable 1 python docs/benchmarks/sums.py
                                                          # MiB that Open MPI sends of a bucket
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybrid.links.base import RankLinks, Start, num_bytes
 from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.registry import LINKS
 from hybrid.ranks import launch
 from hybrid.solvers.sync import all_reduce, reduction
 from hybrid.solvers.sync.all_reduce import AllReduce
@@ -36,6 +39,7 @@ STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 TURNS = 7
 SMALL = 2**14
 """Bytes of a message whose time is that of sending it: 1 MiB over 64 peers."""
+LONG = 2**20
 OUT = Path(__file__).with_suffix(".json")
 
 
@@ -77,6 +81,12 @@ class CountingPeers:
         return lambda: vector
 
 
+def sizes(least: int, most: int) -> None:
+    """Let buckets have so many bytes, and long ones be sent in parts of so many."""
+    all_reduce.LEAST_BYTES = all_reduce.LEAST_BYTES_BY_ENGINE = all_reduce.BUCKET_BYTES = least
+    reduction.BUCKET_BYTES = most
+
+
 def step(module: nn.Module, peers: Any, order: Literal["auto", "replicas"] = "auto") -> None:
     """What the strategy does for one step on gradients that are all there."""
     parameters = list(module.parameters())
@@ -102,11 +112,13 @@ class Copying(TorchDispatchMode):
 
 def counted(module: nn.Module) -> list[dict[str, int]]:
     """Of a rank and step, before (a message for every peer) and now."""
-    rows = []
+    rows, own = [], (all_reduce.BUCKET_BYTES, reduction.BUCKET_BYTES)
     for R in (4, 8, 64, 256):
         before, now = CountingPeers(R), CountingPeers(R)
         before_fewest, RankLinks.fewest_by_engine = RankLinks.fewest_by_engine, R
+        sizes(2**18, LONG)
         step(module, before, "replicas")
+        sizes(*own)
         RankLinks.fewest_by_engine = before_fewest
         for p in module.parameters():
             p.grad = torch.zeros_like(p)
@@ -148,18 +160,21 @@ def measured(links: RankLinks) -> dict[str, Any]:
             assert end is not None
             end()
 
-    sizes = {"replicas, 1 MiB": (1 << 18, "replicas")}
-    sizes |= {f"engine, {2**i / 4:g} MiB": (2 ** (i + 18), "engine") for i in range(0, 9, 2)}
-    found: dict[str, list[float]] = {name: [] for name in ("message", "call", *sizes)}
+    def of_size(order: Literal["replicas", "engine"], kib: int) -> Callable[[], object]:
+        """A step's sum, of buckets of that size; in replica order, long ones in parts of 1 MiB."""
+        sizes(kib << 10, max(kib << 10, LONG * (order == "replicas")))
+        block = SimpleNamespace(module=module, stepping=lambda kind: [*module.parameters()])
+        sync = AllReduce(order=order).start(block, peers, 1 / R)  # type: ignore[arg-type]
+        return lambda: sync.before_step("exact", 0.1)
+
+    ways: list[tuple[Literal["replicas", "engine"], int]]
+    ways = [*product(("replicas", "engine"), (64, 256, 1024, 4096, 16384))]
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(TURNS):
         found["message"].append(timed(links, messages) / count / (R - 1))
         found["call"].append(timed(links, calls) / count)
-        for name, (size, order) in sizes.items():
-            all_reduce.BUCKET_BYTES = size
-            reduction.ENGINE_BUCKET_BYTES = all_reduce.ENGINE_BUCKET_BYTES = size
-            block = SimpleNamespace(module=module, stepping=lambda kind: [*module.parameters()])
-            sync = AllReduce(order=order).start(block, peers, 1 / R)  # type: ignore[arg-type]
-            found[name].append(timed(links, lambda sync=sync: sync.before_step("exact", 0.1)))
+        for order, kib in ways:
+            found[f"{order}, {kib} KiB"].append(timed(links, of_size(order, kib)))
     return {name: median(times) for name, times in found.items()}
 
 
@@ -189,9 +204,8 @@ def of_ranks(links: RankLinks) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from tests.support.sent_bytes import sent_bytes
 
-    assert isinstance(links, MpiLinks)
-    counted = sent_bytes()
-    return measured(links) if counted is None else sent(links, counted)
+    counted = sent_bytes() if isinstance(links, MpiLinks) else None
+    return measured(links) if counted is None else sent(links, counted)  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -205,9 +219,11 @@ def main() -> None:
             print("| " + " | ".join(f"{row[name]:,}" for name in names) + " |")
     else:
         torch.set_num_threads(1)
-        found = MpiLinks.start(of_ranks, Start.of(comm, comm.size))
+        kind = launch.joined_by()
+        found = LINKS[kind].start(of_ranks, Start.of(comm, comm.size))
         in_bytes = "engine, in place" in found
-        body[f"{comm.size} ranks" + ", MiB sent of 1 MiB" * in_bytes] = found
+        name = f"{comm.size} ranks" + (", MiB sent of 1 MiB" if in_bytes else f" of {kind}")
+        body[name] = found
         if comm.rank:
             sys.exit()
         for name, value in found.items():

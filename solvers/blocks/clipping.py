@@ -49,8 +49,7 @@ def total_norm(norms: Tensor, chain: Chain | None) -> Tensor:
     if chain is None or chain.size == 1:
         return _norm(norms)
     if chain.rank > 0:
-        before = chain.from_previous()
-        norms = torch.cat([before, norms.to(before.dtype)])
+        norms = torch.cat([chain.from_previous(), norms])
     if chain.rank < chain.size - 1:
         chain.to_next(norms)
         total = chain.from_next()

@@ -17,7 +17,7 @@ from hybrid.solvers.state import State, entries
 from hybrid.solvers.sync.base import Strategy, Sync, statistics
 from hybrid.solvers.sync.messages import MessageFormat
 from hybrid.solvers.sync.reduction import (
-    ENGINE_BUCKET_BYTES,
+    BUCKET_BYTES,
     Reduction,
     counted_on_device,
     left_over,
@@ -27,8 +27,11 @@ from hybrid.solvers.sync.reduction import (
     views,
 )
 
-BUCKET_BYTES = 1 << 18
-"""Of gradients that travel together in the replicas' order, at least."""
+LEAST_BYTES, LEAST_BYTES_BY_ENGINE = 1 << 18, 1 << 20
+"""Of gradients that travel together in the replicas' order and in the engine's, at least."""
+BUCKETS = 16
+"""That a block's gradients are divided into, where this makes them neither smaller than those nor
+larger than `BUCKET_BYTES`: the first leave early, and the last have few to wait for."""
 
 NOT_FLOAT16 = Needs(
     "train.precision is not 'float16', whose overflows would stay in what rounding leaves for the "
@@ -74,6 +77,8 @@ class AllReduced(Sync):
         """By kind of step and number of bucket: each has errors of its own."""
         # too small to be worth rounding, and their errors would not average out
         self._statistics = Reduction(self.peers, order=self.strategy.order)
+        self._aligned = self.strategy.messages == "float32"
+        """Whether sums have the bits of one rank's: rounded ones keep their buckets as they are."""
         self._layouts: dict[str, tuple[list[nn.Parameter], list[list[nn.Parameter]]]] = {}
         """By kind of step: what it moves, and that in buckets."""
         self._hooks: dict[nn.Parameter, RemovableHandle] = {}
@@ -117,7 +122,7 @@ class AllReduced(Sync):
         of = iter(used_anywhere(used, counts))
         for (bucket, _), total in zip(self._under_way, sums, strict=True):
             gradients = [_gradient(p) for p in bucket]
-            for p, gradient in zip(bucket, views(total, gradients), strict=True):
+            for p, gradient in zip(bucket, views(total, gradients, self._aligned), strict=True):
                 p.grad = gradient if next(of) else None
         self._under_way, self._begun = [], 0
         return True
@@ -138,7 +143,7 @@ class AllReduced(Sync):
         name, self._begun = f"{kind} {self._begun}", self._begun + 1
         if name not in self._gradients:
             self._gradients[name] = self._reduction()
-        vector = packed([_gradient(p) for p in bucket])
+        vector = packed([_gradient(p) for p in bucket], self._aligned)
         self._under_way.append((bucket, self._gradients[name].start(vector)))
 
     def _reduction(self) -> Reduction:
@@ -158,16 +163,23 @@ class AllReduced(Sync):
         place = {p: i for i, p in enumerate(self.block.module.parameters())}
         backwards = sorted(stepping, key=lambda p: place.get(p, len(place)), reverse=True)
         buckets: list[list[nn.Parameter]] = []
-        least, room = ENGINE_BUCKET_BYTES if self._statistics.by_engine else BUCKET_BYTES, 0
+        least, room = self._least_bytes(backwards), 0
         for p in backwards:
             if room <= 0:
                 buckets.append([])
                 room = least
             buckets[-1].append(p)
-            room -= p.numel() * max(p.element_size(), torch.float32.itemsize)
+            room -= _num_bytes(p)
             if p.requires_grad and p not in self._hooks:
                 self._hooks[p] = p.register_post_accumulate_grad_hook(self._arrived)
         return buckets
+
+    def _least_bytes(self, parameters: list[nn.Parameter]) -> int:
+        """Of a bucket."""
+        least = LEAST_BYTES_BY_ENGINE if self._statistics.by_engine else LEAST_BYTES
+        if not self._aligned:
+            return least
+        return min(max(least, sum(map(_num_bytes, parameters)) // BUCKETS), BUCKET_BYTES)
 
     def _arrived(self, p: Tensor) -> None:
         if self._arriving is not None:
@@ -186,6 +198,11 @@ class AllReduced(Sync):
         for name in {key.partition("/")[0] for key in state.flight}:
             self._gradients[name] = self._reduction()
             self._gradients[name].load_state(entries(state.flight, f"{name}/"))
+
+
+def _num_bytes(p: nn.Parameter) -> int:
+    """Of its gradient on its way."""
+    return p.numel() * max(p.element_size(), torch.float32.itemsize)
 
 
 def _gradient(p: nn.Parameter) -> Tensor:

@@ -13,10 +13,13 @@ from hybrid.solvers.state import Tensors
 from hybrid.solvers.sync.base import Peers
 from hybrid.solvers.sync.messages import Feedback, MessageFormat, decode
 
-BUCKET_BYTES = 1 << 20
-"""Of a bucket: its sum travels while the next one is on its way."""
-ENGINE_BUCKET_BYTES = 1 << 20
-"""Of a bucket that the links' engine sums; less and more are slower (docs/benchmarks/sums.py)."""
+BUCKET_BYTES = 1 << 22
+"""Of a bucket: its sum travels while the next one is on its way. On MPI's links and on torch's less
+takes up to twice the time, and more saves little or costs (docs/benchmarks/sums.py)."""
+ROUNDED_BUCKET_BYTES = 1 << 20
+"""Of a bucket in fewer bits: checkpoints hold what rounding leaves out by bucket."""
+ALIGNMENT_BYTES = 64
+"""Of the views of a vector, as of tensors of their own: the bits of a product depend on it."""
 FEW_REPLICAS = 8
 """Up to which sums are in the order of the replicas, unless another is asked for."""
 
@@ -51,7 +54,7 @@ class Reduction:
 
     def start(self, vector: Tensor) -> Callable[[], Tensor]:
         """Begin; the call of what it gives waits for the sum."""
-        bucket_bytes = ENGINE_BUCKET_BYTES if self.by_engine else BUCKET_BYTES
+        bucket_bytes = BUCKET_BYTES if self.kind == "float32" else ROUNDED_BUCKET_BYTES
         buckets = vector.split(max(1, bucket_bytes // vector.element_size()))
         if self.by_engine:
             sums = [self.peers.sum(bucket) for bucket in buckets]
@@ -134,12 +137,25 @@ def used_anywhere(used: Sequence[bool], counts: Tensor) -> Sequence[bool]:
     return used if all(used) else [count > 0 for count in counts.tolist()]
 
 
-def packed(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of all numbers, each tensor in the order of its memory, at least in float32."""
+def packed(tensors: Sequence[Tensor], aligned: bool = False) -> Tensor:
+    """One vector of all numbers, each tensor in the order of its memory, at least in float32.
+
+    If `aligned`, zeros behind a tensor let the next one begin as memory of its own would.
+    """
     dtype, parts = torch.float32, [memory(t) for t in tensors]
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
-    return torch.cat([part.to(dtype) for part in parts]) if parts else torch.zeros(0)
+    if not parts:
+        return torch.zeros(0)
+    zeros = parts[0].new_zeros(ALIGNMENT_BYTES, dtype=dtype)
+    gaps = [zeros[: _gap(part.numel(), dtype)] if aligned else zeros[:0] for part in parts]
+    pairs = zip(parts, gaps, strict=True)
+    return torch.cat([x for part, gap in pairs for x in (part.to(dtype), gap)])
+
+
+def _gap(numbers: int, dtype: torch.dtype) -> int:
+    """Numbers from a tensor's end to where an aligned one may begin."""
+    return -numbers % (ALIGNMENT_BYTES // dtype.itemsize)
 
 
 def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -149,9 +165,11 @@ def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
         place.copy_(part)
 
 
-def views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+def views(vector: Tensor, like: Sequence[Tensor], aligned: bool = False) -> list[Tensor]:
     """Tensors of the formats of others, in the memory of their packed vector where it fits."""
-    parts = vector.split([memory(tensor).numel() for tensor in like])
+    sizes = [memory(tensor).numel() for tensor in like]
+    whole = [n + _gap(n, vector.dtype) * aligned for n in sizes]
+    parts = [part[:n] for part, n in zip(vector.split(whole), sizes, strict=True)]
     return [_view(part, tensor) for part, tensor in zip(parts, like, strict=True)]
 
 

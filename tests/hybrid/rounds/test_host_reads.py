@@ -85,9 +85,12 @@ def test_clipping_and_replicas_of_a_delayed_pipeline_read_nothing():
     assert not reads_of_steps(DDG(clip_norm=0.5), replicas=2, sync=AllReduce())
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_clipping_over_the_network_reads_nothing(blocks):
-    assert not reads_of_steps(Backprop(clip_norm=0.01), blocks=blocks)
+@pytest.mark.parametrize(("blocks", "replicas"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_clipping_over_the_network_reads_nothing(blocks, replicas):
+    sync, train = AllReduce(), {"batch_size": 8 * replicas}
+    assert not reads_of_steps(
+        Backprop(clip_norm=0.01), blocks=blocks, replicas=replicas, sync=sync, train=train
+    )
 
 
 @pytest.mark.gpu

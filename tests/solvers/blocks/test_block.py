@@ -6,6 +6,7 @@ from torch import nn
 
 from hybrid.links import run_threads
 from hybrid.solvers import Block
+from hybrid.solvers.blocks.clipping import gradient_norms, total_norm
 
 
 def block(precision=torch.float16, optimizer=torch.optim.SGD, **settings):
@@ -142,6 +143,22 @@ def test_an_overflow_in_another_block_spoils_no_clipped_step(theirs):
     assert made.isfinite().all()
     assert not torch.equal(made, untouched)
     assert torch.equal(spoilt, untouched)
+
+
+def test_the_norm_over_a_chain_is_that_of_one_network_though_its_first_block_has_no_gradient():
+    """A message goes up and one down at every cut, and none where there is one block."""
+    gradients = [torch.randn(n, dtype=torch.float64) for n in (3, 5, 7)]
+    parts = {1: [gradients], 3: [[], gradients[:1], gradients[1:]]}
+
+    def program(links):
+        norms = gradient_norms(parts[links.size][links.rank], torch.device("cpu"))
+        return total_norm(norms, links), links.traffic.calls
+
+    whole = nn.utils.get_total_norm(gradients)
+    for blocks, calls in {1: [(0, 0)], 3: [(1, 0), (1, 1), (0, 1)]}.items():
+        found = run_threads(blocks, program)
+        assert all(norm.dtype == whole.dtype and torch.equal(norm, whole) for norm, _ in found)
+        assert [(sent["next"], sent["previous"]) for _, sent in found] == calls
 
 
 @pytest.mark.parametrize("kind", ["exact", "local"])

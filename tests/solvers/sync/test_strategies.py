@@ -176,6 +176,72 @@ def test_buckets_leave_within_the_last_backward_pass_the_last_layers_first():
     assert all(map(torch.equal, found[0][2], found[1][2]))
 
 
+@pytest.mark.parametrize(
+    ("messages", "order", "mib", "buckets"),
+    [
+        ("float32", "replicas", 2, 8),  # of 256 KiB
+        ("float32", "engine", 2, 2),  # of 1 MiB
+        ("float32", "replicas", 16, 16),
+        ("float32", "engine", 128, 32),  # of 4 MiB
+        ("int8", "replicas", 16, 64),  # whose rounding errors a checkpoint may hold
+    ],
+)
+def test_buckets_are_a_sixteenth_of_a_block_between_bounds(messages, order, mib, buckets):
+    module = nn.ParameterList(torch.empty(1 << 16, device="meta") for _ in range(4 * mib))
+    block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters(), LR)})
+
+    def program(links):
+        sync = AllReduce(messages=messages, order=order).start(block, links.peers, 1.0)
+        return len(sync._buckets("exact"))
+
+    assert run_threads(1, program) == [buckets]
+
+
+class Unlike(nn.Module):
+    """Weights of several formats and memory orders, of odd sizes."""
+
+    def __init__(self):
+        super().__init__()
+        filters = torch.zeros(3, 5, 2, 3).to(memory_format=torch.channels_last)
+        self.filters, self.never = nn.Parameter(filters), nn.Parameter(torch.zeros(3))
+        self.narrow = nn.Parameter(torch.zeros(7, dtype=torch.bfloat16))
+        self.pairs = nn.Parameter(torch.zeros(2, 3, dtype=torch.complex64))
+        self.rare = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize("order", ["replicas", "engine"])
+def test_gradients_are_views_that_lie_in_memory_as_tensors_of_their_own(order):
+    """In their weights' memory order, aligned for products; the next step leaves them alone."""
+    weights = dict(Unlike().named_parameters())
+    terms = [[{n: torch.randn_like(p) for n, p in weights.items()} for _ in "012"] for _ in "01"]
+
+    def program(links):
+        module, mine = Unlike(), links.place.replica
+        block = Block(module, 0, 1, {"exact": torch.optim.SGD(module.parameters(), LR)})
+        block.sync = AllReduce(order=order).start(block, links.peers, 1 / 3)
+        found = []
+        for step in terms:
+            for name, p in module.named_parameters():
+                unused = name == "never" or (name == "rare" and mine != 1)
+                p.grad = None if unused else step[mine][name].detach().clone()
+            block.sync.before_step("exact", LR)
+            found.append({n: p.grad for n, p in module.named_parameters()})
+        return found
+
+    for steps in run_threads(1, program, replicas=3):
+        for step, found in zip(terms, steps, strict=True):
+            assert found.pop("never") is None
+            assert torch.equal(found["rare"], step[1]["rare"])
+            assert len({found[n].untyped_storage().data_ptr() for n in ("rare", "filters")}) == 1
+            assert all(g.data_ptr() % 64 == 0 for g in found.values())
+            assert found["filters"].is_contiguous(memory_format=torch.channels_last)
+            for name in ("filters", "narrow", "pairs"):
+                first, second, third = (own[name] for own in step)
+                wide = torch.promote_types(first.dtype, torch.float32)
+                wanted = (first.to(wide) + second.to(wide) + third.to(wide)).to(first.dtype)
+                assert torch.equal(found[name], wanted)
+
+
 class Two(nn.Module):
     """Of a weight that all replicas use, and one that one of them does."""
 
