@@ -1,6 +1,6 @@
 """The memory that `hybrid plan` tells of every block, and what a rank of its own then takes.
 
-    python docs/benchmarks/memory_told.py [--models resnet20,wrn-16-2] [--blocks 2] [--batch-size 128]
+    python docs/benchmarks/memory_told.py [--models resnet20,wrn-16-2] [--blocks 2]
 
 Every row trains on `--blocks` ranks of mpirun, each a process. Measured is the largest resident
 memory over a few rounds above that before the first, when the code was loaded and the weights were
@@ -20,7 +20,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -89,10 +88,9 @@ def rank(model: str, count: int, size: int, name: str) -> None:
     links = MpiLinks(Start(Grid(count, 1), comm=MpiCommunicator(MPI.COMM_WORLD)))
     row = MethodContender(planner.method(blocks, recipe), links)
     module = row.block.module
-    lam = planner.subject.inputs(blocks)[links.rank].detach()[:1].repeat(2, 1, 1, 1)
-    (out,) = [deepcopy(module)(lam.requires_grad_())]  # so that the code is loaded
-    out.sum().backward()
-    del out, lam
+    warm = MethodContender(planner.method(blocks, Recipe("", Backprop(micro_batches=2))), links)
+    warm.train(still_batches(train, 8, 2, torch.device("cpu")))  # so that the code is loaded
+    del warm
     batches = still_batches(train, size, ROUNDS * row.method.round_batches, torch.device("cpu"))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
