@@ -66,14 +66,13 @@ class Mix:
     def of(cls, transform: Transform, data: Data, count: int) -> tuple[Mix, Any, Any]:
         """The transform and what it makes of a sample; ValueError if that does not fit."""
         made, ids = cls(transform, data, None), torch.arange(count)
-        inputs, targets = _apply_transform(
-            transform, *data.sample(count), made._random(ids, 0, 0, 0)
-        )
+        known, goal = data.sample(count)
+        inputs, targets = _apply_transform(transform, known, goal, made._random(ids, 0, 0, 0))
         if made.by_sample:
             for n in range(count):
                 row, own = slice(n, n + 1), made._random(ids[n : n + 1], 0, 0, 0)
-                sample = tree_map(lambda x, row=row: x[row], data.sample(count))
-                _check_alone(_apply_transform(transform, *sample, own), (inputs, targets), row)
+                x, y = tree_map(lambda x, row=row: x[row], data.sample(count))
+                _check_alone(_apply_transform(transform, x, y, own), (inputs, targets), row)
         if not isinstance(targets, Tensor):
             made = replace(made, answers=Bundle.of(targets, count, "a target"))
         return made, inputs, targets

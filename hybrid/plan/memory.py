@@ -43,9 +43,9 @@ class Memory:
             summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
             whole = given.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
             live, samples = self._graphs(recipe, method, module, whole, k)
-            # two of a pass's tensors, and values and adjoints at both cuts
+            # two of a pass's tensors, and what crosses the cuts; the input is in the graph
             largest, after = self._of_a_sample(module, whole)[1], method.setup.shape_after(k)
-            crossing = 2 * values_of(after) + 2 * prod(lam) * (k > 0)
+            crossing = 2 * values_of(after) + prod(lam) * (k > 0)
             passing = round(samples * (2 * largest + crossing * whole.element_size()))
             needed.append(weights + round(copies * summed) + live + passing + method.memory(k))
         return needed
