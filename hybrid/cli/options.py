@@ -124,5 +124,8 @@ def together() -> Iterator[None]:
         return
     from hybrid.links.base import agreement
 
-    with agreement(comm.allgather):
+    def first_of(reason: str | None) -> str | None:
+        return next((theirs for theirs in comm.allgather(reason) if theirs is not None), None)
+
+    with agreement(first_of):
         yield

@@ -4,6 +4,7 @@ from hybrid.data.augment import Augmentation
 from hybrid.data.base import Data
 from hybrid.data.dataset import Dataset
 from hybrid.data.mapped import Mapped, as_data
+from hybrid.data.mixing import by_sample
 from hybrid.data.sources import NAMES, fetch, load, reference
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Dataset",
     "Mapped",
     "as_data",
+    "by_sample",
     "fetch",
     "load",
     "reference",

@@ -24,7 +24,9 @@ from hybrid.reading import read_whole
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Tensor]]
 """File name -> name -> tensor."""
-_POLL_SECONDS, _SETTLE_SECONDS = 0.02, 10.0
+_SETTLE_SECONDS = 10.0
+_FIRST_LOOK_SECONDS, _LAST_LOOK_SECONDS = 0.02, 2.0
+"""Until the first look for the other ranks' shares, which doubles, and at most between two."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,27 @@ class Share:
     """Why it failed."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What all ranks learn of the checkpoint that is being written."""
+
+    failure: str | None
+    """Why a rank could not write its part; None: none has failed."""
+    ended: bool
+    """Whether the first rank has completed it, or has not begun one."""
+    resting: bool
+    """Whether no rank writes anything."""
+
+
 class Writer:
     """One rank's part in writing checkpoints.
 
         begin     every rank copies its tensors to host memory; its thread writes
                   .STEP.TOKEN.partial/* and then its share, a file beside them
         commit    once all shares are there, the thread of rank 0 writes the manifest, renames to
-                  STEP; it sees them in the folder or, where that is slow, gets them by `hear`
-        hear      takes the shares that ranks exchange when they report next
+                  STEP; it lists the folder ever more seldom, or gets them by `merge`
+        merge     rank 0 takes the shares that ranks report next
+        hear      every rank learns what rank 0 makes of them
         finish    waits until the checkpoint is whole
 
     The rename comes last, so a folder of that name is whole. A checkpoint that is replaced is
@@ -79,7 +94,9 @@ class Writer:
         self._manifest: dict[str, Any] = {}
         self._step = 0
         self._received: list[Share] = []
-        self._given_up = Event()
+        self._given_up = False
+        self._woken = Event()
+        """Set where the thread of rank 0 need not wait for files: it has shares, or gives up."""
 
     @property
     def _number(self) -> int:
@@ -96,6 +113,7 @@ class Writer:
         # as text, since training changes the objects that it refers to
         self._step, self._manifest = step, json.loads(json.dumps(manifest))
         self._received = []
+        self._woken.clear()
         mine = {n: checkpoint.copied(tensors) for n, tensors in units.items()}
         beside = {n: checkpoint.copied(tensors) for n, tensors in states.items() if tensors}
 
@@ -118,22 +136,31 @@ class Writer:
         self._start(write)
         self.blocked_seconds += perf_counter() - start
 
-    def hear(self, everyone: list[Share]) -> None:
-        """Take the shares that all ranks had at the same moment; all ranks call it."""
-        failed = next((s.reason for s in everyone if s.state == "failed"), None)
-        if failed is not None:
-            self._abandon()
-            raise AgreedError(failed)
-        if self.share.state == "written" and everyone[0].state == "idle":
-            self.share = Share()
+    def merge(self, everyone: list[Share]) -> Progress:
+        """Take the shares that all ranks had at the same moment; rank 0 calls it."""
         if all(share.state == "written" for share in everyone[1:]):
             self._received = everyone[1:]
+            self._woken.set()
+        failed = next((s.reason for s in everyone if s.state == "failed"), None)
+        states = {share.state for share in everyone}
+        return Progress(failed, everyone[0].state == "idle", states == {"idle"})
+
+    def hear(self, progress: Progress) -> None:
+        """Learn what rank 0 has made of all shares; all ranks call it.
+
+        This rank's share may have gone on since, but not from written to anything else.
+        """
+        if progress.failure is not None:
+            self._abandon()
+            raise AgreedError(progress.failure)
+        if self.share.state == "written" and progress.ended:
+            self.share = Share()
 
     def settle(self) -> None:
         """Wait for a limited time for what this rank writes; other ranks need not call it."""
         if self._thread is not None:
             self._thread.join(_SETTLE_SECONDS)
-            self._given_up.set()
+            self._give_up()
 
     def finish(self) -> None:
         """Wait until the checkpoint begun last is whole; all ranks call it."""
@@ -141,19 +168,29 @@ class Writer:
         if self._number:
             self._join()
         # rank 0 hears that the others have written, and completes it
-        everyone = self.links.everyone(self.share)
-        self.hear(everyone)
+        progress = self._exchange()
         self._join()
-        if any(share.state != "idle" for share in everyone):
-            self.hear(self.links.everyone(self.share))
+        if not progress.resting:
+            self._exchange()
         self.blocked_seconds += perf_counter() - start
+
+    def _exchange(self) -> Progress:
+        everyone = self.links.gather(self.share)
+        progress = self.links.broadcast(None if everyone is None else self.merge(everyone))
+        assert progress is not None
+        self.hear(progress)
+        return progress
 
     def _others(self) -> list[Share]:
         """The shares of the other ranks, as soon as all of them have written."""
-        files = [self._partial / _share_name(rank) for rank in range(1, self.links.place.count)]
-        while not self._received and not all(file.exists() for file in files):
-            if self._given_up.wait(_POLL_SECONDS):
+        names = {_share_name(rank) for rank in range(1, self.links.place.count)}
+        wait = _FIRST_LOOK_SECONDS
+        while not self._received and not names <= set(os.listdir(self._partial)):
+            self._woken.wait(wait)
+            wait = min(2 * wait, _LAST_LOOK_SECONDS)
+            if self._given_up:
                 return []
+        files = [self._partial / name for name in names]
         shares = self._received or [
             Share(**json.loads(read_whole(file, MOST_BYTES))) for file in files
         ]
@@ -164,7 +201,7 @@ class Writer:
     def _commit(self, mine: Share) -> Share:
         """Complete the folder, rename it and remove older checkpoints."""
         everyone = [mine, *self._others()]
-        if self._given_up.is_set():
+        if self._given_up:
             return Share()
         final = self.root / f"{self._step:08d}"
         body = {
@@ -201,13 +238,18 @@ class Writer:
                 remove(dropped if rename(old, dropped) else old, MANIFEST)
 
     def _abandon(self) -> None:
-        self._given_up.set()
+        self._give_up()
         self._join()
-        self._given_up.clear()
+        self._given_up = False
         self.share = Share()
-        self.links.everyone(None)  # nobody writes any more
+        self.links.gather(None)  # nobody writes any more
         if self._number == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _give_up(self) -> None:
+        """Let the thread of rank 0 wait for the others no longer."""
+        self._given_up = True
+        self._woken.set()
 
     def _start(self, work: Callable[[], Share]) -> None:
         def run() -> None:

@@ -24,7 +24,7 @@ POLL_SECONDS = 2e-5
 
 
 @contextmanager
-def agreement(all_gather: Callable[[str | None], list[str | None]]) -> Iterator[None]:
+def agreement(first_of: Callable[[str | None], str | None]) -> Iterator[None]:
     """The body succeeds on all ranks, or all raise AgreedError with the first failure's reason.
 
     The body must not communicate.
@@ -34,7 +34,7 @@ def agreement(all_gather: Callable[[str | None], list[str | None]]) -> Iterator[
         yield
     except (ValueError, OSError) as error:
         reason = one_line(error)
-    first = next((r for r in all_gather(reason) if r is not None), None)
+    first = first_of(reason)
     if first is not None:
         raise AgreedError(first)
 
@@ -181,9 +181,25 @@ class RankLinks(ABC):
         with self.waiting("everyone"):
             return self._all_gather(value, True)
 
+    def gather(self, value: T, at: int = 0) -> list[T] | None:
+        """The values of all ranks of the grid, on the rank at that place alone; elsewhere None."""
+        with self.waiting("everyone"):
+            return self._gather(value, at)
+
+    def broadcast(self, value: T, at: int = 0) -> T:
+        """The value of the rank at that place, on every rank of the grid."""
+        with self.waiting("everyone"):
+            return self._broadcast(value, at)
+
+    def first_of(self, value: T | None) -> T | None:
+        """The first value of a rank that has one, on every rank of the grid; None without any."""
+        everyone = self.gather(value)
+        return self.broadcast(next((v for v in everyone or () if v is not None), None))
+
     def agree(self, value: T) -> list[T]:
         """The values of the first replica's blocks, the same on every rank of the grid."""
-        return self.everyone(value)[: self.size]
+        everyone = self.gather(value)
+        return self.broadcast([] if everyone is None else everyone[: self.size])
 
     @abstractmethod
     def flush(self) -> None:
@@ -221,9 +237,17 @@ class RankLinks(ABC):
     def _all_gather(self, value: T, grid: bool) -> list[T]:
         """The values of all ranks of the grid, or of those of this replica."""
 
+    def _gather(self, value: T, at: int) -> list[T] | None:
+        """Within one process nothing is copied; links between processes send to one rank alone."""
+        everyone = self._all_gather(value, True)
+        return everyone if self.place.number == at else None
+
+    def _broadcast(self, value: T, at: int) -> T:
+        return self._all_gather(value, True)[at]
+
     def agreement(self) -> AbstractContextManager[None]:
         """`agreement` of all ranks of the grid."""
-        return agreement(self.everyone)
+        return agreement(self.first_of)
 
     def _send_counted(self, side: str, number: int, tensor: Tensor) -> None:
         """Send, and count what is sent."""

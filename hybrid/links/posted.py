@@ -124,6 +124,15 @@ class PostedLinks(RankLinks):
     def _irecv(self, memory: Tensor, number: int, tag: int) -> Request:
         """Begin to receive bytes (n,) from the rank at the place of that number."""
 
+    def _gather(self, value: T, at: int) -> list[T] | None:
+        self._send_staged(wait=True)
+        everyone = self._comm.gather(value, self._ranks[at])
+        return None if everyone is None else [everyone[rank] for rank in self._ranks]
+
+    def _broadcast(self, value: T, at: int) -> T:
+        self._send_staged(wait=True)
+        return self._comm.bcast(value, self._ranks[at])
+
     @abstractmethod
     def _release(self) -> None:
         """Give back what belongs to these links alone; no message is under way on any rank."""

@@ -56,7 +56,8 @@ class Options:
     metrics: Mapping[str, Metric] | None = None
     """By name what is measured, see `Metric`; None: accuracy of classes."""
     batch_transform: Transform | None = None
-    """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix."""
+    """(inputs, targets, generator) -> both, of every training mini-batch: mixup, CutMix; see
+    `Transform`."""
 
     def check(self) -> None:
         """ValueError for what cannot be, whatever the method."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hybrid.bench.recipes import Recipe
 from hybrid.method.method import Method
+from hybrid.solvers.base import values_of
 from hybrid.solvers.layers.depth import nothing_left_out
 
 
@@ -19,58 +20,86 @@ class Memory:
     def __init__(self, copies: int) -> None:
         self._copies = copies
         """Of the weights: themselves, their gradients, what the optimizer keeps."""
-        self._saved: dict[tuple[object, ...], float] = {}
+        self._saved: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def needed(self, recipe: Recipe, method: Method, inputs: Sequence[Tensor]) -> list[int]:
         """Of each block of the replica whose method it is.
 
         `inputs`, of some samples, go into the blocks. Counted are weights, their optimizer, what
-        keeps replicas together, graphs alive at once, auxiliary variables.
+        keeps replicas together, graphs alive at once, auxiliary variables, and what a pass needs
+        while it runs: what crosses the cuts, and the adjoints of two activations.
+
+        It is what tensors need. A C library that keeps freed memory takes more, because buffers of
+        other sizes do not fill all of it.
         """
-        blocks, replicas, gaps = method.problem.blocks, method.setup.replicas, method.gaps
-        size, exact, K = method.setup.batch_size, recipe.serial, len(blocks)
+        blocks, replicas = method.problem.blocks, method.setup.replicas
         copies = recipe.sync.copies(replicas) if replicas > 1 else 0.0
-        m = exact.micro_batches
-        share = ceil(size / m)
         needed = []
         for k, given in enumerate(inputs):
-            lam = given.shape[1:]
-            module = blocks.module(k)
+            module, lam = blocks.module(k), given.shape[1:]
             weights = sum(
                 p.nbytes * (self._copies if p.requires_grad else 1) for p in module.parameters()
             )
             summed = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-            arriving = given.detach()[:1].expand(size, *lam).requires_grad_(k > 0)
-            a_sample = self.graph(module, arriving) / size
-            graph = round(share * a_sample)
-            flying = m if gaps and k < K - 1 else min(m, K - k)
-            if exact.recompute:
-                a_value = arriving.element_size()
-                graph, flying = graph + (flying - 1) * prod(lam) * a_value * share, 1
-            live = flying * graph
-            if recipe.delayed:
-                live = recipe.solver.held_bytes(module, arriving, k, K, self.graph)
-            if recipe.windowed:
-                live = max(live, round(size * a_sample))
-            if gaps:
-                live += round(min(max(gaps[k]), size) * a_sample)
-            needed.append(weights + round(copies * summed) + live + method.memory(k))
+            whole = given.detach()[:1].expand(method.setup.batch_size, *lam).requires_grad_(k > 0)
+            live, samples = self._graphs(recipe, method, module, whole, k)
+            # two of a pass's tensors, and what crosses the cuts; the input is in the graph
+            largest, after = self._of_a_sample(module, whole)[1], method.setup.shape_after(k)
+            crossing = 2 * values_of(after) + prod(lam) * (k > 0)
+            passing = round(samples * (2 * largest + crossing * whole.element_size()))
+            needed.append(weights + round(copies * summed) + live + passing + method.memory(k))
         return needed
+
+    def _graphs(
+        self, recipe: Recipe, method: Method, module: nn.Module, whole: Tensor, k: int
+    ) -> tuple[int, int]:
+        """Bytes of the graphs that block k holds at once, and the samples of its largest pass.
+
+        In its middle gap a block holds all graphs of the pass, and at the turn none.
+        """
+        exact, gaps, K = recipe.serial, method.gaps, method.setup.blocks
+        size, m = len(whole), exact.micro_batches
+        if recipe.delayed:
+            part = ceil(size / recipe.solver.num_micro_batches(size))
+            return recipe.solver.held_bytes(module, whole, k, K, self.graph), part
+        share, a_sample = ceil(size / m), self.graph(module, whole) / size
+        flying = m if gaps and k < K - 1 else min(m, K - k)
+        graph, kept = share * a_sample, share * a_sample
+        if exact.recompute:
+            kept = share * prod(whole.shape[1:]) * whole.element_size()
+        live = graph + (flying - 1) * kept
+        if recipe.windowed:
+            live, share = max(live, size * a_sample), size
+        if gaps:
+            middle, turn = (min(gap, size) for gap in gaps[k])
+            live = max(live, flying * kept + middle * a_sample, turn * a_sample)
+            share = max(share, middle, turn)
+        return round(live), share
 
     def graph(self, module: nn.Module, x: Tensor) -> int:
         """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+        return round(len(x) * self._of_a_sample(module, x)[0])
+
+    def _of_a_sample(self, module: nn.Module, x: Tensor) -> tuple[float, float]:
+        """Bytes of all that autograd keeps of a sample, and of the largest tensor of it."""
         parameters = tuple(id(p) for p in module.parameters())
         kinds = tuple(type(m) for m in module.modules())
         key = (kinds, parameters, tuple(x.shape[1:]), x.requires_grad)
         if key not in self._saved:
             # of real samples: a module may not take others
             two = x.detach()[:1].repeat_interleave(2, 0).contiguous(memory_format=_layout(x))
-            self._saved[key] = saved_bytes(module, two.requires_grad_(x.requires_grad)) / 2
-        return round(len(x) * self._saved[key])
+            kept = _saved_tensors(module, two.requires_grad_(x.requires_grad))
+            self._saved[key] = sum(kept) / 2, max(kept, default=0) / 2
+        return self._saved[key]
 
 
 def saved_bytes(module: nn.Module, x: Tensor) -> int:
     """What autograd keeps of a pass over x for the backward pass, parameters left out."""
+    return sum(_saved_tensors(module, x))
+
+
+def _saved_tensors(module: nn.Module, x: Tensor) -> list[int]:
+    """The bytes of each."""
     kept: dict[int, int] = {}
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
 
@@ -84,7 +113,7 @@ def saved_bytes(module: nn.Module, x: Tensor) -> int:
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with torch.enable_grad(), hooks, nothing_left_out():
         module(leaf)
-    return sum(kept.values())
+    return [*kept.values()]
 
 
 def _layout(x: Tensor) -> torch.memory_format:

@@ -137,8 +137,7 @@ def leave_alone(when: str) -> None:
 
 def leave_if_asked(links: RankLinks, request: StopRequest) -> None:
     """Raise StoppedError on all ranks if one of them was asked to stop before training began."""
-    reasons = links.everyone(request())
-    first = next((reason for reason in reasons if reason), None)
+    first = links.first_of(request() or None)
     if first:
         leave(links, f"{first} before training began; nothing has been done or changed")
 
@@ -148,5 +147,5 @@ def leave(links: RankLinks, how: str) -> NoReturn:
     why = f"stopped by {how}"
     if links.place.number == 0:
         tell(f"hybrid: {printable(why)}")
-    links.everyone(None)  # a rank that raises earlier may end the job before the line is out
+    links.broadcast(None)  # a rank that raises earlier may end the job before the line is out
     raise StoppedError(why)

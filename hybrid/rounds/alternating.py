@@ -64,7 +64,8 @@ class AlternatingRounds(Rounds):
         self.return_ratio: float = getattr(solver and solver.solver, "return_ratio", 0.0)
         self.recorder = program if isinstance(program, Recording) else None
         self.probe: list[float] = []
-        """Residuals of the last call with whole windows; empty after a call that stayed serial."""
+        """Residuals of the last call with whole windows, on the first rank; empty after a call that
+        stayed serial."""
         self.length = 0
         """Mini-batches of the longest window so far."""
         self.resting = False
@@ -127,7 +128,18 @@ class AlternatingRounds(Rounds):
         if self.fill is not None:
             self.fill.begin()
 
-    def plan_next_rounds(self, reports: list[PhaseReport], windows: WindowPairs) -> None:
+    def probe_reports(self, reports: list[PhaseReport]) -> tuple[bool, float]:
+        """Whether a residual has grown too much since the last probe, and the largest."""
+        residual = _swept_residual(reports)
+        grown = any(
+            now > self.return_ratio * before > 0
+            for now, before in zip(residual, self.probe, strict=False)
+        )
+        return grown, max(residual, default=0.0)
+
+    def plan_next_rounds(
+        self, reports: list[PhaseReport], windows: WindowPairs, probe: tuple[bool, float]
+    ) -> None:
         length = max(len(swept.batches) for _, swept in windows)
         swept = reports[-1] if reports[-1].phase == "parallel" else None
         if self.controller is not None:
@@ -139,16 +151,12 @@ class AlternatingRounds(Rounds):
             self.resting = False
             return
         self.length = length
-        residual = swept.residual if swept is not None else []
-        grown = any(
-            now > self.return_ratio * before > 0
-            for now, before in zip(residual, self.probe, strict=False)
-        )
+        residual, (grown, largest) = _swept_residual(reports), probe
         self.resting = self.return_ratio > 0 and grown and self.correct_every == 1
         if self.controller is not None and swept is not None:
             rate = windows[-1][0].batches[-1].learning_rate
             before = self.controller.now
-            self.resting |= self.controller.probe(max(residual, default=0.0), rate)
+            self.resting |= self.controller.probe(largest, rate)
             residual = residual if self.controller.now == before else []
             self.correct_every = self.controller.now.correct_every
         if self.resting:
@@ -175,3 +183,7 @@ class AlternatingRounds(Rounds):
         if self.controller is not None and "controller" in shared:
             self.controller.load_state(shared["controller"])
             self.correct_every = self.controller.now.correct_every
+
+
+def _swept_residual(reports: list[PhaseReport]) -> list[float]:
+    return reports[-1].residual if reports[-1].phase == "parallel" else []

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from hybrid.links import RankLinks
 from hybrid.rounds.controller import Controller
-from hybrid.rounds.report import PHASES, PhaseReport, check_finite, merge_shares, share_of_phase
+from hybrid.rounds.report import (
+    PHASES,
+    DivergedError,
+    PhaseReport,
+    find_divergence,
+    merge_shares,
+    share_of_phase,
+)
 from hybrid.rounds.scores import accuracies_in_training
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program
@@ -23,8 +31,27 @@ WindowPairs = Sequence[tuple[Window, Window]]
 """Of each round: the window that is trained, and the one that is swept."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What all ranks learn of a call, whose whole reports are on the first rank alone."""
+
+    reports: list[PhaseReport]
+    news: Any
+    """What the first rank makes of all ranks' statuses."""
+    probe: Any
+    """What the reports say about the next rounds."""
+    diverged: tuple[int, str] | None
+    """The first step, and its phase, with a loss that is not finite."""
+
+
 class Rounds(ABC):
-    """One rank's rounds. The ranks agree on losses only at the end of every call of `run`."""
+    """One rank's rounds. The ranks agree on losses only at the end of every call of `run`.
+
+        rank n   its share of the phases ->|                                 |-> outcome
+        rank 0                             |-> reports, divergence, news  -->|
+
+    What a rank sends and gets does not grow with their number: the first alone sees all shares.
+    """
 
     alternates: bool
     """Whether the program sweeps over windows that a serial phase has gone over."""
@@ -46,13 +73,15 @@ class Rounds(ABC):
         self.controller: Controller | None = None
         """What changes the rounds as they go; None: nothing does."""
         self.report_status: Callable[[], Any] = str
-        """Gives what this rank reports to the others at the end of a call."""
-        self.rank_statuses: list[Any] = []
-        """What every rank reported at the end of the last call."""
+        """Gives what this rank reports to the first one at the end of a call."""
+        self.merge_statuses: Callable[[list[Any]], Any] = len
+        """Makes, on the first rank, of all ranks' statuses what each shall know."""
+        self.news: Any = None
+        """What it made of them at the end of the last call, on every rank."""
         self.sample_losses: list[Tensor] = []
         """Losses of this rank's samples in the last call, in order, where a sampler needs them."""
         self.losses: list[list[Tensor]] = []
-        """Those of every replica's last block."""
+        """Those of every replica's last block, on the first replica's; empty elsewhere."""
         self.gap_steps, self.gap_seconds = 0, 0.0
         """This rank's local steps in gaps in the last call, and their time within its phases."""
         self.count = 0
@@ -65,7 +94,8 @@ class Rounds(ABC):
     ) -> list[PhaseReport]:
         """Run one round for each (trained, swept) pair of windows; report their phases.
 
-        `closing`, where they end an epoch, is its last mini-batches once more.
+        `closing`, where they end an epoch, is its last mini-batches once more. What a report has of
+        each rank, block or cut, and its notices, the first rank alone has.
         Raises DivergedError on all ranks, naming the step, if a loss is not finite.
         """
         serial, parallel = PhaseStats(), PhaseStats()
@@ -74,33 +104,57 @@ class Rounds(ABC):
         self.train(windows, serial, parallel, closing)
         waited = self.links.traffic.total_waiting - before
         mine = [share_of_phase(stats) for stats in (serial, parallel)]
-        last = self.links.rank == self.links.size - 1
-        each = [losses.cpu() for losses in self.sample_losses] if last else []
-        gathered = self.links.everyone((mine, waited, self.report_status(), each))
-        everyone = [shares for shares, *_ in gathered]
-        self.rank_statuses = [status for _, _, status, _ in gathered]
-        self.losses = [each for *_, each in gathered[self.links.size - 1 :: self.links.size]]
-        reports = [
-            merge_shares(phase, self._chains([rank[i] for rank in everyone]))
-            for i, phase in enumerate(PHASES)
-            if any(rank[i]["samples"] for rank in everyone)
-        ]
-        objective = self.exact.block.objective
+        reports, objective = list[PhaseReport](), self.exact.block.objective
+        everyone = self.links.gather((mine, waited, self.report_status()))
+        if everyone is not None:
+            reports = self._reports([shares for shares, *_ in everyone])
+            seconds = sum(report.seconds for report in reports)
+            if seconds and len(everyone) > 1:
+                reports[0].idle = [min(1.0, waited / seconds) for _, waited, _ in everyone]
+        outcome = self.links.broadcast(self._outcome(reports, everyone))
+        assert outcome is not None
+        reports = reports or outcome.reports
+        if objective.each:
+            self.losses = self._gather_losses()
         if objective.accumulates_in_training:
             found = accuracies_in_training(self.links, objective, [serial.seen, parallel.seen])
             for report in reports:
                 report.accuracy = found[PHASES.index(report.phase)]
-        seconds = sum(report.seconds for report in reports)
-        if seconds and len(gathered) > 1:
-            reports[0].idle = [min(1.0, waited / seconds) for _, waited, *_ in gathered]
-        check_finite(everyone, first_step, epoch)
-        self.plan_next_rounds(reports, windows)
+        self.news = outcome.news
+        if outcome.diverged is not None:
+            raise DivergedError.at(*outcome.diverged, first_step, epoch)
+        self.plan_next_rounds(reports, windows, outcome.probe)
         return reports
 
-    def _chains(self, everyone: list[Any]) -> list[list[Any]]:
-        """What all ranks reported, one list for each replica."""
+    def _reports(self, everyone: list[Any]) -> list[PhaseReport]:
+        """Of the phases that there were, from what all ranks did in each."""
         size = self.links.size
-        return [everyone[start : start + size] for start in range(0, len(everyone), size)]
+        chains = [everyone[start : start + size] for start in range(0, len(everyone), size)]
+        return [
+            merge_shares(phase, [[rank[i] for rank in ranks] for ranks in chains])
+            for i, phase in enumerate(PHASES)
+            if any(rank[i]["samples"] for rank in everyone)
+        ]
+
+    def _outcome(self, reports: list[PhaseReport], everyone: list[Any] | None) -> Outcome | None:
+        """What the first rank, which alone has everyone's shares, tells the others."""
+        if everyone is None:
+            return None
+        shares, statuses = ([rank[i] for rank in everyone] for i in (0, 2))
+        return Outcome(
+            [report.brief() for report in reports],
+            self.merge_statuses(statuses),
+            self.probe_reports(reports),
+            find_divergence(shares),
+        )
+
+    def _gather_losses(self) -> list[list[Tensor]]:
+        """The losses of all samples of the last blocks, by replica, where a sampler may live."""
+        links = self.links
+        last = links.rank == links.size - 1
+        each = [losses.cpu() for losses in self.sample_losses] if last else []
+        everyone = links.gather(each, at=links.size - 1)
+        return [] if everyone is None else everyone[links.size - 1 :: links.size]
 
     @abstractmethod
     def train(
@@ -108,8 +162,13 @@ class Rounds(ABC):
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 
-    def plan_next_rounds(self, reports: list[PhaseReport], windows: WindowPairs) -> None:  # noqa: B027
-        """Decide from the reports how the next rounds go, the same on every rank."""
+    def probe_reports(self, reports: list[PhaseReport]) -> Any:  # noqa: B027
+        """What the whole reports, which the first rank has, say about the next rounds."""
+
+    def plan_next_rounds(  # noqa: B027
+        self, reports: list[PhaseReport], windows: WindowPairs, probe: Any
+    ) -> None:
+        """Decide from what they say how the next rounds go, the same on every rank."""
 
     def begin_round(self) -> bool:
         """Whether the next round has a serial phase; it counts as begun."""

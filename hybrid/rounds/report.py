@@ -1,9 +1,9 @@
-"""What a phase did, as all ranks agree on it."""
+"""What a phase did, from the shares of all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from math import hypot, isfinite, sqrt
 from typing import Any
@@ -24,10 +24,18 @@ class DivergedError(AgreedError):
         super().__init__(text)
         self.phase = phase
 
+    @classmethod
+    def at(cls, steps: int, phase: str, first_step: int, epoch: int) -> DivergedError:
+        """Of the loss of a step, counted from the first that was reported together."""
+        what = "the loss" if phase == "serial" else "a sub-problem's loss"
+        return cls(
+            f"{what} is not finite at {phase} step {first_step + steps} (epoch {epoch + 1})", phase
+        )
+
 
 @dataclass
 class PhaseReport:
-    """One phase over some rounds, as all ranks agree on it."""
+    """One phase over some rounds; what it has of each rank or cut, the first rank alone knows."""
 
     phase: str
     samples: int
@@ -49,6 +57,10 @@ class PhaseReport:
     """The round plan they followed, where a controller makes one."""
     staleness: list[list[int]] = field(default_factory=list)
     """For each block, how many gradients were 0, 1, ... updates of the weights late."""
+
+    def brief(self) -> PhaseReport:
+        """The same without what grows with the ranks, and what the first alone tells."""
+        return replace(self, idle=[], residual=[], primal=[], dual=[], notices=[], staleness=[])
 
     def as_json(self) -> dict[str, Any]:
         """A line of metrics.jsonl."""
@@ -108,17 +120,12 @@ def _root_mean_square(values: Iterable[float]) -> float:
     return hypot(*found) / sqrt(len(found))
 
 
-def check_finite(everyone: list[list[dict[str, Any]]], first_step: int, epoch: int) -> None:
-    """Raise DivergedError, naming the step, if a rank's loss is not finite."""
+def find_divergence(everyone: list[list[dict[str, Any]]]) -> tuple[int, str] | None:
+    """The first step, and its phase, in which a rank's loss is not finite; None without any."""
     bad = [
         (rank[i]["bad"], phase)
         for i, phase in enumerate(PHASES)
         for rank in everyone
         if rank[i]["bad"] >= 0
     ]
-    if bad:
-        steps, phase = min(bad)
-        what = "the loss" if phase == "serial" else "a sub-problem's loss"
-        raise DivergedError(
-            f"{what} is not finite at {phase} step {first_step + steps} (epoch {epoch + 1})", phase
-        )
+    return min(bad, default=None)

@@ -72,4 +72,4 @@ def accuracies_in_training(
         scores = Scores(links, objective, ["accuracy"])
         scores.add(tuple(map(torch.cat, zip(*seen, strict=True))) if seen else None)
         found.append(scores.values().get("accuracy") if seen else None)
-    return list(links.everyone(found)[links.size - 1])
+    return links.broadcast(found, at=links.size - 1)

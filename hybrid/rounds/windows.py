@@ -37,29 +37,34 @@ class EpochSource:
 
     @property
     def mixes(self) -> bool:
-        """Whether a transform takes whole mini-batches."""
-        return self.mix is not None and self.augment
+        """Whether a transform takes whole mini-batches, of which a sample depends on the others."""
+        return self._mix is not None and not self._mix.by_sample
 
     @property
     def joint(self) -> bool:
         """Whether the data set makes several samples at once."""
         return self.data.joint
 
+    @property
+    def _mix(self) -> Mix | None:
+        return self.mix if self.augment else None
+
     def images(self, ids: Tensor, step: int) -> Tensor:
         """Inputs (N, ...), such as normalized images (N, C, H, W)."""
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        return (self._mixed(inputs, ids, step)[0] if self.mixes else inputs).to(self.device)
+        return (inputs if self._mix is None else self._mixed(inputs, ids, step)[0]).to(self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
         """Targets (N, ...), such as classes (N,)."""
-        if not self.mixes:
+        if self._mix is None:
             return self.data.targets(ids, self.seed, self.epoch).to(self.device)
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
         return self._mixed(inputs, ids, step)[1].to(self.device)
 
     def _mixed(self, inputs: Tensor, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
         assert self.mix is not None
-        return self.mix(inputs, self.data.targets(ids, self.seed, self.epoch), self.seed, step)
+        targets = self.data.targets(ids, self.seed, self.epoch)
+        return self.mix(inputs, targets, ids, self.seed, self.epoch, step)
 
 
 @dataclass(frozen=True)

@@ -23,23 +23,24 @@ def measure_network(
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
     place, batches = links.place, torch.arange(len(data)).split(batch_size)
     mine = batches[place.replica :: place.replicas]
-    scores, found = Scores(links, objective, objective.accumulated), []
+    scores, measured = Scores(links, objective, objective.accumulated), []
     for ids, out in _outputs(block, links, data, mine):
         targets = data.targets(ids).to(block.device)
-        found.append(objective.measured(out, targets))
+        measured.append(objective.measured(out, targets))
         scores.add(objective.seen(out, targets))
     if block.last and len(mine) < len(batches[:: place.replicas]):
         scores.add(None)  # as often as the first replica
-    sums = torch.stack(found).cpu() if found else None
-    # each replica has every R-th mini-batch: added up in their order, as one would
-    everyone = links.everyone((sums, scores.values()))
-    lasts = [sums for sums, _ in everyone if sums is not None]
-    in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
-    totals = reduce(torch.add, in_order)
-    means = dict(
-        zip(objective.sums, (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist(), strict=True)
-    )
-    known = means | everyone[links.size - 1][1]
+    sums = torch.stack(measured).cpu() if measured else None
+    everyone = links.gather((sums, scores.values()))
+    means = {}
+    if everyone is not None:
+        lasts = [sums for sums, _ in everyone if sums is not None]
+        # each replica has every R-th mini-batch: added up in their order, as one would
+        in_order = [lasts[n % place.replicas][n // place.replicas] for n in range(len(batches))]
+        totals = reduce(torch.add, in_order)
+        found = (totals[:, 0] / totals[:, 1].clamp_min(1)).tolist()
+        means = dict(zip(objective.sums, found, strict=True)) | everyone[links.size - 1][1]
+    known = links.broadcast(means)
     return {name: known[name] for name in ("loss", *objective.metrics)}
 
 

@@ -27,7 +27,7 @@ def check_weights(block: Block, links: RankLinks, step: int) -> None:
     norms = [m for m in block.module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tensors = [*block.module.parameters(), *(b for norm in norms for b in norm.buffers())]
     finite = not tensors or bool(torch.stack([t.isfinite().all() for t in tensors]).all())
-    if not all(links.everyone(finite)):
+    if links.first_of(None if finite else True):
         raise DivergedError(f"the weights are not finite after step {step}")
 
 
@@ -44,7 +44,7 @@ def check_inputs(
         if spoilt.any():
             found = int(batch.ids[spoilt.nonzero()[0].cpu()]) % samples
             break
-    found = next((sample for sample in links.everyone(found) if sample is not None), None)
+    found = links.first_of(found)
     if found is not None:
         raise AgreedError(
             f"{error}: the input of sample {found} has nan in it: correct it, or leave it out"

@@ -26,7 +26,7 @@ from hybrid.training.callbacks.progress import ProgressPrinter
 from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.rank_training import RankTraining
-from hybrid.training.shared_folder import RankStatus, SharedFolder
+from hybrid.training.shared_folder import News, RankStatus, SharedFolder
 from hybrid.training.summary import describe_run, explain_ended_run, make_summary, share_of_rank
 
 
@@ -156,6 +156,7 @@ class Run:
         self.training = RankTraining(self.method, self.options, self.links, train, self.trace)
         self.block, self.rounds = self.training.block, self.training.rounds
         self.rounds.report_status = self._rank_status
+        self.rounds.merge_statuses = self.folder.merge
 
     def _stateful_parts(self, manifest: dict[str, Any] | None = None) -> dict[str, Stateful]:
         """What a checkpoint keeps beside weights."""
@@ -241,7 +242,7 @@ class Run:
             if self.step < (self.epoch + 1) * self.method.steps:
                 if self.stopped:
                     self._stop_with_checkpoint()
-                if self.rounds.rank_statuses[0].due:
+                if self.rounds.news.due:
                     self._write_checkpoint()
         self.rounds.end_epoch()
         if said := self.training.sampler.share_statistics():
@@ -289,10 +290,10 @@ class Run:
             self.stop(), self.folder.share, self.folder.checkpoint_is_due(), self.callbacks.failure
         )
 
-    def _take_statuses(self, everyone: list[RankStatus]) -> None:
-        self.stopped = next((news.stop for news in everyone if news.stop), "")
-        self.folder.advance_checkpoint([news.share for news in everyone])
-        self.callbacks.raise_failure(everyone[0].failure)
+    def _take_news(self, news: News) -> None:
+        self.stopped = news.stop
+        self.folder.advance_checkpoint(news.checkpoint)
+        self.callbacks.raise_failure(news.failure)
 
     def _write_checkpoint(self) -> None:
         """Begin a checkpoint, if there is a run folder; DivergedError if weights are not finite."""
@@ -318,7 +319,7 @@ class Run:
                 "residual": self.residual,
                 "shared": shared,
                 "rollbacks": self.rollbacks,
-                "totals": self.links.everyone(dict(self.totals)),
+                "totals": self.links.gather(dict(self.totals)),
             }
             with self.block.joined():
                 # of the first replica only: the others have the same weights, or weights under way
@@ -350,7 +351,7 @@ class Run:
         ends = self.step + steps == (self.epoch + 1) * self.method.steps
         closing = self.training.windows.closing(self.epoch) if ends else None
         reports = self.rounds.run(pairs, self.step, self.epoch, closing)
-        self._take_statuses(self.rounds.rank_statuses)
+        self._take_news(self.rounds.news)
         self.training.sampler.take_losses(self.rounds.losses)
         self.totals["idle_seconds"] += traffic.total_waiting - waited
         self.totals["bytes_sent"] += traffic.total_bytes - sent
@@ -389,4 +390,7 @@ class Run:
         }
         if self._early_reason:
             results |= {"epochs": self.epoch, "stopped_early": self._early_reason}
-        return make_summary(self.method, self.options, self.links.everyone(mine), results)
+        everyone = self.links.gather(mine)
+        return self.links.broadcast(
+            {} if everyone is None else make_summary(self.method, self.options, everyone, results)
+        )

@@ -11,20 +11,33 @@ from typing import Any, NamedTuple
 
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.runfolder import RunFolder
-from hybrid.folder.writer import Files, Share, Writer
+from hybrid.folder.writer import Files, Progress, Share, Writer
 from hybrid.links import RankLinks
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 
 
 class RankStatus(NamedTuple):
-    """What a rank reports to the others at every report."""
+    """What a rank reports to the first one at every report."""
 
     stop: str
     """The signal that it received; empty without one."""
     share: Share
     due: bool
     """Whether, by its clock, it is time for a checkpoint."""
+    failure: str
+    """Of a callback, empty without one."""
+
+
+class News(NamedTuple):
+    """What all ranks learn of their statuses."""
+
+    stop: str
+    """The first signal that a rank has received; empty without one."""
+    checkpoint: Progress | None
+    """Of the checkpoint that is being written; None without a folder."""
+    due: bool
+    """Whether, by the first rank's clock, it is time for a checkpoint."""
     failure: str
     """Of a callback, empty without one."""
 
@@ -61,7 +74,7 @@ class SharedFolder:
                 notices = self._folder.recover() if resume else []
         with self.links.agreement():
             self._folder.check(resume)
-        self._folder.token = token = self.links.everyone(token)[0]
+        self._folder.token = token = self.links.broadcast(token)
         last, check = self.settings.keep_last, self._folder.check_owner
         best = self.settings.best
         self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
@@ -80,21 +93,22 @@ class SharedFolder:
         """The summary of a run that has ended, which is printed again; None without one."""
         if self.path is None:
             return None
-        stored = self.links.everyone(self._folder.summary())[0]
+        stored = self.links.broadcast(self._folder.summary() if self._first else None)
         if stored is not None and self._first:
             self._folder.confirm()
         return stored
 
     def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
         """Begin to write after step `from_step` and this number of roll-backs."""
-        hosts = self.links.everyone(gethostname())
+        hosts = self.links.gather(gethostname())
         with self.links.agreement():
-            if self.path is not None and self._first:
+            if self.path is not None and hosts is not None:
                 self._folder.open(config(), from_step, rollbacks, hosts)
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
-        return list(self.links.everyone(checkpoint.complete(self._folder.checkpoints))[0])
+        found = checkpoint.complete(self._folder.checkpoints) if self._first else []
+        return list(self.links.broadcast(found))
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint, as this rank sees it."""
@@ -137,10 +151,17 @@ class SharedFolder:
         self._writer.begin(step, units, states, manifest)
         self._saved_at, self.saved_since_rollback = monotonic(), True
 
-    def advance_checkpoint(self, shares: list[Share]) -> None:
-        """Advance the checkpoint by what the ranks report of their parts."""
-        if self._writer is not None:
-            self._writer.hear(shares)
+    def merge(self, everyone: list[RankStatus]) -> News:
+        """What all ranks shall know of their statuses; the first rank calls it."""
+        stop, first = next((one.stop for one in everyone if one.stop), ""), everyone[0]
+        shares, writer = [one.share for one in everyone], self._writer
+        progress = None if writer is None else writer.merge(shares)
+        return News(stop, progress, first.due, first.failure)
+
+    def advance_checkpoint(self, progress: Progress | None) -> None:
+        """Advance the checkpoint by what the first rank makes of the ranks' reports."""
+        if self._writer is not None and progress is not None:
+            self._writer.hear(progress)
             self._announce_checkpoints(self._writer)
 
     def finish_checkpoint(self) -> None:

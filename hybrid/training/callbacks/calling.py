@@ -61,7 +61,7 @@ class Callbacks:
         patience = options.train.early_stop
         own = [*options.callbacks, *([EarlyStopping("test", patience)] if patience else [])]
         self.links = links
-        self._agrees = links.everyone(bool(own))[0]
+        self._agrees = links.broadcast(bool(own))
         self._all = [] if links.place.number else [shown, *own]
         self.failure = ""
         """Of a callback, on the first rank; empty without one."""
@@ -92,7 +92,7 @@ class Callbacks:
     def agree(self) -> None:
         """Learn whether a callback asks to stop; CallbackError if one has failed."""
         if self._agrees:
-            self.failure, self.stopped = self.links.everyone((self.failure, self._asked))[0]
+            self.failure, self.stopped = self.links.broadcast((self.failure, self._asked))
             self.raise_failure(self.failure)
 
     def raise_failure(self, failure: str) -> None:

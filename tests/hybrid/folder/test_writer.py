@@ -73,7 +73,7 @@ def test_steps_taken_while_it_is_written_do_not_change_a_checkpoint(tmp_path, sl
         with torch.no_grad():
             for tensor in cut.module(links.rank).state_dict().values():
                 tensor.add_(1)
-        writer.hear(links.all_gather(writer.share))
+        writer._exchange()
         unfinished = checkpoint.complete(tmp_path) == []
         links.all_gather(None)
         slow.set()
@@ -95,7 +95,7 @@ def test_training_waits_for_the_copy_only(tmp_path, slow) -> None:
         writer.begin(7, units_of(0, cut, optimizers), {}, MANIFEST)
         copying = writer.blocked_seconds
         sleep(0.05)
-        writer.hear(links.all_gather(writer.share))
+        writer._exchange()
         going_on = writer.blocked_seconds
         threading.Timer(0.05, slow.set).start()
         writer.finish()
@@ -114,7 +114,7 @@ def test_the_ranks_reports_alone_make_a_checkpoint_whole(tmp_path) -> None:
         limit = perf_counter() + 20
         while not all(links.all_gather(bool(checkpoint.complete(tmp_path)))):
             assert perf_counter() < limit
-            writer.hear(links.all_gather(writer.share))
+            writer._exchange()
             sleep(0.01)
 
     run_threads(3, program)
@@ -144,7 +144,7 @@ def test_one_rank_that_cannot_write_stops_all_and_leaves_nothing(
         try:
             for _ in range(2000 if told == "hear" else 0):
                 sleep(0.01)
-                writer.hear(links.all_gather(writer.share))
+                writer._exchange()
             writer.finish()
         except AgreedError as error:
             assert writer.share == Share()

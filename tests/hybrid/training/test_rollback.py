@@ -120,13 +120,16 @@ def test_going_back_is_going_on_as_a_resumed_run_would(way, few, tmp_path, monke
     monkeypatch.setattr("hybrid.training.rollback.step_factors", lambda *_, **__: {})
     failed: set[int] = set()
 
-    def diverging(everyone, first_step, epoch):
+    def diverging(rounds, windows, first_step, epoch, closing):
+        found = run(rounds, windows, first_step, epoch, closing)
         rank = threading.get_ident()
         if epoch == 2 and rank not in failed:
             failed.add(rank)
             raise DivergedError("the loss is not finite, for once")
+        return found
 
-    monkeypatch.setattr("hybrid.rounds.base.check_finite", diverging)
+    run = Rounds.run
+    monkeypatch.setattr(Rounds, "run", diverging)
     again = trained_weights(make(tmp_path / "run", way), few)
     assert len(summary(tmp_path / "run")["rollbacks"]) == 1
     assert_same(again, whole)

@@ -173,7 +173,7 @@ class Run:
         with self.trace.span("evaluate"):
             if actors and actors[0].number == 0:
                 found = actors[0].evaluate(self.rounds)
-        self.returns = next(own for own in self.links.everyone(found) if own)
+        self.returns = self.links.first_of(found or None) or []
         mean = fmean(self.returns)
         line = {"step": self._steps, "phase": "evaluation", "return": mean}
         self._write_metrics({**line, "returns": self.returns})
