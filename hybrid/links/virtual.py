@@ -22,7 +22,7 @@ class VirtualLinks(ThreadLinks):
 
         send      leaves = max(own clock, end of the last send) + bytes / bandwidth
         receive   own clock = max(own clock, leaves + latency)
-        gather    own clock = max of all clocks + 2 latency ceil(log2 of the ranks)
+        gather    own clock = max of all clocks + latency ceil(log2 of the ranks), as a broadcast
         sum       from its last vector on as `Network.sum_seconds`
 
     To each neighbor, and to all peers together, a rank sends one message at a time.
@@ -117,10 +117,21 @@ class VirtualLinks(ThreadLinks):
         self._clock = max(self._clock, self._free[0] + latency)
 
     def _all_gather(self, value: T, grid: bool) -> list[T]:
+        return self._meet(value, grid, 1.0)
+
+    def _gather(self, value: T, at: int) -> list[T] | None:
+        everyone = self._meet(value, True, 0.5)
+        return everyone if self.place.number == at else None
+
+    def _broadcast(self, value: T, at: int) -> T:
+        return self._meet(value, True, 0.5)[at]
+
+    def _meet(self, value: T, grid: bool, ways: float) -> list[T]:
+        """The values of all, which go to one rank and back; or one of the two ways."""
         with self._paused():
             everyone: list[tuple[T, float]] = super()._all_gather((value, self._clock), grid)
         latest = max(clock for _, clock in everyone)
-        self._clock = latest + self._network.meeting_seconds(len(everyone))
+        self._clock = latest + ways * self._network.meeting_seconds(len(everyone))
         return [theirs for theirs, _ in everyone]
 
     @contextmanager
