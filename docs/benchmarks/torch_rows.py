@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 
 from hybrid.bench.comparison import Bench
+from hybrid.links.communicator import MpiCommunicator
 from hybrid.ranks import launch
 from hybrid.runs import build
 from hybrid.settings.text import parse_override
@@ -54,9 +55,12 @@ def main() -> None:
     words = [word.strip() for word in asked.rows.split(",") if word.strip()]
     made = Bench(comm, settings, asked.micro_batches, words, asked.out, others)
     made.connect()
-    process_group(comm.mpi, device)
+    by_mpi = isinstance(comm, MpiCommunicator)
+    if by_mpi:  # torchrun's ranks have a process group
+        process_group(comm.mpi, device)
     table = made.run(asked.turns, asked.steps, asked.to_accuracy, asked.epochs, asked.seeds)
-    dist.destroy_process_group()
+    if by_mpi:
+        dist.destroy_process_group()
     if table is not None:
         print(table)
 

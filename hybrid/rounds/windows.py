@@ -21,6 +21,15 @@ CLOSING = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
 
 
+def on_its_way(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device, to which it is copied while the host goes on.
+
+    The host prepares the next mini-batch while a GPU computes, since no step reads a tensor: pinned
+    memory, from which the GPU copies by itself, is all that a prefetch needs.
+    """
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class EpochSource:
     """A data set as one epoch sees it: a pure function of (seed, epoch, sample).
@@ -52,14 +61,15 @@ class EpochSource:
     def images(self, ids: Tensor, step: int) -> Tensor:
         """Inputs (N, ...), such as normalized images (N, C, H, W)."""
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        return (inputs if self._mix is None else self._mixed(inputs, ids, step)[0]).to(self.device)
+        inputs = inputs if self._mix is None else self._mixed(inputs, ids, step)[0]
+        return on_its_way(inputs, self.device)
 
     def labels(self, ids: Tensor, step: int) -> Tensor:
         """Targets (N, ...), such as classes (N,)."""
         if self._mix is None:
-            return self.data.targets(ids, self.seed, self.epoch).to(self.device)
+            return on_its_way(self.data.targets(ids, self.seed, self.epoch), self.device)
         inputs = self.data.batch(ids, self.seed, self.epoch, self.augment)
-        return self._mixed(inputs, ids, step)[1].to(self.device)
+        return on_its_way(self._mixed(inputs, ids, step)[1], self.device)
 
     def _mixed(self, inputs: Tensor, ids: Tensor, step: int) -> tuple[Tensor, Tensor]:
         assert self.mix is not None
