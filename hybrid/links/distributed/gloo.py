@@ -30,7 +30,7 @@ dist: Any = torch.distributed
 
 
 class GlooLinks(PostedLinks):
-    """Messages are gloo's, in a process group of these links' own, which connects ranks lazily.
+    """Messages are gloo's, in a process group of these links' own, which connects who has messages.
 
     `mesh` is the grid as torch knows it, a DeviceMesh of (R, K) named ("replica", "block"): a
     callback's own collectives, SyncBatchNorm or a distributed checkpoint take their groups from it.
@@ -55,6 +55,21 @@ class GlooLinks(PostedLinks):
         self.mesh = self._made_mesh(start)
         self._leaving = Waiter("messages that leave")
         self._arriving: dict[int, Waiter] = {}
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect with the neighbors and peers, every rank in one order of all pairs.
+
+        gloo's first message between two ranks waits until both have one for the other, which a rank
+        in a collective never has.
+        """
+        own = self.place.number
+        near = {n for n in (own - 1, own + 1) if self.place.in_chain(n)}
+        byte = torch.zeros(1, dtype=torch.uint8)
+        for number in sorted({*near, *self.place.peers} - {own}, key=lambda n: sorted((own, n))):
+            move = dist.send if own < number else dist.recv
+            with lost_ranks():
+                move(byte, self._ranks[number], self._group)
 
     def _made_mesh(self, start: Start) -> DeviceMesh:
         ranks = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)

@@ -41,9 +41,9 @@ class NcclLinks(GlooLinks):
             for way in (1, -1)
         }
         self._receiving = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        self._connect()
+        self._connect_ways()
 
-    def _connect(self) -> None:
+    def _connect_ways(self) -> None:
         """Make the communicators of all pairs, in an order in which no pair waits for another."""
         byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
         for k in range(self.size - 1):
