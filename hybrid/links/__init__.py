@@ -1,4 +1,4 @@
-"""Links between blocks: threads in one process, ranks of MPI or torch.distributed, virtual clocks."""
+"""Links between blocks: threads of one process, ranks of MPI or of torch, or virtual clocks."""
 
 from __future__ import annotations
 
