@@ -1,21 +1,20 @@
-"""Sockets, threads and seconds of a rank whose blocks torch.distributed joins, by a training.
+"""Sockets and threads of ranks that torch.distributed joins, while they train.
 
     torchrun --nproc-per-node 8 docs/benchmarks/connections.py
 
-It trains a chain of N blocks for an epoch and prints the largest count of any rank, seen from a
-callback at the last step. Also by mpirun, for comparison.
+A chain of N blocks trains for an epoch. Told are rank 0's counts, and the largest of any other
+rank: when the ranks have met, in the last passes, and at the end.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hybrid import Callback, Trainer, split
+from hybrid import Trainer, split
 from hybrid.ranks import launch
 from hybrid.solvers import Backprop
 
@@ -29,13 +28,14 @@ def counts() -> tuple[int, int]:
     return sockets, len(os.listdir("/proc/self/task"))
 
 
-class Counting(Callback):
-    """What this rank has at its last report."""
+class Counting(nn.Linear):
+    """A layer that looks at its process in every pass."""
 
     found = (0, 0)
 
-    def on_report(self, *arguments: Any, **named: Any) -> None:
-        self.found = counts()
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.found = counts()
+        return super().forward(x)
 
 
 def main() -> None:
@@ -43,20 +43,17 @@ def main() -> None:
     assert found is not None, "start it by torchrun or mpirun"
     torch.manual_seed(0)
     N = found.comm.size
-    network = nn.Sequential(*(nn.Linear(8, 8) for _ in range(max(N, 2))))
+    network = nn.Sequential(*(Counting(8, 8) for _ in range(max(N, 2))))
     images, labels = torch.randn(256, 8), torch.randint(8, (256,))
-    counting = Counting()
     before = counts()
-    blocks = split(network, N, balance="even")
-    trainer = Trainer(blocks, solver=Backprop(), callbacks=[counting])
-    trainer.fit((images, labels), (images, labels), epochs=1)
-    everyone = found.comm.allgather((before, counting.found, counts()))
+    trainer = Trainer(split(network, N, balance="even"), solver=Backprop())
+    trainer.fit((images, labels), (images, labels), epochs=2)
+    everyone = found.comm.allgather((before, Counting.found, counts()))
     if found.comm.rank == 0:
-        for when, rows in zip(
-            ("met", "trained", "ended"), zip(*everyone, strict=True), strict=True
-        ):
-            sockets, threads = (max(each) for each in zip(*rows, strict=True))
-            print(f"{N} ranks, {when}: {sockets} sockets, {threads} threads a rank at most")
+        for k, when in enumerate(("met", "training", "ended")):
+            (sockets, threads), *others = [each[k] for each in everyone]
+            most = [max(each) for each in zip(*others, strict=True)]
+            print(f"{N} ranks, {when}: sockets {sockets}, {most[0]}; threads {threads}, {most[1]}")
 
 
 main()
