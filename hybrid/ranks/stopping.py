@@ -84,10 +84,17 @@ def ctrl_c() -> str:
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Let a SIGTERM interrupt the body as Ctrl-C does; only the main thread gets signals."""
+    with _on_sigterm(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _on_sigterm(handler: Any) -> Iterator[None]:
+    """Within it a SIGTERM has this handler, unless another thread calls it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
@@ -116,15 +123,9 @@ def meeting() -> Iterator[None]:
 
     Such a wait may be inside torch, where no handler runs; nothing is lost, for nothing is done.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     leave_alone("before the ranks met")
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
+    with _on_sigterm(signal.SIG_DFL):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def leave_alone(when: str) -> None:
