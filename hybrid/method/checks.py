@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from hybrid.method.facts import Facts
 from hybrid.method.options import Options
 from hybrid.optimizers import optimizer as optimizers
@@ -28,7 +26,7 @@ def check(facts: Facts) -> None:
 def known(facts: Facts) -> Known:
     """The facts by the names that conditions use."""
     options = facts.options
-    more: dict[str, Any] = {"command": "train", "gpu": torch.cuda.is_available()}
+    more: dict[str, Any] = {"command": "train"}
     if options.replicas > 1:
         more["optimizer_keeps_state"] = optimizers.keeps_state(options.optimizer)
     return Known(**{**vars(options), **vars(facts), **more})

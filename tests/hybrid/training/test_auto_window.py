@@ -21,7 +21,7 @@ from trainings import (
 
 from hybrid.settings.config import CheckpointSettings, LinkSettings
 from hybrid.solvers import AugmentedLagrangian
-from hybrid.solvers.splitting.store import Store
+from hybrid.solvers.splitting.variables import Store
 
 AUTO: dict[str, Any] = {
     "window": "auto",
