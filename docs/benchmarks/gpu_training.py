@@ -4,8 +4,8 @@
         [--turns 2] [--precision bfloat16] [--out FILE]
 
 The rows take turns. Blocks are threads of one process with a stream each, whose launches take turns
-in Python and in autograd's one thread a device. The hybrid's rate counts the images of its serial and of its
-parallel phase, since it trains on each twice.
+in Python and in autograd's one thread a device. The hybrid's rate counts the images of its serial
+and of its parallel phase, since it trains on each twice.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     gpu = options.device == "cuda"
     makers: dict[str, Callable[[], Callable[[], float]]] = {
         "plain loop": lambda: plain(*common),
-        **{
-            f"hybrid, K = {k}": partial(hybrid, *common, k, "auto") for k in options.blocks
-        },
+        **{f"hybrid, K = {k}": partial(hybrid, *common, k, "auto") for k in options.blocks},
     }
     if gpu:
         makers["hybrid, K = 4, kernels by torch"] = partial(hybrid, *common, 4, "torch")

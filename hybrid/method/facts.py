@@ -8,7 +8,7 @@ from hybrid.method.options import Options
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers.base import Setup, Solver
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.pipeline import Gaps
+from hybrid.solvers.exact.gaps import Gaps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybrid.method.problem import Problem
 from hybrid.settings.config import RoundSettings
-from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import Gaps, fit_gaps
 
 
 def settled_gaps(

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from hybrid.settings.limits import LARGE, MANY
 from hybrid.solvers.acting import HAVE_TIME, Acts, Needs
-from hybrid.solvers.exact.pipeline import FillStep
+from hybrid.solvers.exact.gaps import FillStep
 
 WINDOW = 4
 """Mini-batches of a window where none is asked for, and of a round without one."""

@@ -39,9 +39,7 @@ def explain_ended_run(run: Path | None, epochs: int, stopped: str) -> str:
     return f"{ended}, and stays as it is: to train on, give --epochs {epochs + 1} or more"
 
 
-def share_of_rank(
-    totals: dict[str, float], device: torch.device, blocked: float
-) -> dict[str, Any]:
+def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return {
