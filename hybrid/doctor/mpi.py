@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hybrid.doctor.finding import Finding, said
-from hybrid.links.mpi import probe
+from hybrid.links.mpi import try_in_child
 from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
@@ -109,7 +109,7 @@ def gpu_aware() -> list[Finding]:
     """Whether MPI reads GPU memory, by a trial."""
     if not torch.cuda.is_available():
         return [Finding("GPU-aware", "no GPU to try it with; blocks live on the CPU")]
-    direct, why = probe.try_in_child()
+    direct, why = try_in_child()
     route = "MPI reads GPU memory" if direct else "tensors go through pinned host memory"
     return [Finding("GPU-aware", f"{route} ({why})")]
 

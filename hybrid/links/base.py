@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, one_line
-from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")

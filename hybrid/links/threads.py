@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybrid.errors import PeerError
 from hybrid.links.base import Program, RankLinks, Start
-from hybrid.ranks.grid import Grid
+from hybrid.links.grid import Grid
 
 T = TypeVar("T")
 

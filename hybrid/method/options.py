@@ -10,8 +10,8 @@ from hybrid.data.mixing import Transform
 from hybrid.method.given import Given, GivenSettings
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.schedule import Rate
+from hybrid.registries import SAMPLERS
 from hybrid.samplers.base import Sampler
-from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import (
     DelaySettings,
     LinkSettings,

@@ -10,9 +10,9 @@ import torch
 from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
-from hybrid.links.registry import AUTO, LINKS
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.registries import AUTO, LINKS
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers.acting import Known, check
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.settings.docstrings import field_docs, one_line
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.sections.base import Section

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, declared_settings
 from hybrid.settings.docstrings import field_docs
 from hybrid.settings.sections.base import first_fault

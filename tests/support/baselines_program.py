@@ -19,7 +19,7 @@ from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.cuts.partition import split
 from hybrid.data import load
 from hybrid.links.base import Start
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import OptimizerSettings, TrainSettings

@@ -15,10 +15,9 @@ from sent_bytes import sent_bytes
 
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.distributed.gloo import join_by_torch
-from hybrid.links.distributed.links import TorchLinks
-from hybrid.links.distributed.nccl import NcclLinks
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.gloo import join_by_torch
+from hybrid.links.mpi import MpiLinks
+from hybrid.links.nccl import NcclLinks, TorchLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
 
 LINKS = {"mpi": MpiLinks, "torch": TorchLinks}

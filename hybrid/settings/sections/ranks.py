@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hybrid.links.registry import AUTO, LINKS
+from hybrid.registries import AUTO, LINKS
 from hybrid.settings.limits import LARGE, MANY
 from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,

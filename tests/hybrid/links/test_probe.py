@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hybrid.links.mpi import probe
-from hybrid.links.mpi.probe import Answer, agreed, try_in_child
+from hybrid.links import mpi
+from hybrid.links.mpi import Answer, agreed, try_in_child
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -64,7 +64,7 @@ NO, YES = Answer(False, "a trial was ended by SIGSEGV"), Answer(True, "whole")
     ],
 )
 def test_all_ranks_do_what_the_least_able_can(monkeypatch, setting, device, other, rank, answer):
-    monkeypatch.setattr(probe, "try_in_child", lambda: YES)
+    monkeypatch.setattr(mpi, "try_in_child", lambda: YES)
     comm = SimpleNamespace(allgather=lambda mine: [mine, other])
     found = agreed(setting, device, comm, rank)
     assert (found.direct if isinstance(answer, bool) else found) == answer

@@ -7,11 +7,11 @@ from answers import assert_one_line, output, refusal
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.models import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best
-from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop

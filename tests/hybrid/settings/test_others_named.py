@@ -9,7 +9,7 @@ import pytest
 from answers import refusal
 from trainings import digits, trainer
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.samplers.uniform import Uniform
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -12,17 +14,17 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from hybrid.errors import PeerError
 from hybrid.links.base import Start
-from hybrid.links.communicator import FOR_EVER, Communicator, TorchCommunicator, lost_ranks
-from hybrid.links.distributed.requests import GlooRequest, TorchRequest, Waiter
-from hybrid.links.ending import limit_of_waits
-from hybrid.links.layout import (
-    joined_bytes,
-    sizes_in_bytes,
-    split_bytes,
+from hybrid.links.communicator import (
+    FOR_EVER,
+    Communicator,
+    TorchCommunicator,
+    limit_of_waits,
+    lost_ranks,
 )
 from hybrid.links.posted import PostedLinks, Request
-from hybrid.links.staging import staging
+from hybrid.links.staging import joined_bytes, sizes_in_bytes, split_bytes, staging
 
 T = TypeVar("T")
 dist: Any = torch.distributed
@@ -179,3 +181,75 @@ def join_by_torch(comm: Communicator) -> TorchCommunicator:
         host = "localhost" if address == socket.gethostname() else address
         store = dist.TCPStore(host, port)
     return TorchCommunicator(store, comm.rank, comm.size)
+
+
+class TorchRequest:
+    """A work of torch.distributed that can tell when it is over: one of NCCL's."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """The host waits for a work of gloo, the current stream for one of NCCL."""
+        with lost_ranks():
+            self._work.wait()
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+class GlooRequest(TorchRequest):
+    """A message of gloo, which cannot be asked: a thread has to wait in place of the rank."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__(work)
+        self._over: Event | None = None
+        self._error: PeerError | None = None
+
+    def watched_by(self, waiter: Waiter) -> GlooRequest:
+        """Let a thread wait for it, so that it can be asked."""
+        if self._over is None:
+            self._over = Event()
+            waiter.queue.put(self)
+        return self
+
+    def wait(self) -> None:
+        if self._over is None:
+            super().wait()
+            return
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._over is not None and self._over.is_set()
+
+    def finish(self) -> None:
+        """Wait, on the thread."""
+        assert self._over is not None
+        try:
+            super().wait()
+        except PeerError as error:
+            self._error = error
+        self._over.set()
+
+
+class Waiter:
+    """A thread that waits for requests in their order, until `end`.
+
+    A process that ends while a thread is inside gloo is aborted: links end theirs when they close.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.queue: SimpleQueue[GlooRequest | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Return when the thread has ended, after all that it waits for."""
+        self.queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (request := self.queue.get()) is not None:
+            request.finish()
