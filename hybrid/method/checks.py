@@ -8,7 +8,6 @@ import torch
 
 from hybrid.method.facts import Facts
 from hybrid.method.options import Options
-from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import (
     DataSettings,
     OptimizerSettings,
@@ -29,8 +28,6 @@ def known(facts: Facts) -> Known:
     """The facts by the names that conditions use."""
     options = facts.options
     more: dict[str, Any] = {"command": "train", "gpu": torch.cuda.is_available()}
-    if options.replicas > 1:
-        more["optimizer_keeps_state"] = optimizers.keeps_state(options.optimizer)
     return Known(**{**vars(options), **vars(facts), **more})
 
 

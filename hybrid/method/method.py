@@ -26,9 +26,9 @@ from hybrid.solvers.base import Setup, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.layers.norms import SharedNorms
 from hybrid.solvers.optimizers.muon import Muon
-from hybrid.solvers.sync.norms import SharedNorms
-from hybrid.solvers.sync.sharing import Sharing
+from hybrid.solvers.peers import Sharing
 
 FIRST = Place()
 

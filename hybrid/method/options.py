@@ -21,8 +21,8 @@ from hybrid.settings.config import (
 )
 from hybrid.solvers.blocks.metrics import Metric
 from hybrid.solvers.blocks.weighted import Loss
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.registry import STRATEGIES
 
 
 @dataclass(kw_only=True)

@@ -26,7 +26,7 @@ from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml
 from hybrid.solvers import registry
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.registry import STRATEGIES
 
 AUTO = "auto"
 PROBE_BYTES = 2**21

@@ -16,7 +16,7 @@ from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, Spl
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.train import TrainSettings
 from hybrid.solvers import registry
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.registry import STRATEGIES
 
 __all__ = [
     "CheckpointSettings",

@@ -18,8 +18,8 @@ from hybrid.solvers import Solver, registry
 from hybrid.solvers.checks import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.registry import STRATEGIES
 
 Made = TypeVar("Made")
 

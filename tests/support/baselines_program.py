@@ -183,7 +183,7 @@ def refusals():
     }
 
 
-@mock.patch("hybrid.solvers.sync.base.COMPARED", False)
+@mock.patch("hybrid.solvers.peers.COMPARED", False)
 def facts(comm):
     torch.set_num_threads(1)
     process_group(comm.mpi)
