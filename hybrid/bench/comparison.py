@@ -37,7 +37,7 @@ from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import Batch, registry
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.kernels import choose
+from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_one_block
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}

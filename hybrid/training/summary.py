@@ -11,7 +11,6 @@ import torch
 
 from hybrid.method.method import Method
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.kernels.choice import memory_pools
 from hybrid.training.options import RunOptions
 
 
@@ -49,7 +48,7 @@ def share_of_rank(
     return {
         "totals": totals,
         "peak_memory_bytes": _peak_memory_bytes(device),
-        "gpu_memory_bytes": reserved + memory_pools(),
+        "gpu_memory_bytes": reserved,
         "graphs": _graphs(block, graphs),
         "checkpoint_seconds": blocked,
     }

@@ -31,7 +31,7 @@ from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.solvers import Solver, registry
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.kernels import choose
+from hybrid.solvers.kernels.choice import choose
 from hybrid.training.config_export import OWN_DATA, make_config_text
 from hybrid.training.evaluation import gather_outputs, measure_network
 from hybrid.training.options import RunOptions

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.kernels import pool, upsample
+from hybrid.solvers.kernels.operations import pool, upsample
 from hybrid.solvers.splitting.coefficients import Coefficients
 from hybrid.solvers.splitting.store import Store, channels_last
 from hybrid.solvers.state import State, Tensors

@@ -7,9 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.kernels import Constraint, Stepped, complete_step, couple, descend, upsample
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import Free, leading_projection, projection, skipping
+from hybrid.solvers.kernels.operations import (
+    Constraint,
+    Stepped,
+    complete_step,
+    couple,
+    descend,
+    upsample,
+)
+from hybrid.solvers.layers.projection import (
+    Factorization,
+    Free,
+    leading_projection,
+    projection,
+    skipping,
+)
 from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangianProgram
 from hybrid.solvers.splitting.factors import FactorCut
 from hybrid.solvers.uncompiled import paired

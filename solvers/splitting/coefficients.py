@@ -5,7 +5,7 @@ from math import inf, log2
 
 from torch import Tensor
 
-from hybrid.solvers.kernels.coupling import dot, wide
+from hybrid.solvers.kernels.operations import dot, wide
 
 MAX_FACTOR = 2.0**10
 """Largest factor by which balancing changes beta from its setting, either way."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hybrid.solvers.kernels import Stepped, ascend
+from hybrid.solvers.kernels.operations import Stepped, ascend
 from hybrid.solvers.splitting.block_updates import BlockUpdates
 from hybrid.solvers.splitting.coefficients import Coefficients
 from hybrid.solvers.windows import Batch, PhaseStats, Rows, Window

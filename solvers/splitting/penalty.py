@@ -13,7 +13,7 @@ from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive, S
 from hybrid.solvers.base import Setup, Solver, SubProblems, program_of, values_of
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.blocks.draws import Key
-from hybrid.solvers.kernels import Constraint, Stepped, ascend, step
+from hybrid.solvers.kernels.operations import Constraint, Stepped, ascend, step
 from hybrid.solvers.splitting.auxiliary_store import AuxiliaryStore
 from hybrid.solvers.splitting.coefficients import Coefficients
 from hybrid.solvers.splitting.store import FORMATS

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Key
-from hybrid.solvers.kernels import Coupling, couple
+from hybrid.solvers.kernels.operations import Coupling, couple
 from hybrid.solvers.uncompiled import paired
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.solvers.kernels import couple
+from hybrid.solvers.kernels.operations import couple
 
 FACTOR = st.sampled_from([1, 2, 3])
 

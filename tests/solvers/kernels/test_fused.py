@@ -16,11 +16,10 @@ from torch import Tensor
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.exact.wire import Wire
-from hybrid.solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from hybrid.solvers.kernels.choice import set_launcher
 from hybrid.solvers.kernels.fused import OPTIONS, SOURCE
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
+from hybrid.solvers.kernels.operations import ascend, couple, multiply, pack, step, unpack
+from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
