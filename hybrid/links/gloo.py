@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from hybrid.errors import PeerError
 from hybrid.links.base import Start
@@ -34,9 +33,7 @@ dist: Any = torch.distributed
 class GlooLinks(PostedLinks):
     """Messages are gloo's, in a process group of these links' own, which connects who has messages.
 
-    `mesh` is the grid as torch knows it, a DeviceMesh of (R, K) named ("replica", "block"): a
-    callback's own collectives, SyncBatchNorm or a distributed checkpoint take their groups from it.
-    Sums over peers are all-reduces of its dimension "replica".
+    Sums over peers are all-reduces of a group of the block's replicas.
 
     A thread waits for what leaves, because gloo's sends cannot be asked whether they have; where a
     method asks which neighbor's message is there, another waits for each neighbor's next label.
@@ -54,7 +51,9 @@ class GlooLinks(PostedLinks):
             self._joined = join_by_torch(start.comm)
         self._limit = _limit(start.settings.timeout)
         self._group = dist.new_group(backend="gloo", timeout=self._limit, group_desc="hybrid links")
-        self.mesh = self._made_mesh(start)
+        chains = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)
+        self._peers_group = self._subgroup(chains.T.tolist())
+        self._chain_group = self._subgroup(chains.tolist())
         self._leaving = Waiter("messages that leave")
         self._arriving: dict[int, Waiter] = {}
         self._connect()
@@ -73,16 +72,10 @@ class GlooLinks(PostedLinks):
             with lost_ranks():
                 move(byte, self._ranks[number], self._group)
 
-    def _made_mesh(self, start: Start) -> DeviceMesh:
-        ranks = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)
+    def _subgroup(self, groups: list[list[int]]) -> Any:
+        """This rank's of some groups of ranks."""
         backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        groups = [
-            dist.new_subgroups_by_enumeration(each.tolist(), self._limit, backend)[0]
-            for each in (ranks.T, ranks)
-        ]
-        return DeviceMesh.from_group(
-            groups, self._device.type, ranks, mesh_dim_names=("replica", "block")
-        )
+        return dist.new_subgroups_by_enumeration(groups, self._limit, backend)[0]
 
     def _isend(self, memory: Tensor, number: int, tag: int) -> Request:
         with lost_ranks():
@@ -104,9 +97,9 @@ class GlooLinks(PostedLinks):
     def _release(self) -> None:
         for waiter in (self._leaving, *self._arriving.values()):
             waiter.end()
-        groups = [self._group, *self.mesh.get_all_groups()]
+        groups = [self._group, self._peers_group, self._chain_group]
         # a group ends its threads with its last reference: at the process's end they would abort it
-        del self._group, self.mesh
+        del self._group, self._peers_group, self._chain_group
         while groups:
             dist.destroy_process_group(groups.pop())
         if not self._is_joined_by_torch:
@@ -118,14 +111,14 @@ class GlooLinks(PostedLinks):
         whole = grid or place.replicas == 1
         everyone: list[Any] = [None] * (place.count if whole else place.blocks)
         with lost_ranks():
-            group = self._group if whole else self.mesh.get_group("block")
+            group = self._group if whole else self._chain_group
             dist.all_gather_object(everyone, value, group)
         return [everyone[rank] for rank in self._ranks] if whole else everyone
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         summed = self._for_engine(vector)
         with lost_ranks():
-            work = dist.all_reduce(summed, group=self._peers_group(), async_op=True)
+            work = dist.all_reduce(summed, group=self._peers_group, async_op=True)
 
         def finish() -> Tensor:
             TorchRequest(work).wait()
@@ -140,7 +133,7 @@ class GlooLinks(PostedLinks):
         received = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.device)
         with lost_ranks():
             work = dist.all_to_all_single(
-                received, sent, sizes, sizes_in_bytes(pieces), self._peers_group(), async_op=True
+                received, sent, sizes, sizes_in_bytes(pieces), self._peers_group, async_op=True
             )
 
         def finish() -> list[Tensor]:
@@ -148,9 +141,6 @@ class GlooLinks(PostedLinks):
             return split_bytes(self._of_engine(received), expected)
 
         return finish
-
-    def _peers_group(self) -> Any:
-        return self.mesh.get_group("replica")
 
     def _for_engine(self, tensor: Tensor) -> Tensor:
         """A tensor where the group of peers reads it."""

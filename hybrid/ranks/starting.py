@@ -35,10 +35,8 @@ def start(
     found, links = launch.ranks(), link_class(settings)
     if failed is not None and (links.in_one_process or found is None):
         raise AgreedError(str(failed))  # there are no others to tell
-    comm, local_rank = (None, 0) if found is None else (found.comm, found.local_rank)
-    return links.start(
-        _explained(program), Start(grid, settings, device, side_by_side, comm, local_rank)
-    )
+    comm = None if found is None else found.comm
+    return links.start(_explained(program), Start(grid, settings, device, side_by_side, comm))
 
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:

@@ -67,7 +67,7 @@ class LinkSettings(Section):
     device: Annotated[
         Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
     ] = "auto"
-    """What carries tensors of a GPU: nccl, a GPU-aware mpi, or host memory; auto: what can."""
+    """What carries tensors of a GPU: nccl, a GPU-aware mpi, host memory; auto: nccl, else host."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )
