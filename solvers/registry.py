@@ -1,8 +1,8 @@
-"""The methods by name, of this and of other packages; a method is imported at its first use."""
+"""The methods and the strategies by name: this package's, and those of others by entry points."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid.solvers.named import Named
 
@@ -33,6 +33,21 @@ GROUP = "hybrid.solvers"
 
 
 SOLVERS: Named[Solver] = Named("solver", OWN, DEFAULT, GROUP, base="hybrid.solvers.base:Solver")
+
+
+STRATEGIES: Named[Any] = Named(
+    "strategy",
+    {
+        "all-reduce": "hybrid.solvers.sync.all_reduce:AllReduce",
+        "local-sgd": "hybrid.solvers.sync.local_sgd:LocalSGD",
+        "diloco": "hybrid.solvers.sync.diloco:DiLoCo",
+        "hpsgd": "hybrid.solvers.sync.hpsgd:HPSGD",
+    },
+    default="all-reduce",
+    group="hybrid.sync",
+    base="hybrid.solvers.sync.base:Strategy",
+)
+"""How replicas keep together: name -> where its class is."""
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ from hybrid.cli.app import app
 from hybrid.samplers import SAMPLERS
 from hybrid.solvers import named, registry
 from hybrid.solvers.base import Setup
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,7 +25,7 @@ from hybrid.method.blocks import make_block
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AuxNet, Backprop, Batch, Setup, Solver, Window
-from hybrid.solvers.kernels import couple
+from hybrid.solvers.kernels.operations import couple
 from hybrid.solvers.splitting.auxnet import auxiliary_network
 
 

@@ -26,7 +26,7 @@ from hybrid.cuts.partition import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links.base import Start
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource

@@ -31,7 +31,7 @@ from hybrid.data.generated import digits
 from hybrid.models import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver
-from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Factorization
 
 
 def network(seed: int, classes: int, factorize: str = "") -> tuple[Chain, str]:

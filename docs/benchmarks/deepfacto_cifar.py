@@ -40,7 +40,7 @@ from hybrid.data import Dataset
 from hybrid.models import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver
-from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Factorization
 
 UNIT, IMAGES, TESTED, EPOCHS = "layer3.0", 5000, 5000, 2
 SHARES = (1, 5, 10)

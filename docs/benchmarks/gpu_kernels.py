@@ -21,8 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid.solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from hybrid.solvers.kernels.choice import choose, set_launcher
+from hybrid.solvers.kernels.operations import (
+    ascend,
+    couple,
+    multiply,
+    pack,
+    step,
+    unpack,
+)
 from hybrid.solvers.layers.projection import Box
 
 Work = Callable[[], Any]

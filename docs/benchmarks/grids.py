@@ -19,8 +19,8 @@ from typing import Any
 
 from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.plan.planner import Planner
-from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve

@@ -30,10 +30,10 @@ from hybrid.bench.recipes import MethodContender, Recipe
 from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.grid import Grid
+from hybrid.links.mpi import MpiLinks
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid
 from hybrid.settings.config import Config, RoundSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings

@@ -24,7 +24,7 @@ import torch
 from hybrid import Trainer, data, models, split
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybrid.links.base import RankLinks, Start, num_bytes
-from hybrid.links.mpi.links import MpiLinks
-from hybrid.links.registry import LINKS
+from hybrid.links.mpi import MpiLinks
 from hybrid.ranks import launch
+from hybrid.registries import LINKS
 from hybrid.solvers.sync import all_reduce, reduction
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.reduction import Reduction

@@ -21,7 +21,7 @@ from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch

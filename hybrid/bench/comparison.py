@@ -22,23 +22,22 @@ from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
-from hybrid.links.registry import LINKS
+from hybrid.links.grid import Grid, factorizations, share_size
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid, factorizations, share_size
+from hybrid.registries import LINKS, SAMPLERS
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
 from hybrid.samplers.batch_sampler import BatchSampler
-from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import Batch, registry
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.kernels import choose
+from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_one_block
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}

@@ -22,9 +22,9 @@ from hybrid.settings.rounds import settled
 from hybrid.solvers import Backprop, Batch, Solver, Window, registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.exact.wire import WireFormat
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.messages import MessageFormat
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.sync.reduction import MessageFormat
 
 MEMORY_GB = RoundSettings().memory_gb
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}

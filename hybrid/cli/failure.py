@@ -58,7 +58,7 @@ def run_command(command: Callable[[], Any]) -> int:
         if not isinstance(error, Exception):  # SystemExit, for example, of a user's own code
             error = CodeError(format_error(error))
         if comm is not None:
-            from hybrid.links.ending import abort
+            from hybrid.links.communicator import abort
 
             abort(comm, error)
         return _say(reason(error), FAILED)

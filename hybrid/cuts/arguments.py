@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from hybrid.models import Unit, check_units
 from hybrid.solvers.checks import nearest
-from hybrid.solvers.layers.depth import Skippable, survival
 from hybrid.solvers.layers.projection import Projection
-from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.layers.residual import Reversible, Skippable, survival
 
 BALANCES = ("operations", "measured", "even")
 

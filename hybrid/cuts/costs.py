@@ -19,7 +19,7 @@ from hybrid.models import Unit, mode
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.dispatch import DispatchMode
 from hybrid.solvers.exact.gaps import Cost
-from hybrid.solvers.layers.depth import nothing_left_out, survival
+from hybrid.solvers.layers.residual import nothing_left_out, survival
 from hybrid.solvers.uncompiled import paired
 
 OPERATIONS_A_BYTE = 4.0

@@ -29,7 +29,6 @@ def report(say: Callable[[str], None], out: Path = Path(), data: Path | None = N
         mpi.library,
         mpi.killed,
         lambda: mpi.hosts(here.heartbeat if here else None),
-        mpi.gpu_aware,
         mpi.shared_memory,
         cores.cores,
         cores.gpus,

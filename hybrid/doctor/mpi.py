@@ -6,10 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
-
 from hybrid.doctor.finding import Finding, said
-from hybrid.links.mpi import probe
 from hybrid.ranks import launch
 from hybrid.ranks.heartbeat import TIMEOUT_VARIABLE, Heartbeat
 
@@ -103,15 +100,6 @@ def hosts(heartbeat: Heartbeat | None) -> list[Finding]:
         return [Finding("hosts", f"no connection between rank 0 and {names}", remedy)]
     text = f"{heartbeat.num_hosts}, each given up after {heartbeat.timeout} s of silence"
     return [Finding("hosts", text)]
-
-
-def gpu_aware() -> list[Finding]:
-    """Whether MPI reads GPU memory, by a trial."""
-    if not torch.cuda.is_available():
-        return [Finding("GPU-aware", "no GPU to try it with; blocks live on the CPU")]
-    direct, why = probe.try_in_child()
-    route = "MPI reads GPU memory" if direct else "tensors go through pinned host memory"
-    return [Finding("GPU-aware", f"{route} ({why})")]
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:

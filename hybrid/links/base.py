@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hybrid.errors import AgreedError, one_line
-from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.settings.config import LinkSettings
 
 T = TypeVar("T")
@@ -80,7 +80,6 @@ class Start:
     side_by_side: Arrangement = "chain"
     comm: Any = None
     """The `Communicator` of the ranks that a launcher started; None without a launcher."""
-    local_rank: int = 0
 
     @classmethod
     def of(cls, comm: Any, replicas: int = 1) -> Start:

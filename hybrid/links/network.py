@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-from hybrid.ranks.grid import Arrangement, Place
+from hybrid.links.grid import Arrangement, Place
 from hybrid.settings.config import LinkSettings
 
 _RING_BYTES = 1 << 16

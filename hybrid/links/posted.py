@@ -15,10 +15,8 @@ from torch import Tensor
 
 from hybrid.errors import AgreedError, PeerError, StoppedError
 from hybrid.links.base import Program, RankLinks, Start, num_bytes
-from hybrid.links.communicator import Communicator
-from hybrid.links.ending import abort, waits_limited
-from hybrid.links.layout import as_dense, format_of, memory_of, room_for
-from hybrid.links.staging import Outgoing, Staging
+from hybrid.links.communicator import Communicator, abort, waits_limited
+from hybrid.links.staging import Outgoing, Staging, as_dense, format_of, memory_of, room_for
 
 T = TypeVar("T")
 Format = tuple[int, ...]

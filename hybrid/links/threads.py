@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybrid.errors import PeerError
 from hybrid.links.base import Program, RankLinks, Start
-from hybrid.ranks.grid import Grid
+from hybrid.links.grid import Grid, Place
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class SharedSum:
         self._vectors: list[Tensor | None] = [None] * replicas
         self._begun = [0.0] * replicas
         self._lock = threading.Lock()
-        self._missing = self.readers = replicas
+        self._missing = replicas
         self.complete = threading.Event()
         """Set once all vectors are there."""
         self._total: Tensor | None = None
@@ -88,21 +88,18 @@ class Room:
         self.grid = Meeting(grid.ranks) if grid.replicas > 1 else self.chains[0]
         self.failed = threading.Event()
         self.begun = time()
-        self._sums: dict[tuple[int, int], SharedSum] = {}
+        self._sums: dict[tuple[int, int], tuple[int, SharedSum]] = {}
+        """By block and number, with the number of replicas that have asked."""
         self._lock = threading.Lock()
 
-    def sum(self, block: int, number: int) -> SharedSum:
-        """The sum of that number, from 0, over the replicas of a block."""
+    def sum(self, place: Place, number: int) -> SharedSum:
+        """The sum of that number, from 0, over the replicas of a block, each of which asks once."""
         with self._lock:
-            return self._sums.setdefault((block, number), SharedSum(len(self.chains)))
-
-    def forget_sum(self, block: int, number: int) -> None:
-        """Called by every replica that has the result; the last frees it."""
-        with self._lock:
-            shared = self._sums[block, number]
-            shared.readers -= 1
-            if not shared.readers:
-                del self._sums[block, number]
+            key = place.block, number
+            asked, shared = self._sums.pop(key, (0, SharedSum(place.replicas)))
+            if asked + 1 < place.replicas:
+                self._sums[key] = asked + 1, shared
+            return shared
 
     def fail(self) -> None:
         self.failed.set()
@@ -164,14 +161,12 @@ class ThreadLinks(RankLinks):
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         number, self._num_sums = self._num_sums, self._num_sums + 1
-        shared = self._room.sum(self.rank, number)
+        shared = self._room.sum(self.place, number)
         shared.put(self.place.replica, vector, self.now())
 
         def finish() -> Tensor:
             self._wait_for(shared)
-            total = self._total(shared).clone()  # which this replica may write to
-            self._room.forget_sum(self.rank, number)
-            return total
+            return self._total(shared).clone()  # which this replica may write to
 
         return finish
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hybrid.links.base import Program, Start, num_bytes
+from hybrid.links.grid import Arrangement, Grid
 from hybrid.links.network import Network
 from hybrid.links.threads import Room, SharedSum, ThreadLinks, run_threads
-from hybrid.ranks.grid import Arrangement, Grid
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from hybrid.method.facts import Facts
 from hybrid.method.options import Options
-from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import (
     DataSettings,
     OptimizerSettings,
@@ -27,8 +26,6 @@ def known(facts: Facts) -> Known:
     """The facts by the names that conditions use."""
     options = facts.options
     more: dict[str, Any] = {"command": "train"}
-    if options.replicas > 1:
-        more["optimizer_keeps_state"] = optimizers.keeps_state(options.optimizer)
     return Known(**{**vars(options), **vars(facts), **more})
 
 

@@ -9,12 +9,12 @@ import torch
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
+from hybrid.links.grid import Arrangement, Place, share_size
 from hybrid.method.blocks import make_block
 from hybrid.method.facts import Facts
 from hybrid.method.problem import Problem
 from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Arrangement, Place, share_size
 from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.controller import Controller
@@ -26,9 +26,9 @@ from hybrid.solvers.base import Setup, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.layers.norms import SharedNorms
 from hybrid.solvers.optimizers.muon import Muon
-from hybrid.solvers.sync.norms import SharedNorms
-from hybrid.solvers.sync.sharing import Sharing
+from hybrid.solvers.peers import Sharing
 
 FIRST = Place()
 

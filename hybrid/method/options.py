@@ -10,8 +10,8 @@ from hybrid.data.mixing import Transform
 from hybrid.method.given import Given, GivenSettings
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.schedule import Rate
+from hybrid.registries import SAMPLERS
 from hybrid.samplers.base import Sampler
-from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings.config import (
     DelaySettings,
     LinkSettings,
@@ -21,8 +21,8 @@ from hybrid.settings.config import (
 )
 from hybrid.solvers.blocks.metrics import Metric
 from hybrid.solvers.blocks.weighted import Loss
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.registry import STRATEGIES
 
 
 @dataclass(kw_only=True)

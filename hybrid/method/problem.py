@@ -13,9 +13,8 @@ from hybrid.data import Data, Dataset
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
 from hybrid.solvers.base import Shape
-from hybrid.solvers.layers.depth import survival
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import leading_projection
+from hybrid.solvers.layers.projection import Factorization, leading_projection
+from hybrid.solvers.layers.residual import survival
 
 
 @dataclass(frozen=True)

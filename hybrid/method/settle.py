@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from hybrid.links.grid import Place
 from hybrid.method.checks import check
 from hybrid.method.gaps import settled_gaps
 from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.sharing import shares_products
-from hybrid.ranks.grid import Place
 from hybrid.rounds.controller import powers
 from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings

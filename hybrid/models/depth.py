@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from hybrid.solvers.layers.depth import Skippable
+from hybrid.solvers.layers.residual import Skippable
 
 M = TypeVar("M", bound=nn.Module)
 

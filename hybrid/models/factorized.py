@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hybrid.models.chain import Chain, mode, units
-from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Factorization
 
 T = TypeVar("T")
 NAME = "factors"

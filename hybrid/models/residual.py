@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybrid.models.chain import Chain
-from hybrid.solvers.layers.depth import Skippable
+from hybrid.solvers.layers.residual import Skippable
 
 ShortcutMaker = Callable[[int, int, int], nn.Module]
 """(in_channels, out_channels, stride) -> the shortcut where a block changes its input's shape."""

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from hybrid.models.chain import Chain
 from hybrid.models.residual import assemble_chain, check_sizes, conv1x1, conv3x3, make_classifier
-from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.layers.residual import Reversible
 
 LARGE_IMAGE = 64
 """Smaller images have a stem that keeps their size."""

@@ -118,11 +118,6 @@ def _embeddings(module: nn.Module) -> Iterator[torch.Tensor]:
             yield part.weight
 
 
-def keeps_state(wanted: OptimizerSettings | Factory) -> bool:
-    """Whether it keeps something of a weight from step to step; a factory's may."""
-    return not isinstance(wanted, OptimizerSettings) or count_copies(wanted) > 2
-
-
 def count_copies(settings: OptimizerSettings) -> int:
     """Numbers in memory for each of a large matrix: itself, its gradient, what is kept of it."""
     weight = nn.Parameter(torch.zeros(64, 64))

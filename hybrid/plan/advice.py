@@ -12,12 +12,12 @@ from typing import Any
 from hybrid.bench.recipes import BASE
 from hybrid.errors import StoppedError
 from hybrid.links import Network
+from hybrid.links.grid import Grid, Place
 from hybrid.method.checks import check_replicas
 from hybrid.plan.device import Device
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import Prediction, best, waste
 from hybrid.plan.subject import Say
-from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve

@@ -11,13 +11,13 @@ import numpy as np
 
 from hybrid.links import Network
 from hybrid.links.communicator import Communicator
+from hybrid.links.grid import Grid
 from hybrid.method.checks import check_replicas
 from hybrid.plan.advice import advice_to_stay, impossible_predictions, verdict
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid
 from hybrid.ranks.starting import link_class
 from hybrid.runs import build
 from hybrid.settings import methods
@@ -26,7 +26,7 @@ from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml
 from hybrid.solvers import registry
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.registry import STRATEGIES
 
 AUTO = "auto"
 PROBE_BYTES = 2**21

@@ -16,6 +16,7 @@ from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, re
 from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
+from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
@@ -27,7 +28,6 @@ from hybrid.plan.representative import run_representative
 from hybrid.plan.standin import HostClock, clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Grid, Place, grids, share_size
 from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config

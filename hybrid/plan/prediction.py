@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybrid.bench.recipes import Recipe
-from hybrid.ranks.grid import Grid
+from hybrid.links.grid import Grid
 
 FILL_WORTH, SWEEP_WORTH = 0.35, 0.6
 """Progress of local work over that of exact steps on as many images: in gaps, and in sweeps.

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hybrid.links import Network, VirtualLinks
 from hybrid.links.base import Peers, Program, num_bytes
+from hybrid.links.grid import Arrangement
 from hybrid.links.threads import Room, run_threads
-from hybrid.ranks.grid import Arrangement
 
 T = TypeVar("T")
 

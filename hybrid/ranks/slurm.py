@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from hybrid.folder.files import write_atomically
-from hybrid.ranks.grid import Grid
+from hybrid.links.grid import Grid
 from hybrid.settings.config import SplitSettings
 
 SIGNAL_SECONDS = 120

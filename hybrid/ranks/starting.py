@@ -10,9 +10,9 @@ import torch
 from hybrid.errors import AgreedError, CodeError, StoppedError, code_line, format_error, one_line
 from hybrid.links import RankLinks
 from hybrid.links.base import Program, Start
-from hybrid.links.registry import AUTO, LINKS
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Arrangement, Grid, Place
+from hybrid.registries import AUTO, LINKS
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers.acting import Known, check
 
@@ -35,10 +35,8 @@ def start(
     found, links = launch.ranks(), link_class(settings)
     if failed is not None and (links.in_one_process or found is None):
         raise AgreedError(str(failed))  # there are no others to tell
-    comm, local_rank = (None, 0) if found is None else (found.comm, found.local_rank)
-    return links.start(
-        _explained(program), Start(grid, settings, device, side_by_side, comm, local_rank)
-    )
+    comm = None if found is None else found.comm
+    return links.start(_explained(program), Start(grid, settings, device, side_by_side, comm))
 
 
 def link_class(settings: LinkSettings) -> type[RankLinks]:

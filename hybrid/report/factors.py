@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hybrid.data import Dataset
 from hybrid.models import mode, units
-from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Factorization
 
 IMAGES = 2000
 """Test images that are passed through a layer, spread over the data set."""

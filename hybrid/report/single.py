@@ -12,9 +12,9 @@ from hybrid.errors import format_error, one_line, tell
 from hybrid.folder import checkpoint, traces
 from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
-from hybrid.links.registry import LINKS
 from hybrid.models import NAME, Chain
 from hybrid.ranks import launch
+from hybrid.registries import LINKS
 from hybrid.report import tables
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves

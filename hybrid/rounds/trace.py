@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hybrid.ranks.grid import Place
+from hybrid.links.grid import Place
 
 LIMIT = 4000
 """Spans that are kept of a rank's first ones, and of its last ones."""

@@ -17,9 +17,9 @@ from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
+from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.method.options import Options
 from hybrid.ranks import launch
-from hybrid.ranks.grid import Arrangement, Grid, Place
 from hybrid.runs import references
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods

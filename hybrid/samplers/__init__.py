@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 
 if TYPE_CHECKING:
     from hybrid.samplers.auto_assist import AutoAssist

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.settings.docstrings import field_docs, one_line
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.sections.base import Section
@@ -16,7 +16,7 @@ from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, Spl
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.train import TrainSettings
 from hybrid.solvers import registry
-from hybrid.solvers.sync.registry import STRATEGIES
+from hybrid.solvers.registry import STRATEGIES
 
 __all__ = [
     "CheckpointSettings",

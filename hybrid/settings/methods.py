@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.settings.config import Config, declared_settings
 from hybrid.settings.docstrings import field_docs
 from hybrid.settings.sections.base import first_fault
@@ -18,8 +18,8 @@ from hybrid.solvers import Solver, registry
 from hybrid.solvers.checks import nearest
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.named import Named
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.registry import STRATEGIES
 
 Made = TypeVar("Made")
 

@@ -8,7 +8,6 @@ SECTIONS = {"optimiser": "optimizer"}
 KEYS = {
     ("model", "factorise"): "factorize",
     ("solver", "optimiser"): "optimizer",
-    ("sync", "optimiser_state"): "optimizer_state",
 }
 """(section, the former key) -> the key."""
 

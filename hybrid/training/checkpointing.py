@@ -12,8 +12,8 @@ import torch
 
 from hybrid.errors import one_line
 from hybrid.folder import checkpoint
+from hybrid.links.grid import Place
 from hybrid.method.method import Method
-from hybrid.ranks.grid import Place
 from hybrid.solvers.splitting.variables import channels_last
 from hybrid.solvers.state import State, Stateful, Tensors
 

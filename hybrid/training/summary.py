@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hybrid.method.method import Method
-from hybrid.solvers.kernels.choice import memory_pools
 from hybrid.training.options import RunOptions
 
 
@@ -45,7 +44,7 @@ def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float
     return {
         "totals": totals,
         "peak_memory_bytes": _peak_memory_bytes(device),
-        "gpu_memory_bytes": reserved + memory_pools(),
+        "gpu_memory_bytes": reserved,
         "checkpoint_seconds": blocked,
     }
 

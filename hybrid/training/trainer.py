@@ -15,6 +15,7 @@ from hybrid.cuts.own_units import let_go
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
+from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.blocks import placed
 from hybrid.method.given import Given, understood
 from hybrid.method.method import Method
@@ -22,7 +23,6 @@ from hybrid.method.objectives import Objectives
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.ranks import caches, launch
-from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings
@@ -31,7 +31,7 @@ from hybrid.settings.rounds import settled, wanted_correction
 from hybrid.solvers import Solver, registry
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.kernels import choose
+from hybrid.solvers.kernels.choice import choose
 from hybrid.training.config_export import OWN_DATA, make_config_text
 from hybrid.training.evaluation import gather_outputs, measure_network
 from hybrid.training.options import RunOptions

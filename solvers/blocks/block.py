@@ -18,10 +18,10 @@ from hybrid.solvers.blocks.draws import Draws, Key
 from hybrid.solvers.blocks.objective import Objective
 from hybrid.solvers.blocks.optimizer_state import Average, clone_optimizer, restrict_to
 from hybrid.solvers.blocks.user_code import FAULTS, described, failure
+from hybrid.solvers.layers.norms import SharedNorms
 from hybrid.solvers.layers.projection import Projection
+from hybrid.solvers.peers import Sync
 from hybrid.solvers.state import State
-from hybrid.solvers.sync.base import Sync
-from hybrid.solvers.sync.norms import SharedNorms
 from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, Classified
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid.solvers.dispatch import DispatchMode
-from hybrid.solvers.layers.depth import Skippable, nothing_left_out, set_next_draw
-from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.layers.residual import Reversible, Skippable, nothing_left_out, set_next_draw
 
 Key = tuple[int, ...]
 """What a pass draws for: its step, its micro-batch, and what else distinguishes passes."""

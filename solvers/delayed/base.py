@@ -23,8 +23,8 @@ from hybrid.solvers.delayed.flights import (
 )
 from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
 from hybrid.solvers.exact.wire import Wire, WireFormat
+from hybrid.solvers.peers import statistics
 from hybrid.solvers.state import State, entries
-from hybrid.solvers.sync.base import statistics
 from hybrid.solvers.windows import PhaseStats, Window
 
 _FORMATS = get_args(WireFormat)

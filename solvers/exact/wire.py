@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.kernels import pack, unpack
+from hybrid.solvers.kernels.operations import pack, unpack
 
 WireFormat = Literal["float32", "bfloat16", "float16", "int8"]
 

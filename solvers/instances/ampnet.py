@@ -66,7 +66,7 @@ class AMPNet(Delayed):
     where n_i is its number of samples, so a step is by the mean over the samples that contributed.
     The derivatives are at the weights that x_u was computed with (stashed), or at the newest w_u
     and the cached x_{u-1} (current). At most `max_active_keys` instances are under way. A unit that
-    an instance's path leaves out (`layers.depth`) costs it no time and gets no gradient of it. With
+    an instance's path leaves out (`Skippable`) costs it no time and gets no gradient of it. With
     probability `exits` an instance leaves the network at a cut (all are equally likely) by a head
     of the block before it. Such a head is one more unit, but no part of the network that is tested.
 

@@ -1,6 +1,5 @@
 """The choice of an implementation: torch on any device, or the fused kernels on a GPU."""
 
-import sys
 from typing import Literal
 
 import torch
@@ -58,9 +57,3 @@ def launcher(*tensors: Tensor | None) -> Launcher | None:
     kind, given = _launcher.device_type, [tensor for tensor in tensors if tensor is not None]
     fit = all(t.device.type == kind and t.dtype in FORMATS and t.numel() for t in given)
     return _launcher if fit else None
-
-
-def memory_pools() -> int:
-    """Bytes in CuPy's memory pool on the current GPU; 0 is right, since torch owns all memory."""
-    cupy = sys.modules.get("cupy")
-    return int(cupy.get_default_memory_pool().total_bytes()) if cupy and _launcher else 0

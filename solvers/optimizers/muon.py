@@ -30,8 +30,6 @@ class Muon(ByShape):
     root of the larger of the two. NS goes towards the nearest orthogonal matrix: X <- G / ||G||_F,
     then `ns_steps` times A = X X^T, X <- a X + (b A + c A A) X with (a, b, c) = `COEFFICIENTS`. It
     is computed in `ns_dtype`, by default in bfloat16 on a GPU and in the weights' format elsewhere.
-    With `renormalize` w first gets the norm sqrt(outputs) again (Jordan, airbench, 2024), which
-    suits filters before a BatchNorm, whose length has no effect but on the size of a step.
 
     Matrices are orthogonalized one by one: in a batch of several the bits of one could depend on
     what else its block holds, and so on where the network is cut.
@@ -52,7 +50,6 @@ class Muon(ByShape):
         ns_steps: int = 5,
         ns_dtype: str | None = None,
         adjust_lr_fn: Adjustment = "original",
-        renormalize: bool = False,
     ) -> None:
         if adjust_lr_fn not in get_args(Adjustment):
             known = ", ".join(get_args(Adjustment))
@@ -67,7 +64,6 @@ class Muon(ByShape):
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
             "adjust_lr_fn": adjust_lr_fn,
-            "renormalize": renormalize,
         }
         super().__init__(params, settings)
         self.sharing: Share | None = None
@@ -109,8 +105,6 @@ class Muon(ByShape):
 
     def _move(self, p: Tensor, update: Tensor, group: Group) -> None:
         """w <- (1 - lr wd) w - lr s U."""
-        if group["renormalize"]:
-            p.mul_(len(p) ** 0.5 / p.norm().clamp(min=SMALLEST_NORM))
         p.mul_(1 - group["lr"] * group["weight_decay"])
         rows, columns = len(p), p.numel() // len(p)
         p.add_(update, alpha=-group["lr"] * _adjustment(group["adjust_lr_fn"], rows, columns))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import NotNegative
 from hybrid.solvers.base import Setup, program_of
-from hybrid.solvers.kernels import Stepped, step_limit
+from hybrid.solvers.kernels.operations import Stepped, step_limit
 from hybrid.solvers.splitting.conditions import CORRECTED, MOVES
 from hybrid.solvers.splitting.penalty import Penalty, PenaltyProgram
 from hybrid.solvers.windows import Rows

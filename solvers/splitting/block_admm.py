@@ -10,9 +10,14 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Count, Needs, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
-from hybrid.solvers.kernels import Stepped, ascend, complete_step, couple, descend
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import leading_projection, projection, skipping
+from hybrid.solvers.kernels.operations import (
+    Stepped,
+    ascend,
+    complete_step,
+    couple,
+    descend,
+)
+from hybrid.solvers.layers.projection import Factorization, leading_projection, projection, skipping
 from hybrid.solvers.splitting.augmented_lagrangian import (
     AugmentedLagrangian,
     AugmentedLagrangianProgram,

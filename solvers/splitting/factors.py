@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import Factorization
 from hybrid.solvers.splitting.variables import Store
 from hybrid.solvers.windows import Rows
 

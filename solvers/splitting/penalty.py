@@ -12,7 +12,13 @@ from hybrid.solvers.base import SubProblems, program_of
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.blocks.draws import Key
-from hybrid.solvers.kernels import Coupling, Stepped, ascend, couple, step
+from hybrid.solvers.kernels.operations import (
+    Coupling,
+    Stepped,
+    ascend,
+    couple,
+    step,
+)
 from hybrid.solvers.splitting.conditions import COMPARED, OWN_STEPS
 from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
 from hybrid.solvers.state import State, Tensors

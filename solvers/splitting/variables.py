@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hybrid.solvers.acting import Count, NotNegative, OverOne, Positive
 from hybrid.solvers.base import Setup, Shape, Solver, values_of
-from hybrid.solvers.kernels import pool, upsample
-from hybrid.solvers.kernels.coupling import dot, wide
+from hybrid.solvers.kernels.operations import dot, pool, upsample, wide
 from hybrid.solvers.layers.projection import Free, Projection
 from hybrid.solvers.splitting.conditions import (
     CORRECTED,

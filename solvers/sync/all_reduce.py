@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hybrid.solvers.acting import Needs
+from hybrid.solvers.peers import Sync, statistics
 from hybrid.solvers.state import State, entries
-from hybrid.solvers.sync.base import Strategy, Sync, statistics
-from hybrid.solvers.sync.messages import MessageFormat
+from hybrid.solvers.sync.base import Strategy
 from hybrid.solvers.sync.reduction import (
     BUCKET_BYTES,
+    MessageFormat,
     Reduction,
     counted_on_device,
     left_over,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybrid.solvers.acting import Acts, Count, CountOrZero
-from hybrid.solvers.state import Tensors
+from hybrid.solvers.state import State
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.local import AnchoredSync
-from hybrid.solvers.sync.reduction import counted_on_device, packed, unpack, used_anywhere
+from hybrid.solvers.sync.reduction import counted_on_device, packed, used_anywhere
+from hybrid.solvers.sync.rounds import Rounds, Sent, numbered
 
 DRIFTS = Acts("replicas drift before a round lands (sync.lag is above 0)", lambda run: run.sync.lag)
 
@@ -64,11 +64,10 @@ class HPSGD(Strategy):
         return 5 if self.lag else 3
 
 
-class HPSGDSync(AnchoredSync):
+class HPSGDSync(Rounds):
     """One replica's drift, and the round that is under way."""
 
     strategy: HPSGD
-    own_optimizers = False  # all make the same steps from B
 
     def begin(self) -> None:
         super().begin()
@@ -80,126 +79,114 @@ class HPSGDSync(AnchoredSync):
             self._decays = [g["weight_decay"] for g in groups for _ in g["params"]]
             for group in groups:
                 group["weight_decay"] = 0.0
-        self._sent: list[Tensor] = []
-        """This replica's part of the round under way."""
-        self._sent_used = self._unused()
-        """Whether that part has a gradient of each weight."""
-        self._sums: list[Tensor] = []
-        """S_r; empty: nothing yet."""
-        self._used = self._unused()
-        """Whether this round has a gradient of each weight."""
-        self._started, self._rate = 0, 0.0
-        self._moved = False
+        self._sums: Sent = {}
+        """S_r, of the weights that have had a gradient in this round."""
+        self._rate = 0.0
+        self._landed = False
+        """Whether the step in progress is the optimizer's, on P."""
 
     def _check_optimizer(self) -> None:
         optimizer, strategy = self.block.optimizers["exact"], self.strategy
-        if any(group.get("maximize") for group in optimizer.param_groups):
+        maximizes = any(group.get("maximize") for group in optimizer.param_groups)
+        if maximizes or not isinstance(optimizer, torch.optim.SGD):
             raise ValueError(
-                "the optimizer maximizes, and the steps of sync.name 'hpsgd' between rounds go "
-                "down: give the loss the other sign, or choose sync.name=local-sgd"
-            )
-        if not isinstance(optimizer, torch.optim.SGD):
-            raise ValueError(
-                f"the optimizer is {type(optimizer).__name__}, and sync.name 'hpsgd' with "
-                f"sync.steps {strategy.steps} and sync.lag {strategy.lag} takes one step of it on "
-                "the summed gradients of a round, which is worth as many steps with SGD alone: "
-                "choose optimizer.name=sgd, or sync.name=local-sgd"
+                f"the optimizer is {type(optimizer).__name__}{' that maximizes' * maximizes}, and "
+                f"sync.name 'hpsgd' with sync.steps {strategy.steps} and sync.lag {strategy.lag} "
+                "takes one step of it on the summed gradients of a round, which is worth as many "
+                "steps with SGD that minimizes alone: choose optimizer.name=sgd, or "
+                "sync.name=local-sgd"
             )
 
     def before_step(self, kind: str, rate: float) -> bool:
-        strategy = self.strategy
+        strategy, done = self.strategy, self.count + 1
         if not self.count:
-            self.move_anchor()  # a run may go on with weights that no round has ended in
-        weights = self.weights()
-        gradients = [self._gradient(p, wd) for p, wd in zip(weights, self._decays, strict=True)]
+            self._move_anchor()  # a run may go on with weights that no round has ended in
+        gradients = self._gradients()
         self._rate = rate
-        self._used = [
-            before or p.grad is not None for p, before in zip(weights, self._used, strict=True)
-        ]
-        if self._sums:
-            torch._foreach_add_(self._sums, gradients)
-        else:
-            self._sums = [g.clone() for g in gradients]
-        done = self.count + 1
-        # beyond it, too: a run may go on with another lag
-        if self._finish_sum is not None and done >= self._started + strategy.lag:
-            self._take_sum()
-        elif strategy.lag == 0 and done % strategy.steps == 0:
-            self._start(done)
+        add(gradients, self._sums)
+        if not self.is_due(done) and strategy.lag == 0 and done % strategy.steps == 0:
+            self._send(done)
+        if self.is_due(done):
             self._take_sum()
         else:
-            drifted = [p.detach() for p in weights]
-            torch._foreach_add_(drifted, gradients, alpha=-rate / self.share)
-        return self._moved
+            self._drift(gradients)
+        return self._landed
 
-    def _gradient(self, p: nn.Parameter, decay: float) -> Tensor:
-        if p.grad is None:  # which its optimizer would not let decay either
-            return torch.zeros_like(p)
-        return p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
+    def _gradients(self) -> Sent:
+        """(n_r / N) g_r; a weight that no sample has used would not decay either."""
+        return {
+            i: p.grad.add(p.detach(), alpha=self.share * decay) if decay else p.grad
+            for i, (p, decay) in enumerate(zip(self.weights(), self._decays, strict=True))
+            if p.grad is not None
+        }
+
+    def _drift(self, gradients: Sent) -> None:
+        """Step by gradients, without the optimizer."""
+        weights = {i: p.detach() for i, p in enumerate(self.weights())}
+        add(gradients, weights, -self._rate / self.share)
 
     def after_own_step(self) -> None:
-        if self._moved:
+        if self._landed:
             self._finish_round()
         if self.strategy.lag and self.count % self.strategy.steps == 0:
-            self._start(self.count)
+            self._send(self.count)
 
-    def _start(self, count: int) -> None:
-        self._started = count
-        self._sent, self._sums = self._sums, []
-        self._sent_used = self._used
-        self._used = self._unused()
-        self._begin_sum()
+    def _send(self, count: int) -> None:
+        sums, self._sums = self._sums, {}
+        self.start(count, sums)
 
-    def _begin_sum(self) -> None:
-        counts = counted_on_device(self._sent_used, self.weights())
-        self._finish_sum = self._mean.start(packed([*self._sent, counts]))
+    def message(self) -> Tensor:
+        """S_r, and which weights are in it."""
+        weights = self.weights()
+        sums = [
+            self._sent[i] if i in self._sent else torch.zeros_like(p) for i, p in enumerate(weights)
+        ]
+        return packed([*sums, counted_on_device(self._used(), weights)])
+
+    def _used(self) -> list[bool]:
+        return [i in self._sent for i in range(len(self.weights()))]
 
     def _take_sum(self) -> None:
         """Let w = B and its gradient be P; there is none of what no replica has used."""
-        assert self._finish_sum is not None
-        total, mine = [torch.empty_like(p) for p in self.weights()], self._sent_used
-        counts = counted_on_device(mine, self.weights())
-        unpack(self._finish_sum(), [*total, counts])
-        self._finish_sum, self._sent, self._moved = None, [], True
-        self.return_to_anchor()
-        for p, gradient, times in zip(
-            self.weights(), total, used_anywhere(mine, counts), strict=True
-        ):
+        weights, used = self.weights(), self._used()
+        total, counts = [torch.empty_like(p) for p in weights], counted_on_device(used, weights)
+        self.take([*total, counts])
+        self.replace([b.clone() for b in self.anchors()])
+        for p, gradient, times in zip(weights, total, used_anywhere(used, counts), strict=True):
             p.grad = gradient if times else None
+        self._sent, self._landed = {}, True
 
     def _finish_round(self) -> None:
         """B = w, after the optimizer's step; add the local steps that are kept."""
-        self._moved = False
-        self.move_anchor()
-        self.apart = bool(self._sums)  # and statistics differ where drift is discarded, too
+        self._landed = False
+        self._move_anchor()
+        self.apart = self.count > self._started  # statistics differ where drift is lost, too
         if self.apart and self.strategy.drift == "keep":
-            drifted = [p.detach() for p in self.weights()]
-            torch._foreach_add_(drifted, self._sums, alpha=-self._rate / self.share)
+            self._drift(self._sums)
         if not self.apart:
             self.join_statistics()
 
-    def under_way(self) -> Tensors:
-        found = {f"sum {i:05}": s for i, s in enumerate(self._sums)}
-        if self._finish_sum is not None:
-            found |= {f"sent {i:05}": s for i, s in enumerate(self._sent)}
-            found["sent used"] = torch.tensor(self._sent_used)
-        return found | {"started": torch.tensor(self._started), "used": torch.tensor(self._used)}
+    def _move_anchor(self) -> None:
+        """B = w."""
+        torch._foreach_copy_(self.anchors(), [p.detach() for p in self.weights()])
 
-    def _unused(self) -> list[bool]:
-        return [False] * len(self.weights())
+    def state(self) -> State:
+        state = super().state()
+        state.flight |= numbered("sum", self._sums)
+        return state
 
-    def load_under_way(self, saved: Tensors) -> None:
-        self._started, self._used = int(saved["started"]), saved["used"].bool().tolist()
-        self._sums = self._saved_tensors(saved, "sum ")
-        if "sent used" in saved:
-            self._sent_used = saved["sent used"].tolist()
-            self._sent = self._saved_tensors(saved, "sent 0")
-            self._begin_sum()
+    def load_state(self, state: State) -> None:
+        super().load_state(state)
+        self._sums = self.of_weights(state.flight, "sum")
 
-    def _saved_tensors(self, saved: Tensors, prefix: str) -> list[Tensor]:
-        found = [saved[name] for name in sorted(saved) if name.startswith(prefix)]
-        pairs = zip(self.weights(), found, strict=False)
-        return [torch.empty_like(p).detach().copy_(t) for p, t in pairs]
+
+def add(terms: Sent, sums: Sent, factor: float = 1.0) -> None:
+    """Add multiples of tensors to those of the same weights; where there is none, put a copy."""
+    both = [i for i in terms if i in sums]
+    new = {i: term.clone() for i, term in terms.items() if i not in sums}
+    if both:
+        torch._foreach_add_([sums[i] for i in both], [terms[i] for i in both], alpha=factor)
+    sums |= new
 
 
 HPSGD.program = HPSGDSync

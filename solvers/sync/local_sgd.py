@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hybrid.solvers.acting import Count
 from hybrid.solvers.sync.base import Strategy
-from hybrid.solvers.sync.local import LocalSync, OptimizerState
+from hybrid.solvers.sync.rounds import Rounds
 
 
 @dataclass(frozen=True)
@@ -17,20 +17,17 @@ class LocalSGD(Strategy):
         each step    w_r <- optimizer step of replica r on the mean gradient over its n_r samples
         every h-th   w_r <- sum_s (n_s / N) w_s,   running statistics likewise
 
-    Every replica has an optimizer, whose momentum stays its own, or becomes the mean with the
-    weights. A round may last longer than an epoch. With h = 1 and plain SGD it is all-reduce, up
-    to rounding.
+    Every replica has an optimizer, whose momentum stays its own. A round may last longer than an
+    epoch. With h = 1 and plain SGD it is all-reduce, up to rounding.
     """
 
     name: ClassVar[str] = "local-sgd"
 
     steps: Count = 8
     """h, steps from one average of the weights to the next."""
-    optimizer_state: OptimizerState = "own"
-    """What optimizers keep: each replica's own for good, or at a round's end the mean."""
 
 
-class LocalSGDSync(LocalSync):
+class LocalSGDSync(Rounds):
     """One replica's weights."""
 
     strategy: LocalSGD
@@ -38,8 +35,6 @@ class LocalSGDSync(LocalSync):
     def after_own_step(self) -> None:
         if self.count % self.strategy.steps == 0:
             self.agree()
-            if self.strategy.optimizer_state == "mean":
-                self.join_optimizers()
 
 
 LocalSGD.program = LocalSGDSync

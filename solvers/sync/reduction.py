@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hybrid.solvers.peers import Peers
 from hybrid.solvers.state import Tensors
-from hybrid.solvers.sync.base import Peers
-from hybrid.solvers.sync.messages import Feedback, MessageFormat, decode
 
 BUCKET_BYTES = 1 << 22
 """Of a bucket: its sum travels while the next one is on its way. On MPI's links and on torch's less
@@ -23,6 +22,8 @@ ALIGNMENT_BYTES = 64
 FEW_REPLICAS = 8
 """Up to which sums are in the order of the replicas, unless another is asked for."""
 
+MessageFormat = Literal["float32", "bfloat16", "int8"]
+"""Of numbers on their way between replicas."""
 Order = Literal["auto", "replicas", "engine"]
 """Of the terms of a sum over replicas; auto: of the replicas where they are few."""
 
@@ -104,6 +105,51 @@ class Reduction:
                 self._up[int(bucket), int(replica)] = feedback
             else:
                 self._down[int(where)] = feedback
+
+
+def encode(x: Tensor, kind: MessageFormat) -> Tensor:
+    """A vector (n,) as it travels; float32 sends it as it is.
+
+    int8 is round(x / s) behind the four bytes of s = max |x| / 127, in one vector of bytes.
+    """
+    if kind == "float32":
+        return x
+    if kind == "bfloat16":
+        return x.to(torch.bfloat16)
+    scale = (x.abs().max() / 127 if x.numel() else x.new_zeros(())).float()
+    # of zeros alone every scale will do
+    rounded = (x / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().clamp(-127, 127)
+    return torch.cat([scale.reshape(1).view(torch.uint8), rounded.to(torch.int8).view(torch.uint8)])
+
+
+def decode(message: Tensor, kind: MessageFormat, dtype: torch.dtype) -> Tensor:
+    """What `encode` was given, as far as the format holds it."""
+    if kind != "int8":
+        return message.to(dtype)
+    scale = message[:4].clone().view(torch.float32)
+    return message[4:].view(torch.int8).to(dtype) * scale.to(dtype)
+
+
+class Feedback:
+    """What rounding has left out of a vector, added to the next one (error feedback).
+
+        message = Q(x + e),   e <- x + e - Q(x + e)
+
+    (Karimireddy et al., arXiv 1901.09847.) Nothing is kept where the format is exact.
+    """
+
+    def __init__(self, kind: MessageFormat) -> None:
+        self.kind = kind
+        self.left: Tensor | None = None
+
+    def send(self, x: Tensor) -> Tensor:
+        """x as it travels."""
+        if self.kind == "float32":
+            return x
+        x = x if self.left is None else x + self.left
+        message = encode(x, self.kind)
+        self.left = x - decode(message, self.kind, x.dtype)
+        return message
 
 
 def _joined(vector: Tensor, buckets: Sequence[Tensor], sums: list[Tensor]) -> Tensor:

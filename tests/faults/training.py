@@ -31,7 +31,6 @@ SYNCS = {
     "all-reduce of int8": ("--set", "sync.messages=int8", "--set", "train.report_every=7"),
     "local-sgd": ("--set", "sync.name=local-sgd", *_ROUNDS),
     "diloco": ("--set", "sync.name=diloco", *_LATE),
-    "diloco, streamed": ("--set", "sync.name=diloco", *_LATE, "--set", "sync.streamed=true"),
     "hpsgd": ("--set", "sync.name=hpsgd", *_LATE),
 }
 """How replicas are kept together."""

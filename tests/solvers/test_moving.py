@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from problems import buffers, make_problem, problems, recorded
 
 from hybrid.solvers import AugmentedLagrangian, Penalty, PhaseStats
-from hybrid.solvers.kernels import pool
+from hybrid.solvers.kernels.operations import pool
 from hybrid.solvers.splitting.variables import Coefficients
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

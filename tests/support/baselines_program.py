@@ -19,7 +19,7 @@ from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.cuts.partition import split
 from hybrid.data import load
 from hybrid.links.base import Start
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.settings.config import OptimizerSettings, TrainSettings
@@ -183,7 +183,7 @@ def refusals():
     }
 
 
-@mock.patch("hybrid.solvers.sync.base.COMPARED", False)
+@mock.patch("hybrid.solvers.peers.COMPARED", False)
 def facts(comm):
     torch.set_num_threads(1)
     process_group(comm.mpi)

@@ -13,11 +13,11 @@ from torch.func import functional_call
 from hybrid import split
 from hybrid.links import run_threads
 from hybrid.links.base import Start
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.solvers import Batch
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.instances.nodes import node_slices
-from hybrid.solvers.layers.depth import Skippable, nothing_left_out, survival
+from hybrid.solvers.layers.residual import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import State
 
 MOMENTUM = 0.9

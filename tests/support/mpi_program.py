@@ -11,7 +11,7 @@ from world import hybrid
 
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.mpi import MpiLinks
 from hybrid.links.staging import Outgoing, Staging
 
 DTYPES = (

@@ -15,10 +15,9 @@ from sent_bytes import sent_bytes
 
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
-from hybrid.links.distributed.gloo import join_by_torch
-from hybrid.links.distributed.links import TorchLinks
-from hybrid.links.distributed.nccl import NcclLinks
-from hybrid.links.mpi.links import MpiLinks
+from hybrid.links.gloo import join_by_torch
+from hybrid.links.mpi import MpiLinks
+from hybrid.links.nccl import NcclLinks, TorchLinks
 from hybrid.solvers.sync.all_reduce import AllReduce
 
 LINKS = {"mpi": MpiLinks, "torch": TorchLinks}
@@ -35,9 +34,7 @@ CARRIERS = {"gloo": TorchLinks, "as nccl": AsByNccl}
 
 def facts(comm, carrier):
     links = CARRIERS[carrier](Start.of(comm))
-    mesh = links.mesh
-    found = {"mesh": [mesh.mesh.tolist(), mesh.mesh_dim_names, mesh.get_coordinate()]}
-    found |= arrivals(links)
+    found = arrivals(links)
     found["crossed"] = exchange(links, 30, lambda i, rank: torch.full((1 << 18,), i + 100.0 * rank))
     found["gathered"] = links.all_gather(10 * links.rank)
     found["bytes"] = links.traffic.bytes_sent["previous"]

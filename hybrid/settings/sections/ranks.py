@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hybrid.links.registry import AUTO, LINKS
+from hybrid.registries import AUTO, LINKS
 from hybrid.settings.limits import LARGE, MANY
 from hybrid.settings.sections.base import (
     TRAIN_OR_BENCH,
@@ -67,7 +67,7 @@ class LinkSettings(Section):
     device: Annotated[
         Literal["auto", "nccl", "mpi", "host"], _of_links("device", "auto", "mpi", "torch")
     ] = "auto"
-    """What carries tensors of a GPU: nccl, a GPU-aware mpi, or host memory; auto: what can."""
+    """What carries tensors of a GPU: nccl, a GPU-aware mpi, host memory; auto: nccl, else host."""
     gigabits_per_second: Annotated[float, _of_links("gigabits_per_second", "virtual")] = Field(
         default=10.0, ge=1e-9, le=LARGE
     )

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid.links.layout import is_dense, memory_of
+from hybrid.links.staging import is_dense, memory_of
 
 
 @pytest.fixture(scope="module")

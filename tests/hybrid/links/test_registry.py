@@ -10,8 +10,8 @@ from problems import assert_same
 from trainings import digits, trained_weights, trainer
 
 from hybrid.links import RankLinks, ThreadLinks
-from hybrid.links.registry import LINKS
 from hybrid.ranks.starting import check_links
+from hybrid.registries import LINKS
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import AugmentedLagrangian, named
 

@@ -14,7 +14,7 @@ import pytest
 from world import for_mpirun
 
 from hybrid.folder import checkpoint
-from hybrid.links.ending import abort
+from hybrid.links.communicator import abort
 
 
 def test_a_stopped_rank_ends_the_job_with_a_reason_and_it_goes_on(tmp_path, hybrid) -> None:

@@ -34,11 +34,6 @@ def test_sends_in_both_directions_do_not_deadlock_and_are_counted(facts):
     assert [rank["bytes"] for rank in facts] == [0, 30 << 20, 30 << 20]
 
 
-def test_the_grid_is_a_mesh_for_collectives_of_a_users_own(facts):
-    names = ("replica", "block")
-    assert [rank["mesh"] for rank in facts] == [[[[0, 1, 2]], names, (0, k)] for k in range(3)]
-
-
 def test_a_rank_takes_what_is_there_from_either_neighbor(facts):
     assert facts[1]["asked"] == {"previous": [0.0, 1.0, 2.0], "next": [20.0, 21.0, 22.0]}
 

@@ -10,7 +10,7 @@ from hybrid.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import Backprop
 from hybrid.solvers.blocks.draws import Draws, find_random_parts
-from hybrid.solvers.layers.depth import Skippable, nothing_left_out
+from hybrid.solvers.layers.residual import Skippable, nothing_left_out
 
 
 def deep(survival=0.5, name="resnet20"):

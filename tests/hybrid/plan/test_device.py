@@ -13,12 +13,12 @@ from torch import nn
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.errors import STOPPED
 from hybrid.links import Network, run_virtual
+from hybrid.links.grid import Grid, Place
 from hybrid.models import Unit
 from hybrid.plan import planner as plan
 from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
-from hybrid.ranks.grid import Grid, Place
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop

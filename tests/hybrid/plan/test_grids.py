@@ -7,11 +7,11 @@ from answers import assert_one_line, output, refusal
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.models import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best
-from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop
@@ -53,7 +53,7 @@ def test_replicas_take_as_long_as_their_share_and_ranks_never_wait_on_a_fast_net
 
 
 def test_bytes_are_those_of_the_cuts_and_of_the_sums_over_replicas(monkeypatch):
-    monkeypatch.setattr("hybrid.solvers.sync.base.COMPARED", False)
+    monkeypatch.setattr("hybrid.solvers.peers.COMPARED", False)
     made = planner()
     blocks = split(made.model, cuts=["layer2.0"])
     (shape,) = blocks.cut_shapes(torch.zeros(1, *made.model.input_shape))

@@ -11,10 +11,10 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.cuts.partition import split
 from hybrid.data import as_data
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.standin import StandIn
-from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.gaps import Cost

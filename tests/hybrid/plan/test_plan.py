@@ -12,12 +12,12 @@ from answers import assert_one_line, output
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.models import build as build_model
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.plan.prediction import best
-from hybrid.ranks.grid import Grid
 from hybrid.runs import build
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load

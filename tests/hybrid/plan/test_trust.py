@@ -6,9 +6,9 @@ from planners import planner
 from hybrid.bench.recipes import Recipe
 from hybrid.cuts.costs import Passes
 from hybrid.links import Network
+from hybrid.links.grid import Grid
 from hybrid.plan import advice, auto, subject
 from hybrid.plan.prediction import Prediction
-from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG
 from hybrid.solvers.exact.gaps import Cost

@@ -10,8 +10,8 @@ from trainings import digits, trainer
 
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, Backprop, registry
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.all_reduce import AllReduce
-from hybrid.solvers.sync.registry import STRATEGIES
 
 READS = (
     "item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__"

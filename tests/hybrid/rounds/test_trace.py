@@ -6,7 +6,7 @@ import pytest
 from trainings import digits, trained_weights, trainer
 
 from hybrid.folder.traces import spans
-from hybrid.ranks.grid import Place
+from hybrid.links.grid import Place
 from hybrid.rounds import trace as traces
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import LinkSettings

@@ -98,7 +98,7 @@ def test_values_are_those_that_their_types_allow(wrong, said):
 def test_what_is_declared_is_what_is_explained():
     said = "It has an effect only where solver.filter is above 1."
     assert conditions("solver", "filter_mode", "penalty") == said
-    assert conditions("sync", "streamed", "diloco").startswith("It has an effect only where there")
+    assert conditions("sync", "drift", "hpsgd").startswith("It has an effect only where")
     assert conditions("train", "seed") == conditions("solver", "name") == ""
     compiled = conditions("train", "compile")
     assert compiled.count("It has an effect only where") == 1
@@ -112,7 +112,7 @@ def test_every_condition_can_be_asked_of_a_run(solver):
     with patch.object(checks, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
         train(_asked(next(mode for mode in MODES if mode.solver == solver)))
     ((sections, run),) = asked
-    more = {"own_data": False, "model": ModelSettings(), "optimizer_keeps_state": True}
+    more = {"own_data": False, "model": ModelSettings()}
     known = SimpleNamespace(**{**vars(run), **more, "ranks": 1})
     for section, settings in sections.items():
         cls = type(settings)

@@ -9,13 +9,13 @@ import pytest
 from answers import refusal
 from trainings import digits, trainer
 
-from hybrid.samplers.registry import SAMPLERS
+from hybrid.registries import SAMPLERS
 from hybrid.samplers.uniform import Uniform
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import Backprop, named
+from hybrid.solvers.registry import STRATEGIES
 from hybrid.solvers.sync.all_reduce import AllReduce
-from hybrid.solvers.sync.registry import STRATEGIES
 
 
 @dataclass(frozen=True)

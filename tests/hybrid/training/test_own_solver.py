@@ -14,7 +14,8 @@ from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Backprop, PhaseStats, Program, Solver
 from hybrid.solvers.base import program_of
 from hybrid.solvers.exact.exact_pass import ExactPass
-from hybrid.solvers.sync.base import Strategy, Sync
+from hybrid.solvers.peers import Sync
+from hybrid.solvers.sync.base import Strategy
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ SYNCS = {
     "all-reduce": AllReduce(),
     "all-reduce, int8": AllReduce(messages="int8"),
     "local-sgd": LocalSGD(steps=3),
-    "diloco": DiLoCo(steps=2, lag=1, streamed=True),
+    "diloco": DiLoCo(steps=2, lag=1),
     "diloco, int8": DiLoCo(steps=2, lag=1, messages="int8"),
     "hpsgd": HPSGD(steps=2, lag=2),
     "hpsgd, discard": HPSGD(steps=3, lag=1, drift="discard"),

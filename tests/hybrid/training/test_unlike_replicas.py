@@ -185,13 +185,13 @@ def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
 @pytest.mark.parametrize(("h", "rounds"), [(3, 2), (9, 0)])
 def test_outer_steps_are_taken_after_h_steps_and_not_at_an_epochs_end(h, rounds, few, monkeypatch):
     landed = []
-    land = DiLoCoSync._finish_round
+    land = DiLoCoSync._outer_step
 
     def noted(sync):
         landed.append(sync.count)
         land(sync)
 
-    monkeypatch.setattr(DiLoCoSync, "_finish_round", noted)
+    monkeypatch.setattr(DiLoCoSync, "_outer_step", noted)
     trained_weights(trainer(Backprop(), blocks=1, replicas=2, sync=DiLoCo(steps=h)), few)
     assert sorted(landed) == sorted([h * n for n in range(1, rounds + 1)] * 2)
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hybrid.solvers.blocks.draws import Draws, find_random_parts
-from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.layers.residual import Reversible
 
 
 class Layer(nn.Module):

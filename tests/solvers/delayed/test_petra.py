@@ -13,7 +13,7 @@ from torch import nn
 from hybrid import models, split
 from hybrid.models.reversible import Residual
 from hybrid.solvers import Batch, Petra
-from hybrid.solvers.layers.reversible import Reversible
+from hybrid.solvers.layers.residual import Reversible
 from hybrid.solvers.state import Tensors
 
 EXAMPLES = {

@@ -9,7 +9,7 @@ from torch import nn
 
 from hybrid.solvers import PhaseStats, Record
 from hybrid.solvers.exact.wire import Wire
-from hybrid.solvers.kernels import pool, upsample
+from hybrid.solvers.kernels.operations import pool, upsample
 
 
 def exact_gradients(problem, **given_):

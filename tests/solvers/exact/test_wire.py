@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid.solvers.exact.wire import Wire, WireFormat
-from hybrid.solvers.kernels import pool, upsample
+from hybrid.solvers.kernels.operations import pool, upsample
 
 FORMATS = get_args(WireFormat)
 SHAPES = [(3, 4, 8), (1, 2, 2), (5, 6, 4)]

@@ -7,7 +7,7 @@ from torch import nn
 
 from hybrid.solvers.instances.nodes import node_slices
 from hybrid.solvers.instances.paths import Paths
-from hybrid.solvers.layers.depth import Skippable
+from hybrid.solvers.layers.residual import Skippable
 
 FLAT = [1.0, 0.9, 0.6, 1.0, 0.3]
 

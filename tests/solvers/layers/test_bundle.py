@@ -81,19 +81,6 @@ def test_the_adjoint_of_the_whole_is_the_adjoints_side_by_side(nest):
         assert torch.equal(whole.grad, bundle.pack(gradients))
 
 
-@given(nests((torch.float64,)).filter(lambda nest: not isinstance(nest, torch.Tensor)))
-def test_derivatives_through_packing_are_those_of_differences(nest):
-    bundle = Bundle.of(nest, samples_of(nest), "here")
-    leaves, structure = tree_flatten(nest)
-    leaves = [x.requires_grad_() for x in leaves]
-
-    def through(*given):
-        packed = bundle.pack(torch.utils._pytree.tree_unflatten(list(given), structure))
-        return tuple(x.sin() for x in tree_leaves(bundle.unpack(packed)))
-
-    assert not bundle.size or torch.autograd.gradcheck(through, tuple(leaves))
-
-
 def test_integers_get_no_gradient_and_give_none():
     bundle = Bundle.of((torch.ones(2, 3), torch.ones(2, 3, dtype=torch.int64)), 2, "here")
     packed = torch.ones(2, 6, requires_grad=True)

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import NMF
 
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import Box, Free, Quantized, Sign, projection, skipping
+from hybrid.solvers.layers.projection import (
+    Box,
+    Factorization,
+    Free,
+    Quantized,
+    Sign,
+    projection,
+    skipping,
+)
 
 VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=20)
 

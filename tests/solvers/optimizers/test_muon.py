@@ -83,15 +83,6 @@ def test_vectors_in_a_group_of_muons_are_refused():
     assert 'was given a parameter of shape (3,): put it into a group with "rule"' in said
 
 
-def test_a_renormalized_filter_has_the_norm_of_its_outputs_root_before_each_step():
-    (w,) = matrices(torch.float64, [(8, 3, 2)])
-    before = w.detach().clone()
-    found = steps([w], Muon([w], renormalize=True), 1)
-    (plain,) = matrices(torch.float64, [(8, 3, 2)])
-    plain.data = before * 8**0.5 / before.norm()
-    torch.testing.assert_close(found, steps([plain], Muon([plain]), 1), rtol=1e-13, atol=0)
-
-
 @pytest.mark.parametrize("name", ["adjust_lr_fn", "ns_dtype"])
 def test_an_unknown_form_is_refused_with_the_known_ones(name):
     assert f"{name} is 'x'; choose one of " in refusal(Muon, matrices(), **{name: "x"})

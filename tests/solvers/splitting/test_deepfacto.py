@@ -10,7 +10,7 @@ from torch import nn
 
 from hybrid.cuts.partition import split
 from hybrid.solvers import BlockADMM
-from hybrid.solvers.layers.factorization import EPSILON, Factorization
+from hybrid.solvers.layers.projection import EPSILON, Factorization
 from hybrid.solvers.splitting.factors import FactorCut
 from hybrid.solvers.splitting.variables import Store
 

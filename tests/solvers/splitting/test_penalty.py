@@ -10,7 +10,7 @@ from problems import assert_weights_moved, buffers, make_problem, problems, reco
 from setting_modes import KEPT, NEVER_RESTS, Mode, filled, paced, windowed
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
-from hybrid.solvers.kernels import pool
+from hybrid.solvers.kernels.operations import pool
 from hybrid.solvers.splitting.variables import Store
 
 CLOSE = {"solver.beta": 0.1}

@@ -9,8 +9,15 @@ from hypothesis import strategies as some
 
 from hybrid.links import run_threads
 from hybrid.solvers.sync import reduction
-from hybrid.solvers.sync.messages import Feedback, decode, encode
-from hybrid.solvers.sync.reduction import Reduction, memory, packed, unpack
+from hybrid.solvers.sync.reduction import (
+    Feedback,
+    Reduction,
+    decode,
+    encode,
+    memory,
+    packed,
+    unpack,
+)
 
 
 def vectors(replicas, length, seed=0):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from least_squares import (
-    HEAVY,
     LR,
     close,
     gradient,
@@ -90,24 +89,6 @@ def test_diloco_takes_an_outer_step_after_h_steps_and_at_no_other_time(replicas,
         for weights, wanted in zip(found[r][steps:], [mean(w, replicas), *seen], strict=True):
             close(weights, wanted)
         assert all(map(torch.equal, found[r][steps:], found[0][steps:]))
-
-
-@pytest.mark.parametrize("strategy", [LocalSGD, DiLoCo])
-def test_momentum_stays_a_replicas_own_unless_its_mean_is_asked_for(strategy):
-    plain = {"outer_lr": 1.0, "outer_momentum": 0.0} if strategy is DiLoCo else {}
-    for kept in ("own", "mean"):
-        batches, w = problem(7)
-        w, m = [w] * 4, [torch.zeros(3, dtype=torch.float64)] * 4
-        found = trained(strategy(steps=3, optimizer_state=kept, **plain), 4, 7, HEAVY, seen_at=(3,))
-        for step, (x, y) in enumerate(batches):
-            slopes = [gradient(v, *part) for v, part in zip(w, shares(x, y, 4), strict=True)]
-            m = [0.9 * old + g for old, g in zip(m, slopes, strict=True)]
-            w = [v - LR * momentum for v, momentum in zip(w, m, strict=True)]
-            if (step + 1) % 3 == 0:
-                w = [mean(w, 4)] * 4
-                m = [mean(m, 4)] * 4 if kept == "mean" else m
-            for r in range(4):
-                close(found[r][step], w[r])
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
@@ -240,43 +221,3 @@ def test_gradients_are_views_that_lie_in_memory_as_tensors_of_their_own(order):
                 wide = torch.promote_types(first.dtype, torch.float32)
                 wanted = (first.to(wide) + second.to(wide) + third.to(wide)).to(first.dtype)
                 assert torch.equal(found[name], wanted)
-
-
-class Two(nn.Module):
-    """Of a weight that all replicas use, and one that one of them does."""
-
-    def __init__(self):
-        super().__init__()
-        self.shared, self.rare = (nn.Parameter(torch.ones(2)) for _ in range(2))
-
-
-def momenta(strategy, seen):
-    """What the optimizer of each of two replicas keeps after a step that replica 1 makes of both.
-
-    `seen`: whether there is an evaluation after it.
-    """
-
-    def program(links):
-        module = Two()
-        optimizer = torch.optim.SGD(module.parameters(), LR, momentum=0.9)
-        block = Block(module, 0, 1, {"exact": optimizer, "local": optimizer})
-        block.sync = strategy.start(block, links.peers, 0.5)
-        replica = links.place.replica
-        module.shared.grad = torch.full((2,), 0.5 * (replica + 1))
-        module.rare.grad = torch.ones(2) if replica else None
-        block.step("exact", LR)
-        if seen:
-            with block.as_tested():
-                pass
-        return [optimizer.state[p].get("momentum_buffer") for p in module.parameters()]
-
-    return run_threads(1, program, replicas=2)
-
-
-@pytest.mark.parametrize("kept", ["own", "mean"])
-def test_replicas_that_have_stepped_other_weights_average_what_all_keep(kept):
-    (first, none), (second, rare) = momenta(LocalSGD(steps=1, optimizer_state=kept), seen=True)
-    assert none is None
-    assert rare.tolist() == [2.0, 2.0]
-    wanted = ([1.0, 1.0], [2.0, 2.0]) if kept == "own" else ([1.5, 1.5],) * 2
-    assert (first.tolist(), second.tolist()) == wanted

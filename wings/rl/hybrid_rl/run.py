@@ -12,8 +12,8 @@ import torch
 
 from hybrid.errors import AgreedError, StoppedError, tell
 from hybrid.links import RankLinks
+from hybrid.links.grid import Grid
 from hybrid.ranks import launch, starting
-from hybrid.ranks.grid import Grid
 from hybrid.ranks.stopping import StopRequest, leave, listening
 from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings

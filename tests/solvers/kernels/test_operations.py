@@ -16,11 +16,17 @@ from torch import Tensor
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.exact.wire import Wire
-from hybrid.solvers.kernels import ascend, couple, multiply, pack, step, unpack
 from hybrid.solvers.kernels.choice import set_launcher
 from hybrid.solvers.kernels.fused import OPTIONS, SOURCE
-from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.layers.projection import Box, Free, NonNegative, Quantized, Sign
+from hybrid.solvers.kernels.operations import (
+    ascend,
+    couple,
+    multiply,
+    pack,
+    step,
+    unpack,
+)
+from hybrid.solvers.layers.projection import Box, Factorization, Free, NonNegative, Quantized, Sign
 
 ARCHITECTURES = (80, 90)
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -114,6 +120,24 @@ def test_coupling(on, case, multipliers, samples):
     size = float(wanted.squares.sum())
     close(found.squares, wanted.squares, size)
     close(found.loss, wanted.loss, size)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1, 2, 3]), st.floats(1e-3, 10), st.booleans())
+def test_the_adjoint_is_the_derivative_of_the_loss_and_squares_are_of_what_is_filtered(
+    seed, factor, beta, multiplied
+):
+    random = torch.Generator().manual_seed(seed)
+    shapes = (2, 3, 2 * factor, 4 * factor), (2, 3, 2, 4), (2, 3, 2, 4)
+    x, lam, kappa = (torch.randn(s, dtype=torch.float64, generator=random) for s in shapes)
+    x.requires_grad_()
+    y = torch.nn.functional.avg_pool2d(x, factor)
+    loss = beta * ((lam - y) ** 2).sum() + multiplied * (kappa * (lam - y)).sum()
+    (expected,) = torch.autograd.grad(loss, x)
+    found = couple(x.detach(), lam, kappa if multiplied else None, beta, factor)
+    torch.testing.assert_close(found.p_out, expected)
+    torch.testing.assert_close(found.loss, loss.detach())
+    squares = torch.stack([(lam - y).norm() ** 2, y.norm() ** 2])
+    torch.testing.assert_close(found.squares, squares.detach())
 
 
 @given(images(), st.booleans(), st.booleans(), st.sampled_from(HELD))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed
@@ -12,10 +12,9 @@ from torch import Tensor
 from hybrid.errors import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import lost_ranks
-from hybrid.links.distributed.gloo import GlooLinks, dist
-from hybrid.links.distributed.requests import GlooRequest, TorchRequest
-from hybrid.links.layout import as_dense, memory_of, room_for
+from hybrid.links.gloo import GlooLinks, GlooRequest, TorchRequest, dist
 from hybrid.links.posted import Inbox
+from hybrid.links.staging import as_dense, memory_of, room_for
 
 
 class NcclLinks(GlooLinks):
@@ -99,6 +98,14 @@ class NcclLinks(GlooLinks):
 
     def _of_engine(self, tensor: Tensor) -> Tensor:
         return tensor
+
+
+class TorchLinks(GlooLinks):
+    """The links of a run, whatever launcher has started its ranks."""
+
+    def __new__(cls, start: Start) -> Any:
+        """By NCCL where every rank has a GPU of its own, unless links.device says otherwise."""
+        return NcclLinks(start) if takes_nccl(start) else super().__new__(cls)
 
 
 def takes_nccl(start: Start) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.sync.base import Peers
+from hybrid.solvers.peers import Peers
 
 
 class SharedNorms:

@@ -3,7 +3,7 @@
 import pytest
 from answers import refusal
 
-from hybrid.ranks.grid import Grid, factorizations, grids, share_size
+from hybrid.links.grid import Grid, factorizations, grids, share_size
 
 
 def test_a_launcher_numbers_the_ranks_of_a_chain_or_peers_one_after_the_other():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hybrid.links import run_threads
-from hybrid.solvers.sync.sharing import Sharing
+from hybrid.solvers.peers import Sharing
 
 SHAPES = (4, 3), (7,), (2, 2, 2), (1,)
 COSTS = [1.0, 6.0, 2.0, 5.0]

@@ -5,24 +5,25 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
+from hybrid.errors import PeerError
 from hybrid.links.base import Start
-from hybrid.links.communicator import FOR_EVER, Communicator, TorchCommunicator, lost_ranks
-from hybrid.links.distributed.requests import GlooRequest, TorchRequest, Waiter
-from hybrid.links.ending import limit_of_waits
-from hybrid.links.layout import (
-    joined_bytes,
-    sizes_in_bytes,
-    split_bytes,
+from hybrid.links.communicator import (
+    FOR_EVER,
+    Communicator,
+    TorchCommunicator,
+    limit_of_waits,
+    lost_ranks,
 )
 from hybrid.links.posted import PostedLinks, Request
-from hybrid.links.staging import staging
+from hybrid.links.staging import joined_bytes, sizes_in_bytes, split_bytes, staging
 
 T = TypeVar("T")
 dist: Any = torch.distributed
@@ -32,9 +33,7 @@ dist: Any = torch.distributed
 class GlooLinks(PostedLinks):
     """Messages are gloo's, in a process group of these links' own, which connects who has messages.
 
-    `mesh` is the grid as torch knows it, a DeviceMesh of (R, K) named ("replica", "block"): a
-    callback's own collectives, SyncBatchNorm or a distributed checkpoint take their groups from it.
-    Sums over peers are all-reduces of its dimension "replica".
+    Sums over peers are all-reduces of a group of the block's replicas.
 
     A thread waits for what leaves, because gloo's sends cannot be asked whether they have; where a
     method asks which neighbor's message is there, another waits for each neighbor's next label.
@@ -52,7 +51,9 @@ class GlooLinks(PostedLinks):
             self._joined = join_by_torch(start.comm)
         self._limit = _limit(start.settings.timeout)
         self._group = dist.new_group(backend="gloo", timeout=self._limit, group_desc="hybrid links")
-        self.mesh = self._made_mesh(start)
+        chains = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)
+        self._peers_group = self._subgroup(chains.T.tolist())
+        self._chain_group = self._subgroup(chains.tolist())
         self._leaving = Waiter("messages that leave")
         self._arriving: dict[int, Waiter] = {}
         self._connect()
@@ -71,16 +72,10 @@ class GlooLinks(PostedLinks):
             with lost_ranks():
                 move(byte, self._ranks[number], self._group)
 
-    def _made_mesh(self, start: Start) -> DeviceMesh:
-        ranks = torch.tensor(self._ranks).view(start.grid.replicas, start.grid.blocks)
+    def _subgroup(self, groups: list[list[int]]) -> Any:
+        """This rank's of some groups of ranks."""
         backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        groups = [
-            dist.new_subgroups_by_enumeration(each.tolist(), self._limit, backend)[0]
-            for each in (ranks.T, ranks)
-        ]
-        return DeviceMesh.from_group(
-            groups, self._device.type, ranks, mesh_dim_names=("replica", "block")
-        )
+        return dist.new_subgroups_by_enumeration(groups, self._limit, backend)[0]
 
     def _isend(self, memory: Tensor, number: int, tag: int) -> Request:
         with lost_ranks():
@@ -102,9 +97,9 @@ class GlooLinks(PostedLinks):
     def _release(self) -> None:
         for waiter in (self._leaving, *self._arriving.values()):
             waiter.end()
-        groups = [self._group, *self.mesh.get_all_groups()]
+        groups = [self._group, self._peers_group, self._chain_group]
         # a group ends its threads with its last reference: at the process's end they would abort it
-        del self._group, self.mesh
+        del self._group, self._peers_group, self._chain_group
         while groups:
             dist.destroy_process_group(groups.pop())
         if not self._is_joined_by_torch:
@@ -116,14 +111,14 @@ class GlooLinks(PostedLinks):
         whole = grid or place.replicas == 1
         everyone: list[Any] = [None] * (place.count if whole else place.blocks)
         with lost_ranks():
-            group = self._group if whole else self.mesh.get_group("block")
+            group = self._group if whole else self._chain_group
             dist.all_gather_object(everyone, value, group)
         return [everyone[rank] for rank in self._ranks] if whole else everyone
 
     def _sum_of_peers(self, vector: Tensor) -> Callable[[], Tensor]:
         summed = self._for_engine(vector)
         with lost_ranks():
-            work = dist.all_reduce(summed, group=self._peers_group(), async_op=True)
+            work = dist.all_reduce(summed, group=self._peers_group, async_op=True)
 
         def finish() -> Tensor:
             TorchRequest(work).wait()
@@ -138,7 +133,7 @@ class GlooLinks(PostedLinks):
         received = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.device)
         with lost_ranks():
             work = dist.all_to_all_single(
-                received, sent, sizes, sizes_in_bytes(pieces), self._peers_group(), async_op=True
+                received, sent, sizes, sizes_in_bytes(pieces), self._peers_group, async_op=True
             )
 
         def finish() -> list[Tensor]:
@@ -146,9 +141,6 @@ class GlooLinks(PostedLinks):
             return split_bytes(self._of_engine(received), expected)
 
         return finish
-
-    def _peers_group(self) -> Any:
-        return self.mesh.get_group("replica")
 
     def _for_engine(self, tensor: Tensor) -> Tensor:
         """A tensor where the group of peers reads it."""
@@ -179,3 +171,75 @@ def join_by_torch(comm: Communicator) -> TorchCommunicator:
         host = "localhost" if address == socket.gethostname() else address
         store = dist.TCPStore(host, port)
     return TorchCommunicator(store, comm.rank, comm.size)
+
+
+class TorchRequest:
+    """A work of torch.distributed that can tell when it is over: one of NCCL's."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """The host waits for a work of gloo, the current stream for one of NCCL."""
+        with lost_ranks():
+            self._work.wait()
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+class GlooRequest(TorchRequest):
+    """A message of gloo, which cannot be asked: a thread has to wait in place of the rank."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__(work)
+        self._over: Event | None = None
+        self._error: PeerError | None = None
+
+    def watched_by(self, waiter: Waiter) -> GlooRequest:
+        """Let a thread wait for it, so that it can be asked."""
+        if self._over is None:
+            self._over = Event()
+            waiter.queue.put(self)
+        return self
+
+    def wait(self) -> None:
+        if self._over is None:
+            super().wait()
+            return
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._over is not None and self._over.is_set()
+
+    def finish(self) -> None:
+        """Wait, on the thread."""
+        assert self._over is not None
+        try:
+            super().wait()
+        except PeerError as error:
+            self._error = error
+        self._over.set()
+
+
+class Waiter:
+    """A thread that waits for requests in their order, until `end`.
+
+    A process that ends while a thread is inside gloo is aborted: links end theirs when they close.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.queue: SimpleQueue[GlooRequest | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Return when the thread has ended, after all that it waits for."""
+        self.queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (request := self.queue.get()) is not None:
+            request.finish()

@@ -1,8 +1,8 @@
-"""Residual branches that are left out at random: stochastic depth (Huang et al., 1603.09382)."""
+"""Residual units that may be left out, or whose input can be computed from their output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import local
 
@@ -14,6 +14,8 @@ _here = local()
 
 class Skippable(nn.Module):
     r"""x -> x + b F(x) / p in training, b = 1 with probability p, else 0; x -> x + F(x) in tests.
+
+    This is stochastic depth (Huang et al., arXiv 1603.09382).
 
     F(x) is divided by p in training, so that the tested and exported network is the plain one
     (Huang et al. multiply it by p in tests instead). One b is drawn for all samples of a pass. If
@@ -64,3 +66,34 @@ def nothing_left_out() -> Iterator[None]:
         yield
     finally:
         _here.decided = before
+
+
+class Reversible(nn.Module):
+    r"""(x1, x2) -> (x2 + F(x1), x1), the two halves of the channels (Rivaud et al., 2406.02052).
+
+    Its inverse (Gomez et al., arXiv 1707.04585) is (y1, y2) -> (y2, y1 - F(y2)), exact but for
+    rounding: `F` is evaluated on the same x1 both times, and what was added is subtracted.
+    """
+
+    def __init__(self, residual: nn.Module) -> None:
+        super().__init__()
+        self.residual = residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 2 C, H, W) -> (N, 2 C, H, W)."""
+        x1, x2 = x.chunk(2, dim=1)
+        return torch.cat((x2 + self.residual(x1), x1), dim=1)
+
+    def reverse(
+        self, y: Tensor, p: Tensor, backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """x and its adjoint from y and its adjoint, by one forward and one backward pass of F.
+
+        backward(x1, out, p_out) adds the gradients of F's parameters and gives that of x1.
+        """
+        (y1, y2), (p1, p2) = y.chunk(2, dim=1), p.chunk(2, dim=1)
+        x1 = y2.detach().requires_grad_()
+        with torch.enable_grad():
+            out = self.residual(x1)
+        p_x1 = p2 + backward(x1, out, p1)
+        return torch.cat((x1.detach(), y1 - out.detach()), dim=1), torch.cat((p_x1, p1), dim=1)

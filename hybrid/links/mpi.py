@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from hybrid.links.base import Start
-from hybrid.links.layout import joined_bytes, memory_of, sizes_in_bytes, split_bytes
-from hybrid.links.mpi import probe
 from hybrid.links.posted import PostedLinks, Request
-from hybrid.links.staging import Outgoing, staging
+from hybrid.links.staging import (
+    Outgoing,
+    joined_bytes,
+    memory_of,
+    sizes_in_bytes,
+    split_bytes,
+    staging,
+)
 
 T = TypeVar("T")
 
@@ -45,8 +50,7 @@ class MpiLinks(PostedLinks):
         from mpi4py import MPI
 
         device, comm = start.device or torch.device("cpu"), start.comm
-        route = probe.agreed(start.settings.device, device, comm, start.local_rank)
-        super().__init__(start, staging(device, route.direct))
+        super().__init__(start, staging(device, gpu_aware=start.settings.device == "mpi"))
         place, self._mpi = self.place, MPI
         self._grid = comm.mpi.Split(0, place.number)
         self._chain = (

@@ -1,1 +1,0 @@
-"""Links over torch.distributed, for ranks of any launcher."""

@@ -1,0 +1,37 @@
+"""The links and the samplers by name: this package's, and those of others by entry points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid.solvers.named import Named
+
+AUTO = "auto"
+"""What joins the ranks that a launcher has started, MPI or torch.distributed; else threads."""
+
+LINKS: Named[Any] = Named(
+    "link",
+    {
+        "threads": "hybrid.links.threads:ThreadLinks",
+        "mpi": "hybrid.links.mpi:MpiLinks",
+        "torch": "hybrid.links.nccl:TorchLinks",
+        "virtual": "hybrid.links.virtual:VirtualLinks",
+    },
+    default=AUTO,
+    group="hybrid.links",
+    base="hybrid.links.base:RankLinks",
+)
+"""Name -> where its class is."""
+
+SAMPLERS: Named[Any] = Named(
+    "sampler",
+    {
+        "uniform": "hybrid.samplers.uniform:Uniform",
+        "auto-assist": "hybrid.samplers.auto_assist:AutoAssist",
+        "selective-backprop": "hybrid.samplers.selective_backprop:SelectiveBackprop",
+    },
+    default="uniform",
+    group="hybrid.samplers",
+    base="hybrid.samplers.base:Sampler",
+)
+"""Name -> where its class is."""
