@@ -232,8 +232,6 @@ class Solver(Settings, ABC):
     """Default number of sweeps over a window."""
     fills: ClassVar[bool] = False
     """Whether its sub-problems can fill the gaps of the exact pass."""
-    factorizes: ClassVar[bool] = False
-    """Whether it can train a factorization at a cut."""
     captures: ClassVar[bool] = False
     """Whether its local steps can be CUDA graphs."""
     has_auxiliary_weights: ClassVar[bool] = False

@@ -44,9 +44,9 @@ ROOMS = (
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.runs", "hybrid.training"),
     *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
-    *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
-    *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
-    *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),
+    *("hybrid.ranks", "hybrid.folder", "hybrid.links", "hybrid.settings"),
+    *("hybrid.networks", "hybrid.data"),
+    *("hybrid.samplers", "hybrid.samplers.registry", "hybrid.links.registry"),
     *("hybrid.ranks.grid", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     *("solvers", "solvers.registry"),
     *("solvers.splitting", "solvers.instances", "solvers.local", "solvers.delayed"),
@@ -149,9 +149,7 @@ def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
 READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "safe_open"}
 READERS = {
     "hybrid.reading": "the one way",
-    "hybrid.data.files.download": "what it has fetched itself, by a checksum",
-    "hybrid.data.files.formats": "the user's own images",
-    "hybrid.data.files.pickled": "the user's own images",
+    "hybrid.data.files": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",

@@ -23,12 +23,12 @@ from setting_modes import LISTED, OTHERS, TINY
 from torch import Tensor
 
 from hybrid import EarlyStopping, data
-from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
+from hybrid.data.samplers import SAMPLERS, Uniform
+from hybrid.data.samplers.uniform import Permutations
+from hybrid.networks import costs, partition
 from hybrid.rounds.report import DivergedError
 from hybrid.runs import build
-from hybrid.samplers import SAMPLERS, Uniform
-from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry

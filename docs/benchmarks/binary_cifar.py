@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.models import units
+from hybrid.networks.units import units
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
 from hybrid.solvers.layers.projection import Sign

@@ -28,7 +28,7 @@ from torch import Tensor
 from hybrid import Trainer, models, split
 from hybrid.data import Dataset
 from hybrid.data.generated import digits
-from hybrid.models import Chain, units
+from hybrid.networks.units import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver
 from hybrid.solvers.layers.factorization import Factorization

@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.balance import balance_starts
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import balance_starts, split
 from hybrid.plan.device import Device, Roofline
 from hybrid.solvers.exact.pipeline import Cost, pass_times
 

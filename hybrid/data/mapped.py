@@ -21,10 +21,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hybrid.data.base import Data, check_classes
-from hybrid.data.fetching import Pool, make_batch_here
+from hybrid.data.dataset import Data, check_classes
+from hybrid.data.fetching import Pool, WorkerKind, make_batch_here
 from hybrid.errors import format_error
-from hybrid.settings.config import WorkerKind
 from hybrid.solvers.layers.bundle import Bundle
 
 AHEAD = 2

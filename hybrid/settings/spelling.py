@@ -6,7 +6,6 @@ from typing import Any
 
 SECTIONS = {"optimiser": "optimizer"}
 KEYS = {
-    ("model", "factorise"): "factorize",
     ("solver", "optimiser"): "optimizer",
     ("sync", "optimiser_state"): "optimizer_state",
 }

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hybrid.data.sources import CATALOG, Source
+from hybrid.data.sources import CATALOG, Cifar
 
-GENERATED = {name: made for name, (_, made) in CATALOG.items() if not isinstance(made, Source)}
+GENERATED = {name: made for name, (_, made) in CATALOG.items() if not isinstance(made, Cifar)}
 
 
 @pytest.fixture(scope="module")

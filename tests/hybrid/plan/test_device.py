@@ -13,7 +13,7 @@ from torch import nn
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.errors import STOPPED
 from hybrid.links import Network, run_virtual
-from hybrid.models import Unit
+from hybrid.networks.units import Unit
 from hybrid.plan import planner as plan
 from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires

@@ -5,9 +5,9 @@ import torch
 from answers import assert_one_line, output, refusal
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.cuts.partition import split
 from hybrid.links import Network
-from hybrid.models import units
+from hybrid.networks.partition import split
+from hybrid.networks.units import units
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best

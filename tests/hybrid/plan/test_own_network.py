@@ -8,9 +8,9 @@ import torch
 from answers import assert_one_line, output
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.cuts.partition import split
 from hybrid.data import as_data
 from hybrid.links import Network
+from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.standin import StandIn

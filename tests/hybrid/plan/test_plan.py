@@ -10,9 +10,9 @@ import torch
 from answers import assert_one_line, output
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.partition import split
 from hybrid.links import Network
-from hybrid.models import build as build_model
+from hybrid.networks.models import build as build_model
+from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes

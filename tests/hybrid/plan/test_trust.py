@@ -4,8 +4,8 @@ import pytest
 from planners import planner
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.costs import Passes
 from hybrid.links import Network
+from hybrid.networks.costs import Passes
 from hybrid.plan import advice, auto, subject
 from hybrid.plan.prediction import Prediction
 from hybrid.ranks.grid import Grid

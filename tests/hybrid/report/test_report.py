@@ -6,22 +6,15 @@ from html.parser import HTMLParser
 from math import inf, nan
 
 import pytest
-import torch
 from answers import assert_one_line
-from torch import nn
 
-from hybrid.data import Dataset
-from hybrid.report import factors, write
+from hybrid.report import write
 from hybrid.report.chart import Chart
 from hybrid.report.curves import curves
-from hybrid.report.factors import responses
 from hybrid.report.page import drawing, page
-from hybrid.report.pictures import section
 from hybrid.report.records import Line, read
-from hybrid.report.single import factor_sections
 from hybrid.report.tables import amount
 from hybrid.runs import restore
-from hybrid.solvers.layers.factorization import Factorization
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"
@@ -235,7 +228,7 @@ def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, par
 
 def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
     path = run_folder / "config.toml"
-    path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
+    path.write_text(path.read_text().replace('"resnet8"', '"resnet14"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
         restore.restore(run_folder)
 
@@ -250,73 +243,6 @@ def test_under_mpirun_only_the_first_rank_writes(hybrid, by_hand, monkeypatch):
     monkeypatch.setattr("hybrid.ranks.launch.launched_rank", lambda: 1)
     assert hybrid("report", by_hand) == (0, "", "")
     assert not (by_hand / "report").exists()
-
-
-class Quadrants(nn.Module):
-    """(N, 1, 4, 4) -> (N, 3, 2, 2): channel c is lit where pixels of a value that has bit c are."""
-
-    def forward(self, x):
-        values = nn.functional.max_pool2d(x, 2).round().long()
-        return torch.cat([(values >> bit & 1).float() for bit in range(3)], 1)
-
-
-def _images(labels):
-    """Image i is black but for its upper right quadrant, of value 2^label."""
-    images = torch.zeros(len(labels), 1, 4, 4, dtype=torch.uint8)
-    for image, label in zip(images, labels, strict=True):
-        image[0, :2, 2:] = 2**label
-    return Dataset(images, torch.tensor(labels), classes=3, mean=(0.0,), std=(1 / 255,))
-
-
-def _factorized(flat=False):
-    """Factor 0 answers to channel 1, factor 1 to nothing, factor 2 to channels 0 and 2."""
-    layer = Factorization(3, 3)
-    layer.dictionary.copy_(torch.tensor([[0, 1, 0], [0, 0, 0], [1, 0, 1]]))
-    pooled = [nn.AdaptiveMaxPool2d(1), nn.Flatten()] if flat else []
-    return nn.Sequential(Quadrants(), *pooled, layer, nn.Flatten(), nn.LazyLinear(3)), layer
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_factors_find_the_classes_and_images_they_respond_to(flat):
-    model, layer = _factorized(flat)
-    found = responses(model, "1", layer, _images([0, 1, 2, 1]))
-    assert [factor.number for factor in found.factors] == [2, 0]
-    assert found.unused == [1]
-    torch.testing.assert_close(
-        found.shares, torch.tensor([[0.0, 1, 0], [0, 0, 0], [0.5, 0, 0.5]]), atol=1e-3, rtol=0
-    )
-    assert found.top_classes(2)[0][1] == pytest.approx(0.5, abs=1e-3)
-    both, second = found.factors
-    assert set(both.images.flatten(1).amax(1).tolist()) == {1, 4}
-    assert second.images.flatten(1).amax(1).tolist() == [2, 2]
-    codes = None if second.codes is None else second.codes.argmax(2).tolist()
-    assert codes == (None if flat else [[1, 0], [1, 0]])
-    assert model.training
-
-
-def test_the_page_shows_factors_and_lists_the_unused(tmp_path):
-    model, layer = _factorized()
-    (tmp_path / "page").write_text("".join(factor_sections(model, _images([0, 1, 2, 1]))))
-    page = Page(tmp_path / "page")
-    assert "factor 0: class 1 (100%), class" in page.text
-    assert "which respond to no image: 1." in page.text
-    assert len(page.links) == 2
-    assert page.charts == ["share of each class in the response of each factor"]
-    layer.dictionary.zero_()
-    nothing = responses(model, "1", layer, _images([0, 1]))
-    assert nothing.unused == [0, 1, 2]
-    assert "No factor responds to any of 2" in "".join(section(nothing))
-
-
-def test_images_are_spread_over_the_test_set_and_the_strongest_factors_are_shown(monkeypatch):
-    model, layer = _factorized()
-    few = responses(model, "1", layer, _images([1] * 10 + [0] * 10), limit=4)
-    assert few.images == 4
-    assert {factor.number for factor in few.factors} == {0, 2}
-    monkeypatch.setattr(factors, "SHOWN", 1)
-    found = responses(model, "1", layer, _images([0, 1, 1, 1]))
-    assert ([factor.number for factor in found.factors], found.left_out) == ([0], 1)
-    assert "1 more factors respond" in "".join(section(found))
 
 
 def test_delays_have_a_column_where_there_are_any(by_hand):

@@ -11,7 +11,7 @@ from setting_modes import alone
 from torch import nn
 
 from hybrid import models, split
-from hybrid.models.reversible import Residual
+from hybrid.networks.models.reversible import Residual
 from hybrid.solvers import Batch, Petra
 from hybrid.solvers.layers.reversible import Reversible
 from hybrid.solvers.state import Tensors

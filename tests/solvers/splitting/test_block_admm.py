@@ -27,7 +27,7 @@ from scaled_admm import ScaledADMM
 from setting_modes import KEPT, NEVER_RESTS, Mode, paced, windowed
 from torch import Tensor, nn
 
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 
