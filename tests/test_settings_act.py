@@ -107,7 +107,7 @@ def _refused(what, why, named):
 
 
 def _listed(setting, value, mode, result, base):
-    if setting in ("split.balance", "split.inside") and result.cuts == base.cuts:
+    if setting == "split.balance" and result.cuts == base.cuts:
         return "the cuts come out the same"
     shown = f"{setting}={value}"
     if shown in mode.same:

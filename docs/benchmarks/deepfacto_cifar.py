@@ -31,6 +31,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from deepfacto import factorized
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
@@ -60,7 +61,7 @@ def train(name: str, sets: tuple[Dataset, Dataset], seed: int) -> tuple[Chain, f
     else:
         rank = name.removeprefix("rank-") if name.startswith("rank-") else "32"
         torch.manual_seed(seed)  # of the dictionary
-        chain, cut = models.factorized(chain, f"{UNIT}:{rank}")
+        cut = factorized(chain, UNIT, int(rank))
         blocks = split(chain, cuts=[cut])
         solver, rounds = BlockADMM(), {"window": 4, "sweeps": 1}
         if name == "alone":

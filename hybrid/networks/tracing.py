@@ -122,10 +122,7 @@ def _remedy(model: nn.Module) -> str:
             "a model of Hugging Face's is cut in a module of your own around it, whose forward "
             "returns self.model(ids).logits: see docs/your-own-network.md"
         )
-    return (
-        "move that code into a module of its own, or give split a list of (name, module) that run "
-        "one after the other"
-    )
+    return "move that code into a module of its own, or write the network as an nn.Sequential"
 
 
 def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) -> fx.GraphModule:

@@ -22,7 +22,7 @@ EXAMPLES = {
 }
 PLAIN = ("petra",)
 IMPOSSIBLE = [(Petra, {"micro_batches": -1, "messages": "int4"})]
-MODES = [*alone("petra", {"model.name": "revnet8"}, tries={"model.shortcut": ["identity"]})]
+MODES = [*alone("petra", {"model.name": "revnet8"})]
 
 
 def problem(cut, batches, lr=0.05):

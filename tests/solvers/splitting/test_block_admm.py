@@ -36,7 +36,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 NEAR = {"solver.rho": 0.2}
 """lam stays close to activations that are as small as those of the tests."""
 HOPS = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
-LAYER = {"model.factorize": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
+LAYER = {"model.name": "factorized:small", "rounds.window": 2, "rounds.sweeps": 2}
 FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
 EXAMPLES = {
     "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),
