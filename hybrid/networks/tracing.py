@@ -6,6 +6,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -112,17 +113,9 @@ def _untraceable(tracer: _Tracer, model: nn.Module, error: Exception) -> type[nn
         return type(tracer.inside[-1])
     raise ValueError(
         f"{type(model).__name__} cannot be cut: its forward is no graph ({_source_line(error)}: "
-        f"{_first_line(error)}); {_remedy(model)}"
+        f"{_first_line(error)}); move that code into a module of its own, or write the network as "
+        "an nn.Sequential"
     ) from None
-
-
-def _remedy(model: nn.Module) -> str:
-    if any(base.__module__.startswith("transformers.") for base in type(model).__mro__):
-        return (
-            "a model of Hugging Face's is cut in a module of your own around it, whose forward "
-            "returns self.model(ids).logits: see docs/your-own-network.md"
-        )
-    return "move that code into a module of its own, or write the network as an nn.Sequential"
 
 
 def _as_module(model: nn.Module, graph: fx.Graph, constants: dict[str, Tensor]) -> fx.GraphModule:
@@ -150,17 +143,17 @@ def _first_difference(
 ) -> type[nn.Module] | None:
     """The class of the first module whose graph differs between training and evaluation."""
     (one, constants), (other, others) = training, evaluation
-    for a, b in zip(one.nodes, other.nodes, strict=False):
-        same = (a.op, a.name, str(a.target), str(a.args), str(a.kwargs)) == (
-            (b.op, b.name, str(b.target), str(b.args), str(b.kwargs))
-        )
-        if a.op == "get_attr" and a.target in constants and same:
+    for a, b in zip_longest(one.nodes, other.nodes):
+        same = a and b and _describe(a) == _describe(b)
+        if same and a.op == "get_attr" and a.target in constants:
             same = torch.equal(constants[str(a.target)], others[str(b.target)])
         if not same:
-            return _innermost_class(model, a)
-    if len(one.nodes) != len(other.nodes):
-        return _innermost_class(model, [*one.nodes, *other.nodes][-1])
+            return _innermost_class(model, a or b)
     return None
+
+
+def _describe(node: fx.Node) -> tuple[str, ...]:
+    return node.op, node.name, str(node.target), str(node.args), str(node.kwargs)
 
 
 def _innermost_class(model: nn.Module, node: fx.Node) -> type[nn.Module]:
@@ -175,25 +168,16 @@ def _innermost_class(model: nn.Module, node: fx.Node) -> type[nn.Module]:
 
 def _default_arguments(model: nn.Module, inputs: Any) -> dict[str, Any]:
     """The parameters of forward that get no input, with their defaults."""
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if isinstance(inputs, dict):
-        names = {p.name for p in parameters}
-        strange = sorted(set(inputs) - names)
-        if strange and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            known, given_too = ", ".join(names), ", ".join(strange)
-            raise ValueError(f"{type(model).__name__} takes {known}, and is given {given_too}")
-        given = set(inputs)
-    else:
-        count = len(inputs) if isinstance(inputs, tuple | list) else 1
-        given = {p.name for p in plain[:count]}
-    missing = [p.name for p in plain if p.name not in given and p.default is p.empty]
-    if missing:
-        raise ValueError(
-            f"{type(model).__name__} needs {', '.join(missing)}, which is not among its inputs"
-        )
-    left = [p for p in parameters if p.name not in given and p.default is not p.empty]
-    return {p.name: p.default for p in left}
+    signature = inspect.signature(model.forward)
+    try:
+        if isinstance(inputs, dict):
+            bound = signature.bind(**inputs)
+        else:
+            bound = signature.bind(*(inputs if isinstance(inputs, tuple | list) else (inputs,)))
+    except TypeError as error:
+        raise ValueError(f"{type(model).__name__} does not take these inputs: {error}") from None
+    rest = [p for name, p in signature.parameters.items() if name not in bound.arguments]
+    return {p.name: p.default for p in rest if p.default is not p.empty}
 
 
 def _source_line(error: Exception) -> str:

@@ -69,13 +69,20 @@ class _Assistant(Accepting):
     def _predictions(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The assistant's a, vec(x) and y of samples."""
         x = self.data.batch(ids, self.seed, max(0, self._epoch), augment=False)
-        x, y = x.flatten(1).double(), self.classes(ids)
+        x, y = x.flatten(1).double(), self._classes(ids)
         if not len(self._w):
             self._w = x.new_zeros(x.shape[1])
         missing = int(y.max()) + 1 - len(self._b)
         if missing > 0:
             self._b = torch.cat([self._b, self._b.new_zeros(missing)])
         return torch.sigmoid(x @ self._w + self._b[y]), x, y
+
+    def _classes(self, ids: Tensor) -> Tensor:
+        """The classes of samples, (N,), int64; 0 where the targets are no classes."""
+        targets = self.data.targets(ids, self.seed, max(0, self._epoch))
+        if targets.dim() != 1 or targets.is_floating_point():
+            return torch.zeros_like(ids)
+        return targets.long().clamp_min(0)
 
     def learn(self, ids: Tensor, losses: Tensor) -> None:
         self._sums *= DECAY

@@ -157,8 +157,6 @@ class Accepting(Choice):
         """The number of the permutation in the epoch, and the place of its next candidate."""
         self._chosen = torch.empty(0, dtype=torch.int64)
         """The samples chosen in this epoch."""
-        self._looked = torch.zeros(2, 1, dtype=torch.int64)
-        """Candidates of each class in this epoch, and how many of them were accepted."""
 
     @abstractmethod
     def probabilities(self, ids: Tensor) -> Tensor:
@@ -167,7 +165,7 @@ class Accepting(Choice):
     def choose(self, epoch: int, first: int, count: int) -> Tensor:
         if epoch != self._epoch:
             self._epoch, self._permutation, self._next = epoch, 0, 0
-            self._chosen, self._looked = self._chosen[:0], torch.zeros_like(self._looked)
+            self._chosen = self._chosen[:0]
         while len(self._chosen) < first + count:
             self._extend(first + count - len(self._chosen))
         return self._chosen[first : first + count]
@@ -183,59 +181,34 @@ class Accepting(Choice):
                 f"the sampler's probability for sample {int(ids[~p.isfinite()][0])} is not finite: "
                 "its inputs, or what the sampler has learned, are not; take a smaller sampler.lr"
             )
-        accepted = u < p
-        self._chosen = torch.cat([self._chosen, ids[accepted]])
-        self._count_candidates(ids, accepted)
+        self._chosen = torch.cat([self._chosen, ids[u < p]])
         self._next += len(ids)
         if self._next == self.count:
             self._permutation, self._next = self._permutation + 1, 0
 
-    def _count_candidates(self, ids: Tensor, accepted: Tensor) -> None:
-        classes = self.classes(ids)
-        missing = int(classes.max()) + 1 - self._looked.shape[1]
-        if missing > 0:
-            self._looked = torch.nn.functional.pad(self._looked, (0, missing))
-        for row, counted in enumerate((classes, classes[accepted])):
-            self._looked[row] += counted.bincount(minlength=self._looked.shape[1])
-
-    def classes(self, ids: Tensor) -> Tensor:
-        """The classes of samples, (N,), int64; 0 where the targets are no classes."""
-        targets = self.data.targets(ids, self.seed, max(0, self._epoch))
-        if targets.dim() != 1 or targets.is_floating_point():
-            return torch.zeros_like(ids)
-        return targets.long().clamp_min(0)
+    @property
+    def _candidates(self) -> int:
+        """Those that were looked at in this epoch."""
+        return self._permutation * self.count + self._next
 
     def epoch_statistics(self) -> dict[str, Any]:
-        looked, accepted = self._looked.tolist()
-        shares = [a / n if n else None for n, a in zip(looked, accepted, strict=True)]
-        return {
-            "candidates": sum(looked),
-            "accepted": sum(accepted) / max(1, sum(looked)),
-            "accepted_by_class": shares,
-        }
+        accepted = len(self._chosen) / max(1, self._candidates)
+        return {"candidates": self._candidates, "accepted": accepted}
 
     def state(self) -> State:
         where = torch.tensor([self._epoch, self._permutation, self._next])
-        return State(block={"where": where, "chosen": self._chosen, "looked": self._looked})
+        return State(block={"where": where, "chosen": self._chosen})
 
     def load_state(self, state: State) -> None:
         if "where" not in state.block:
             return
-        own = state.block
-        where = check_tensor("where", own["where"], torch.int64, (3,))
+        where = check_tensor("where", state.block["where"], torch.int64, (3,))
         self._epoch, self._permutation, self._next = where.tolist()
-        self._chosen = check_ids("chosen", own["chosen"], None, self.count)
-        self._looked = check_tensor("looked", own["looked"], torch.int64, (2, None))
-        self._check_progress()
-
-    def _check_progress(self) -> None:
-        """ValueError unless as many candidates were looked at, and chosen, as it has passed."""
-        looked, accepted = self._looked.tolist()
-        passed = self._permutation * self.count + self._next
-        fits = (passed, len(self._chosen)) == (sum(looked), sum(accepted))
-        if not fits or min(passed, *looked, *accepted) < 0 or not 0 <= self._next < self.count:
+        self._chosen = check_ids("chosen", state.block["chosen"], None, self.count)
+        fits = self._permutation >= 0 and 0 <= self._next < self.count
+        if not fits or len(self._chosen) > self._candidates:
             raise ValueError(
-                f"the sampler's where is {[self._epoch, self._permutation, self._next]} with "
-                f"{len(self._chosen)} samples chosen; it must be an epoch, a permutation and a "
-                f"place from 0 to {self.count - 1} in it, as its counts in looked say"
+                f"the sampler's where is {where.tolist()} with {len(self._chosen)} samples chosen; "
+                f"it must be an epoch, a permutation and a place from 0 to {self.count - 1} in it, "
+                "with at least as many candidates before it"
             )

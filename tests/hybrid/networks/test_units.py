@@ -103,13 +103,3 @@ def tied():
 def test_a_model_that_cannot_be_cut_is_refused_with_the_remedy(model, message):
     with pytest.raises(ValueError, match=message):
         units(model)
-
-
-@pytest.mark.parametrize(
-    "grouping",
-    [{"x": ("a",)}, {"x": ("b", "a")}, {"x": ("a", "b", "c")}, {"x": ("a", "b"), "y": ()}],
-)
-def test_a_grouping_that_does_not_cover_the_children_in_order_is_refused(grouping):
-    children = OrderedDict(a=nn.ReLU(), b=nn.Flatten())
-    with pytest.raises(ValueError, match=r"the chain has \['a', 'b'\]: name every child"):
-        Chain(children, grouping, (1, 4, 4), 16)

@@ -177,7 +177,7 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     assert [title.split()[0] for title in drawn] == ["Loss", "Test", "Relative", "Primal"]
     timed = {"samples": 10, "seconds": 2.0, "learning_rate": 0.1, "idle": [0.5, 0.25]}
     drawn |= curves([serial, paced, norms, tested, serial.model_copy(update=timed)])
-    chosen = Line(step=1, epoch=0, phase="sampler", accepted=0.5, accepted_by_class=[0.4, None])
+    chosen = Line(step=1, epoch=0, phase="sampler", accepted=0.5)
     drawn |= curves([serial, chosen])
     found = [title.split()[0] for title in drawn][4:]
     assert found == ["Learning", "Throughput", "Idle", "Rounds", "Candidates"]

@@ -170,16 +170,15 @@ def test_forged_places_and_samples_are_refused(sampler, few):
     block = made.state().block
     late = next(name for name in block if name.endswith(" ids"))
     wheres = [[0, 0, place] for place in (-3, 2**62, count, count + 5)]
-    wheres += [[0, permutation, 24] for permutation in (-1, 2**62)]
+    wheres.append([0, -1, 24])
     forged = [("where", torch.tensor(where)) for where in wheres]
     forged += [(name, torch.full((8,), i)) for name in ("chosen", late) for i in (-1, count)]
-    forged += [("chosen", block["chosen"][:0]), ("looked", -block["looked"])]
+    forged.append(("chosen", torch.zeros(count, dtype=torch.int64)))
     for name, tensor in forged:
-        for more in ({}, {"chosen": block["chosen"][:0], "looked": block["looked"][:, :0]}):
-            load = BatchSampler(sampler, few[0], 0, 8).load_state
-            said = refusal(load, State(block=block | more | {name: tensor}))
-            assert said.startswith("the sampler's ")
-            assert " must be " in said
+        load = BatchSampler(sampler, few[0], 0, 8).load_state
+        said = refusal(load, State(block=block | {name: tensor}))
+        assert said.startswith("the sampler's ")
+        assert " must be " in said
 
 
 class Noise:
