@@ -180,7 +180,7 @@ def _stand_ins():
         yield
 
 
-_COUNTED: dict[tuple[str, torch.Size, bool], tuple[float, float]] = {}
+_COUNTED: dict[tuple[str, torch.Size, bool], tuple[list[costs.Moved], list[costs.Moved]]] = {}
 
 
 def _even(model, chain, sample):

@@ -57,16 +57,16 @@ def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list
     not changed.
     """
     costs: list[Cost] = []
-    x = sample
-    with _unchanged_model(model):
-        for i, module in enumerate(make_single_unit_blocks(chain)):
-            forward, backward = count_operations(module, x, i > 0)
-            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
-            often, n = survival_rate(chain[i]), len(sample)
-            costs.append(Cost(often * forward / n, often * backward / n))
-            with torch.no_grad():
-                x = module(x)
+    for unit, passes in zip(chain, count_moved(model, chain, sample), strict=True):
+        forward, backward = map(weigh, passes)
+        often, n = survival_rate(unit), len(sample)
+        costs.append(Cost(often * forward / n, often * backward / n))
     return costs
+
+
+def weigh(moved: Sequence[Moved]) -> float:
+    """Floating-point operations, and those that moving the bytes would be worth."""
+    return sum(each.flops + OPERATIONS_A_BYTE * each.num_bytes for each in moved)
 
 
 def count_moved(
@@ -76,18 +76,26 @@ def count_moved(
 
     The model is not changed.
     """
-    found = []
+    counted = []
     x = sample
     with _unchanged_model(model):
         for i, module in enumerate(make_single_unit_blocks(chain)):
-            with _Counter() as counter:
-                out = module(x.detach().requires_grad_(i > 0))
-                forward = counter.take()
-                _backward(out)
-            found.append((forward, counter.take()))
+            counted.append(count_operations(module, x, i > 0))
+            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
             with torch.no_grad():
                 x = module(x)
-    return found
+    return counted
+
+
+def count_operations(
+    module: nn.Module, x: Tensor, with_input: bool
+) -> tuple[list[Moved], list[Moved]]:
+    """What each operation of a module's forward and backward pass does."""
+    with _Counter() as counter:
+        out = module(x.detach().requires_grad_(with_input))
+        forward = counter.take()
+        _backward(out)
+    return forward, counter.take()
 
 
 @dataclass(frozen=True)
@@ -185,16 +193,6 @@ def _time_network(modules: Sequence[nn.Module], sample: Tensor) -> float:
     return _read_clock(sample) - start
 
 
-def count_operations(module: nn.Module, x: Tensor, with_input: bool) -> tuple[float, float]:
-    """Floating-point operations plus `OPERATIONS_A_BYTE` for each byte read or written."""
-    with _Counter() as counter:
-        out = module(x.detach().requires_grad_(with_input))
-        forward = counter.operations
-        _backward(out)
-        total = counter.operations
-    return forward, total - forward
-
-
 def _backward(out: Any, p: Tensor | None = None) -> None:
     """The backward pass from p, or from ones, for any output of a network."""
     outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
@@ -212,11 +210,6 @@ class _Counter(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._moved: list[Moved] = []
-
-    @property
-    def operations(self) -> float:
-        """Floating-point operations so far, and those that moving the bytes would be worth."""
-        return sum(each.flops + OPERATIONS_A_BYTE * each.num_bytes for each in self._moved)
 
     def take(self) -> list[Moved]:
         """What operations have done since the last call."""

@@ -24,11 +24,6 @@ def test_the_halves_have_their_sizes(halves, name, lengths, shape):
     assert int(train.images.max()) >= 254
 
 
-def test_the_digits_split_is_stratified(halves):
-    train, test = (half.labels.bincount() for half in halves["digits"])
-    assert bool(((test / (train + test) - 360 / 1797).abs() < 0.006).all())
-
-
 def test_every_digit_image_of_scikit_learn_is_in_one_half(halves):
     from sklearn.datasets import load_digits
 

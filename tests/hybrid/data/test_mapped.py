@@ -12,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 from trainings import assert_same
 
 from hybrid import Trainer, split
-from hybrid.data import Mapped, as_data
+from hybrid.data import Mapped
 from hybrid.data.mapped import AHEAD
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import AugmentedLagrangian
@@ -30,14 +30,6 @@ def test_a_run_with_workers_equals_one_without_bit_for_bit(kind, blocks, plain):
     # forkserver: 2 s and more, for a process begins with an import of torch
     mapped = Mapped(Drawing(), workers=2, worker_kind=kind, augmented=True)
     assert_same(trained(mapped, blocks=blocks), plain)
-
-
-def test_workers_do_not_change_what_the_default_solver_does():
-    made = [
-        trained(Mapped(Drawing(), workers=n, augmented=True), AugmentedLagrangian(), 2, window=2)
-        for n in (0, 2)
-    ]
-    assert_same(made[1], made[0])
 
 
 def test_transforms_draw_anew_in_every_epoch_unless_tested():
@@ -179,12 +171,6 @@ def test_listed_targets_that_items_do_not_have_are_not_believed():
     data = Listed()
     data.targets = data.targets[::-1]
     assert torch.equal(Mapped(data).targets(FIRST), Mapped(Counted()).targets(FIRST))
-
-
-def test_a_pair_of_tensors_and_a_data_set_of_the_package_are_data():
-    mapped = as_data((X, Y))
-    assert as_data(mapped) is mapped
-    assert len(mapped) == len(X)
 
 
 def test_evaluation_reads_the_whole_set_in_order():

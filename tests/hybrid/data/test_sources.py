@@ -226,11 +226,6 @@ def test_official_sizes_are_expected(monkeypatch):
     assert sizes == [(10_000, 10_000), (50_000, 10_000)]
 
 
-def test_generated_sets_need_no_directory():
-    fetch("digits")
-    assert torch.equal(load("digits", limit=5)[0].images, load("digits")[0].images[:5])
-
-
 def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):
     points = EntryPoints([EntryPoint("noise", "theirs:noise", sources.GROUP)])
     monkeypatch.setattr(named, "entry_points", lambda group: points.select(group=group))
