@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybrid import data, models
-    from hybrid.cuts.blocks import Blocks
-    from hybrid.cuts.partition import split
+    from hybrid import data
     from hybrid.errors import StoppedError
+    from hybrid.networks import models
+    from hybrid.networks.blocks import Blocks
+    from hybrid.networks.partition import split
     from hybrid.runs.restore import load
     from hybrid.settings.config import (
         CheckpointSettings,
@@ -48,8 +49,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Blocks": "hybrid.cuts.blocks",
-    "split": "hybrid.cuts.partition",
+    "Blocks": "hybrid.networks.blocks",
+    "split": "hybrid.networks.partition",
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
     "Callback": "hybrid.training.callbacks.base",
@@ -76,5 +77,7 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for only then: the command must hear signals before torch is there."""
     if name not in __all__:
         raise AttributeError(f"module 'hybrid' has no attribute {name!r}")
+    if name == "models":
+        return import_module("hybrid.networks.models")
     home = import_module(_HOMES.get(name, f"hybrid.{name}"))
     return getattr(home, name) if name in _HOMES else home

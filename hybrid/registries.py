@@ -26,12 +26,12 @@ LINKS: Named[Any] = Named(
 SAMPLERS: Named[Any] = Named(
     "sampler",
     {
-        "uniform": "hybrid.samplers.uniform:Uniform",
-        "auto-assist": "hybrid.samplers.auto_assist:AutoAssist",
-        "selective-backprop": "hybrid.samplers.selective_backprop:SelectiveBackprop",
+        "uniform": "hybrid.data.samplers.uniform:Uniform",
+        "auto-assist": "hybrid.data.samplers.auto_assist:AutoAssist",
+        "selective-backprop": "hybrid.data.samplers.selective_backprop:SelectiveBackprop",
     },
     default="uniform",
     group="hybrid.samplers",
-    base="hybrid.samplers.base:Sampler",
+    base="hybrid.data.samplers.base:Sampler",
 )
 """Name -> where its class is."""

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from hybrid import Trainer, split
 from hybrid.cli.app import app
-from hybrid.samplers import SAMPLERS
+from hybrid.data.samplers import SAMPLERS
 from hybrid.solvers import named, registry
 from hybrid.solvers.base import Setup
 from hybrid.solvers.registry import STRATEGIES

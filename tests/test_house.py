@@ -156,9 +156,7 @@ def test_a_method_is_named_in_its_own_file_and_the_registry_alone():
 READS = {"open", "fdopen", "read_text", "read_bytes", "fromfile", "load_file", "safe_open"}
 READERS = {
     "hybrid.reading": "the one way",
-    "hybrid.data.files.download": "what it has fetched itself, by a checksum",
-    "hybrid.data.files.formats": "the user's own images",
-    "hybrid.data.files.pickled": "the user's own images",
+    "hybrid.data.files": "the user's own images",
     "hybrid.bench.measure": "/proc",
     "hybrid.bench.report": "/proc",
     "hybrid.doctor.storage": "/proc",

@@ -24,7 +24,7 @@ CALLS = {
 # the last imports what the command line names, and refuses what a file does
 IMPORTING = {
     *("hybrid/__init__.py", "solvers/__init__.py", "solvers/short_name.py"),
-    *("solvers/sync/__init__.py", "hybrid/samplers/__init__.py", "hybrid/links/__init__.py"),
+    *("solvers/sync/__init__.py", "hybrid/data/samplers/__init__.py", "hybrid/links/__init__.py"),
     *("solvers/named.py", "hybrid/runs/references.py"),
     "hybrid/training/callbacks/services.py",  # packages that it names itself
 }

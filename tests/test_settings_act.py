@@ -23,12 +23,12 @@ from setting_modes import LISTED, OTHERS, TINY
 from torch import Tensor
 
 from hybrid import EarlyStopping, data
-from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
+from hybrid.data.samplers import SAMPLERS, Uniform
+from hybrid.data.samplers.uniform import Permutations
+from hybrid.networks import costs, partition
 from hybrid.rounds.report import DivergedError
 from hybrid.runs import build
-from hybrid.samplers import SAMPLERS, Uniform
-from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry
@@ -107,7 +107,7 @@ def _refused(what, why, named):
 
 
 def _listed(setting, value, mode, result, base):
-    if setting in ("split.balance", "split.inside") and result.cuts == base.cuts:
+    if setting == "split.balance" and result.cuts == base.cuts:
         return "the cuts come out the same"
     shown = f"{setting}={value}"
     if shown in mode.same:
@@ -180,7 +180,7 @@ def _stand_ins():
         yield
 
 
-_COUNTED: dict[tuple[str, torch.Size, bool], tuple[float, float]] = {}
+_COUNTED: dict[tuple[str, torch.Size, bool], tuple[list[costs.Moved], list[costs.Moved]]] = {}
 
 
 def _even(model, chain, sample):

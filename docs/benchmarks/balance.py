@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.blocks import default_sample
-from hybrid.cuts.costs import measure_costs
-from hybrid.cuts.partition import split
 from hybrid.links import Network
+from hybrid.networks.blocks import default_sample
+from hybrid.networks.costs import measure_costs
+from hybrid.networks.partition import split
 from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import OrderedDict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.models import units
+from hybrid.networks.units import units
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM
 from hybrid.solvers.layers.projection import Sign
@@ -42,15 +43,19 @@ class BlockedSign(nn.Module):
         return torch.where(x >= 0, 1.0, -1.0)
 
 
-def network(seed: int, sign: nn.Module) -> list[tuple[str, nn.Module]]:
+class Whole(nn.Sequential):
+    """One unit."""
+
+
+def network(seed: int, sign: nn.Module) -> nn.Sequential:
     """Units by name, `sign` before "layer3.0"."""
     torch.manual_seed(seed)
     made: list[tuple[str, nn.Module]] = []
     for unit in units(models.build("resnet8", 10, 3, 32)):
         if unit.name == "layer3.0":
             made += [("norm", nn.BatchNorm2d(32)), ("sign", sign)]
-        made.append((unit.name.replace(".", "_"), nn.Sequential(*unit.parts.values())))
-    return made
+        made.append((unit.name.replace(".", "_"), Whole(*unit.parts.values())))
+    return nn.Sequential(OrderedDict(made))
 
 
 def run(name: str, seed: int, folder: Path) -> float:

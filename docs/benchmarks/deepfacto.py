@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,21 +24,34 @@ from statistics import mean, stdev
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybrid import Trainer, models, split
 from hybrid.data import Dataset
 from hybrid.data.generated import digits
-from hybrid.models import Chain, units
+from hybrid.networks.units import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver
 from hybrid.solvers.layers.projection import Factorization
 
 
-def network(seed: int, classes: int, factorize: str = "") -> tuple[Chain, str]:
+def network(seed: int, classes: int, unit: str = "", rank: int = 0) -> tuple[Chain, str]:
     torch.manual_seed(seed)
     chain = models.build("resnet8", classes, channels=1, image_size=8)
-    return models.factorized(chain, factorize) if factorize else (chain, "")
+    return (chain, factorized(chain, unit, rank)) if rank else (chain, "")
+
+
+def factorized(chain: Chain, unit: str, rank: int) -> str:
+    """Put a factorization before a unit of a stage; the name of the unit that it is."""
+    stage, _, number = unit.rpartition(".")
+    children: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, child in chain.get_submodule(stage).named_children():
+        if name == number:
+            convolution = next(m for m in child.modules() if isinstance(m, nn.Conv2d))
+            children["factors"] = Factorization(convolution.in_channels, rank)
+        children[name] = child
+    setattr(chain, stage, nn.Sequential(children))
+    return f"{stage}.factors"
 
 
 def train(chain: Chain, cut: str, data: tuple[Dataset, Dataset], seed: int, epochs: int) -> float:
@@ -84,7 +98,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     options = parser.parse_args()
-    factorize = f"{options.unit}:{options.rank}"
     whole = digits()
     weak = (odd_or_even(whole[0]), odd_or_even(whole[1]))
     ids = [torch.arange(len(part)) for part in whole]
@@ -92,11 +105,11 @@ def main() -> None:
     truth = [part.labels for part in whole]
     rows: dict[str, list[float]] = {}
     for seed in options.seeds:
-        for name, wanted in (("plain", ""), ("factorized", factorize)):
-            chain, cut = network(seed, 10, wanted)
+        for name, wanted in (("plain", 0), ("factorized", options.rank)):
+            chain, cut = network(seed, 10, options.unit, wanted)
             accuracy = train(chain, cut, whole, seed, options.epochs)
             rows.setdefault(f"supervised, {name}", []).append(accuracy)
-            chain, cut = network(seed, 2, wanted)
+            chain, cut = network(seed, 2, options.unit, wanted)
 
             def mapped(kind: str, chain: Chain = chain, seed: int = seed) -> None:
                 train_x, test_x = (features(chain, options.unit, x, kind) for x in images)

@@ -31,13 +31,14 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from deepfacto import factorized
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from hybrid import Trainer, data, models, split
 from hybrid.data import Dataset
-from hybrid.models import Chain, units
+from hybrid.networks.units import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver
 from hybrid.solvers.layers.projection import Factorization
@@ -60,7 +61,7 @@ def train(name: str, sets: tuple[Dataset, Dataset], seed: int) -> tuple[Chain, f
     else:
         rank = name.removeprefix("rank-") if name.startswith("rank-") else "32"
         torch.manual_seed(seed)  # of the dictionary
-        chain, cut = models.factorized(chain, f"{UNIT}:{rank}")
+        cut = factorized(chain, UNIT, int(rank))
         blocks = split(chain, cuts=[cut])
         solver, rounds = BlockADMM(), {"window": 4, "sweeps": 1}
         if name == "alone":

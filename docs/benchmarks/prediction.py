@@ -19,11 +19,11 @@ from typing import Any
 
 from hybrid.bench.measure import CPU, still_batches, timed
 from hybrid.bench.recipes import MethodContender, Recipe, recipes
-from hybrid.cuts.blocks import Blocks
-from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.partition import split
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.runs import build

@@ -12,13 +12,13 @@ predicted time, theirs by hand.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.balance import balance_starts
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import balance_starts, split
 from hybrid.plan.device import Device, Roofline
 from hybrid.solvers.exact.gaps import Cost, pass_times
 
@@ -66,18 +66,22 @@ class Bottleneck(nn.Module):
         return out
 
 
-def resnet101() -> list[tuple[str, nn.Module]]:
+class Whole(nn.Sequential):
+    """One unit."""
+
+
+def resnet101() -> nn.Sequential:
     """Its residual blocks as units."""
     stem = (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU())
-    units: list[tuple[str, nn.Module]] = [("stem", nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1)))]
+    units: list[tuple[str, nn.Module]] = [("stem", Whole(*stem, nn.MaxPool2d(3, 2, 1)))]
     before = 64
     for stage, (width, count) in enumerate([(64, 3), (128, 4), (256, 23), (512, 3)]):
         for i in range(count):
             stride = 2 if i == 0 and stage > 0 else 1
             units.append((f"layer{stage + 1}_{i}", Bottleneck(before, width, stride)))
             before = 4 * width
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
-    return [*units, ("head", head)]
+    head = Whole(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+    return nn.Sequential(OrderedDict([*units, ("head", head)]))
 
 
 def main() -> None:
@@ -86,7 +90,7 @@ def main() -> None:
     sizes = {name: round(n / m) for name, (_, n, m, _) in MEASURED.items()}
     shapes, value = [], x
     with torch.no_grad():
-        for _, module in network:
+        for module in network:
             value = module(value)
             shapes.append(value[0].numel() * 4)
     rows = []

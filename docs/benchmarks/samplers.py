@@ -24,8 +24,8 @@ import torch
 
 from hybrid import Callback, Trainer, data, models, split
 from hybrid.data import Dataset
+from hybrid.data.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
 from hybrid.data.sampling import uniform
-from hybrid.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop
 

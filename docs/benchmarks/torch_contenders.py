@@ -18,9 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.bench.loops import TorchContender, on_cpu, prepared
 from hybrid.bench.measure import CPU
-from hybrid.cuts.modules import BlockModule
-from hybrid.cuts.partition import split
-from hybrid.models import Chain
+from hybrid.networks.partition import split
+from hybrid.networks.units import BlockModule, Chain
 from hybrid.ranks.hosts import interfaces
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Batch

@@ -17,7 +17,7 @@ import torch
 
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
-from hybrid.models import units
+from hybrid.networks.units import units
 from hybrid.plan import standin
 from hybrid.plan.planner import Planner
 from hybrid.runs import build

@@ -18,20 +18,20 @@ from hybrid.bench import report
 from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.measure import Contender, Runs, Speed, still_batches, throughput, timed
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
-from hybrid.cuts.partition import split
 from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid, factorizations, share_size
 from hybrid.method.problem import Problem, check_size
-from hybrid.models import Chain, units
+from hybrid.networks.partition import split
+from hybrid.networks.units import Chain, units
 from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
 from hybrid.registries import LINKS, SAMPLERS
+from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
 from hybrid.runs import build
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
@@ -132,7 +132,7 @@ class Bench:
         """What our own rows of so many blocks train."""
         asked = self.settings.split
         cuts = asked.cuts if len(asked.cuts) == count - 1 else None
-        blocks = split(model, count, cuts=cuts, balance=asked.balance, inside=asked.inside)
+        blocks = split(model, count, cuts=cuts, balance=asked.balance)
         blocks.starts, blocks.costs = self.comm.bcast((blocks.starts, blocks.costs))
         return Problem.of(build.build_options(self.settings), blocks, self.train, self.test)
 

@@ -38,7 +38,7 @@ def list_(
 def _lines(kind: Kind) -> dict[str, str]:
     """A line about everything of a kind, by name."""
     from hybrid.data.sources import NAMES
-    from hybrid.models.names import FAMILIES
+    from hybrid.networks.models.families import FAMILIES
     from hybrid.settings.methods import NAMED
     from hybrid.solvers import registry
 

@@ -22,7 +22,6 @@ FLAGS = {
     "data": "data.name",
     "data_dir": "data.dir",
     "solver": "solver.name",
-    "factorize": "model.factorize",
     "epochs": "train.epochs",
     "batch_size": "train.batch_size",
     "lr": "optimizer.lr",

@@ -26,7 +26,6 @@ def train(
     data: Annotated[str | None, options.flag("data")] = None,
     data_dir: options.DataDir = None,
     solver: options.Method = None,
-    factorize: Annotated[str | None, options.flag("factorize")] = None,
     epochs: Annotated[int | None, options.flag("epochs")] = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,

@@ -1,8 +1,7 @@
 """Data sets, their augmentation, and where their files come from."""
 
 from hybrid.data.augment import Augmentation
-from hybrid.data.base import Data
-from hybrid.data.dataset import Dataset
+from hybrid.data.dataset import Data, Dataset
 from hybrid.data.mapped import Mapped, as_data
 from hybrid.data.mixing import by_sample
 from hybrid.data.sources import NAMES, fetch, load, reference

@@ -1,5 +1,8 @@
-"""A data set in memory: images, labels, and how to make a normalized batch of them."""
+"""What training asks of any data set, and images in memory that answer it."""
 
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,7 +10,63 @@ import torch
 from torch import Tensor
 
 from hybrid.data.augment import Augmentation
-from hybrid.data.base import Data, check_classes
+from hybrid.solvers.blocks.metrics import LEFT_OUT
+from hybrid.solvers.layers.bundle import Bundle
+
+
+class Data(ABC):
+    """Samples by number: a pure function of (seed, epoch, number), on every rank that asks.
+
+    Number n is sample n mod N of the N there are. Where a sampler takes a sample several times in
+    an epoch it asks for n, n + N, n + 2 N, ...: what is drawn for the sample differs each time.
+    """
+
+    inputs: Bundle | None = None
+    """The structure of the network's inputs, if they are not one tensor."""
+    answers: Bundle | None = None
+    """The structure of the targets, if they are not one tensor."""
+    joint: bool = False
+    """Whether a replica's share of a mini-batch is made at once, of which parts are then taken."""
+    augmented: bool = False
+    """Whether augmentation makes other samples in every epoch."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, ids: Tensor, seed: int, epoch: int, augment: bool = True) -> Tensor:
+        """The network's inputs for the samples of numbers `ids`, int64 (B,): (B, ...)."""
+
+    @abstractmethod
+    def targets(self, ids: Tensor, seed: int = 0, epoch: int = 0) -> Tensor:
+        """The targets of those samples: (B, ...)."""
+
+    @abstractmethod
+    def sample(self, count: int) -> tuple[Any, Any]:
+        """Inputs and targets like those of `count` samples, as the network and the loss get them.
+
+        They serve to learn shapes, so their values may be made up.
+        """
+
+    def expect_classes(self, count: int) -> None:  # noqa: B027
+        """Expect targets to be classes below `count`, or LEFT_OUT; 0: expect nothing.
+
+        Raises ValueError for any other target; `targets` raises it where they are not known yet.
+        """
+
+    def leaves_out(self, target: int) -> bool:
+        """Whether some target may be this one, which the loss leaves out."""
+        return True
+
+    def expect(self, batches: list[Tensor], seed: int, epoch: int) -> None:  # noqa: B027
+        """Called with the mini-batches that will be asked for, in their order."""
+
+    def only(self, images: bool, labels: bool) -> Data:
+        """The data set for a rank that asks for inputs, for targets, for both or for neither."""
+        return self
+
+    def close(self) -> None:  # noqa: B027
+        """Close what was opened to read samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +154,7 @@ class Dataset(Data):
         images = torch.zeros(count, *self.shape).to(memory_format=torch.channels_last)
         return images, torch.zeros(count, dtype=torch.int64)
 
-    def take(self, limit: int) -> "Dataset":
+    def take(self, limit: int) -> Dataset:
         """The first `limit` samples; raises ValueError unless 1 <= limit <= N."""
         if not 1 <= limit <= len(self):
             raise ValueError(
@@ -104,7 +163,7 @@ class Dataset(Data):
             )
         return replace(self, images=self.images[:limit], labels=self.labels[:limit])
 
-    def only(self, images: bool, labels: bool) -> "Dataset":
+    def only(self, images: bool, labels: bool) -> Dataset:
         """A copy that keeps what is True and reads the rest as zeros that take no memory.
 
         For a rank that holds neither the first nor the last block: N and shapes stay.
@@ -114,3 +173,19 @@ class Dataset(Data):
             images=self.images if images else self.images.new_zeros(()).expand_as(self.images),
             labels=self.labels if labels else self.labels.new_zeros(()).expand_as(self.labels),
         )
+
+
+def check_classes(targets: Tensor, count: int, ids: Tensor | None = None) -> None:
+    """ValueError for a target (N, ...) that is no class below `count`; its sample is ids[i], or i.
+
+    LEFT_OUT is none, and allowed.
+    """
+    wrong = ((targets < 0) & (targets != LEFT_OUT)) | (targets >= count)
+    if not wrong.any():
+        return
+    row = int(wrong.flatten(1).any(1).nonzero()[0] if wrong.dim() > 1 else wrong.nonzero()[0])
+    raise ValueError(
+        f"sample {row if ids is None else int(ids[row])} of the data set has the target "
+        f"{int(targets[row][wrong[row]].flatten()[0])}, but the network's output has {count} "
+        f"classes, 0 to {count - 1}: correct it, or give the network more outputs"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map
 
 from hybrid.errors import format_error, one_line
 from hybrid.orphans import end_with_parent
-from hybrid.settings.config import WorkerKind
 
+WorkerKind = Literal["thread", "forkserver"]
 Collate = Callable[[list[Any]], Any]
 
 _DRAWING = threading.Lock()

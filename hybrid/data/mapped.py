@@ -21,10 +21,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hybrid.data.base import Data, check_classes
-from hybrid.data.fetching import Pool, make_batch_here
+from hybrid.data.dataset import Data, check_classes
+from hybrid.data.fetching import Pool, WorkerKind
 from hybrid.errors import format_error
-from hybrid.settings.config import WorkerKind
 from hybrid.solvers.layers.bundle import Bundle
 
 AHEAD = 2
@@ -91,8 +90,6 @@ class Mapped(Data):
         self._known: OrderedDict[tuple[Any, ...], Future[Any]] = OrderedDict()
         self._order: list[tuple[Any, ...]] = []
         self._place: dict[tuple[Any, ...], int] = {}
-        if collate is None:
-            _check_format(dataset)
         self._targets = None if collate or target else listed_targets(dataset)
         if self._targets is not None and not self._agrees(self._targets):
             self._targets = None
@@ -210,25 +207,6 @@ class Mapped(Data):
                     "convert it in the data set, or give collate="
                 )
         return pair
-
-
-def _check_format(dataset: Any) -> None:
-    """ValueError for a Hugging Face data set whose items only its torch format can convert.
-
-    Lists of lists would be taken for several inputs.
-    """
-    form = getattr(dataset, "format", None) if hasattr(dataset, "with_format") else None
-    if not isinstance(form, Mapping) or form.get("type", "") is not None:
-        return
-    item = make_batch_here(dataset, lambda items: items[0], [0], 0, 0)
-    for key, value in item.items() if isinstance(item, Mapping) else ():
-        nested = isinstance(value, list) and any(isinstance(x, list) for x in value)
-        if nested or not isinstance(value, list | dict | str | int | float | None):
-            what = "a list of lists" if nested else f"a {type(value).__name__}"
-            raise ValueError(
-                f"{key!r} of the {type(dataset).__name__}'s items is {what}, and a network takes "
-                'tensors: give the data set as dataset.with_format("torch")'
-            )
 
 
 def listed_targets(dataset: Any) -> Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hybrid.data.base import Data
+from hybrid.data.dataset import Data
 from hybrid.data.sampling import uniform
 from hybrid.errors import format_error
 from hybrid.solvers.layers.bundle import Bundle

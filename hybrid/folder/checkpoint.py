@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hybrid.folder.files import move, remove, write_durably
 from hybrid.folder.manifest import MOST_BYTES, Files, check
-from hybrid.models import Unit
+from hybrid.networks.units import Unit
 from hybrid.reading import read_whole
 from hybrid.solvers.blocks.optimizer_state import from_tensors, optimizer_state, to_tensors
 from hybrid.solvers.state import entries

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hybrid.cuts.blocks import Blocks
+from hybrid.networks.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
 from hybrid.solvers.blocks.block import Block

@@ -17,11 +17,11 @@ from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
 from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
+from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.controller import Controller
 from hybrid.rounds.mini_batches import MiniBatchRounds
 from hybrid.rounds.trace import Trace
 from hybrid.rounds.windows import Windows
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.solvers.base import Setup, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
-from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.data.mixing import Mix, shapes
-from hybrid.samplers.base import Learning
+from hybrid.data.samplers.base import Learning
+from hybrid.networks.blocks import Blocks
 from hybrid.solvers.blocks.metrics import LEFT_OUT, Metric, right_answers, tried_metrics
 from hybrid.solvers.blocks.objective import Objective, check_mean, whole_and_parts
 from hybrid.solvers.blocks.user_code import detached

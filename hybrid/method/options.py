@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hybrid.data.mixing import Transform
+from hybrid.data.samplers.base import Sampler
 from hybrid.method.given import Given, GivenSettings
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.schedule import Rate
 from hybrid.registries import SAMPLERS
-from hybrid.samplers.base import Sampler
 from hybrid.settings.config import (
     DelaySettings,
     LinkSettings,

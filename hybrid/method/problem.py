@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from hybrid.cuts.blocks import SAMPLES, Blocks
 from hybrid.data import Data, Dataset
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
+from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.solvers.base import Shape
 from hybrid.solvers.layers.projection import Factorization, leading_projection
 from hybrid.solvers.layers.residual import survival

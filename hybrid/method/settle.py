@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
 from hybrid.method.checks import check
 from hybrid.method.gaps import settled_gaps
@@ -10,7 +11,6 @@ from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.sharing import shares_products
 from hybrid.rounds.controller import powers
-from hybrid.samplers.base import Learning
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.round_options import WINDOW
 from hybrid.settings.rounds import settled

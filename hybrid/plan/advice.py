@@ -233,8 +233,6 @@ def command(chosen: Prediction, settings: Config) -> str:
 def _given(settings: Config, chosen: Prediction) -> Iterator[str]:
     """The settings that were given beside the recipe, as section.key=value."""
     plain, side = resolve({}).model_dump(), settings.split.side_by_side
-    if settings.split.inside:
-        yield "split.inside=true"
     if (limit := settings.rounds.memory_gb) != plain["rounds"]["memory_gb"]:
         yield f"rounds.memory_gb={limit:g}"
     if chosen.replicas > 1 and side != plain["split"]["side_by_side"]:

@@ -60,16 +60,11 @@ def settings(path: Path | None, overrides: Mapping[str, Any]) -> Config:
         )
     found = build.read_settings(path, {**overrides, "solver.name": registry.DEFAULT}, None, False)
     # which is cut as a training would cut it
-    own = is_reference(found.model.name) or found.split.inside
+    own = is_reference(found.model.name)
     if found.split.balance != SplitSettings().balance and not own:
         raise ValueError(
             f"split.balance is {found.split.balance!r}, but --solver auto balances by measured "
             "time: leave it out, or give split.cuts"
-        )
-    if found.model.factorize:
-        raise ValueError(
-            f"model.factorize is {found.model.factorize!r}, which --solver auto cannot plan: "
-            "name a solver"
         )
     if launch.device(found.train.device).type == "cuda":
         raise ValueError(

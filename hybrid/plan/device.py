@@ -11,10 +11,10 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from hybrid.cuts.costs import Moved, Passes, count_moved, survival_rate
 from hybrid.folder.files import write_atomically
 from hybrid.links import Network
-from hybrid.models import Unit
+from hybrid.networks.costs import Moved, Passes, count_moved, survival_rate
+from hybrid.networks.units import Unit
 from hybrid.settings.sections.base import Section, first_fault
 from hybrid.settings.text import read_toml
 from hybrid.solvers.exact.gaps import Cost

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from hybrid.bench.measure import CPU, still_batches
 from hybrid.bench.recipes import BASE, MethodContender, Recipe, accumulating, recipes
-from hybrid.cuts.blocks import Blocks
 from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
+from hybrid.networks.blocks import Blocks
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.plan.device import Device
 from hybrid.plan.memory import Memory
@@ -56,7 +56,7 @@ class Planner:
     def __init__(
         self,
         settings: Config,
-        model: nn.Module | list[tuple[str, nn.Module]],
+        model: nn.Module,
         data: Data,
         network: Network,
         say: Say = lambda text: None,

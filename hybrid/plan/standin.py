@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hybrid.cuts.blocks import Blocks
-from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.links.virtual import VirtualLinks
-from hybrid.models import Unit, mode
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.units import Unit, make_single_unit_blocks, mode
 from hybrid.plan.device import Device
 from hybrid.solvers.base import Shape
 from hybrid.solvers.dispatch import DispatchMode

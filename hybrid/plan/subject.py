@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from hybrid.bench.measure import CPU
-from hybrid.cuts.balance import balance_starts
-from hybrid.cuts.blocks import SAMPLES, Blocks
-from hybrid.cuts.costs import measure_passes
-from hybrid.cuts.partition import split
 from hybrid.data import Data, Dataset
 from hybrid.errors import one_line
 from hybrid.method.blocks import placed
-from hybrid.models import Chain, Unit, mode
+from hybrid.networks.blocks import SAMPLES, Blocks
+from hybrid.networks.costs import measure_passes
+from hybrid.networks.partition import balance_starts, split
+from hybrid.networks.units import Chain, Unit, mode
 from hybrid.plan.device import Device
 from hybrid.plan.standin import stand_in
 from hybrid.settings.config import Config
@@ -32,15 +31,14 @@ class Subject:
     """A network and its data, with times measured on this machine.
 
     A network of this package is known by the time of each of its units, measured once, and is
-    balanced by it. One's own, and one that is cut inside its units, is cut as a training would cut
-    it, and is known by the time of each block: what lies between two of its units may be several
-    tensors, which only a cut packs.
+    balanced by it. One's own is cut as a training would cut it, and is known by the time of each
+    block: what lies between two of its units may be several tensors, which only a cut packs.
     """
 
     def __init__(
         self,
         settings: Config,
-        network: nn.Module | list[tuple[str, nn.Module]],
+        network: nn.Module,
         data: Data,
         say: Say = lambda text: None,
         device: Device | None = None,
@@ -49,8 +47,8 @@ class Subject:
         """`device` is the one whose times are wanted; None: those of this machine's `on`."""
         self.network, self.data, self._say, self._device = network, data, say, device
         self._sample = data.sample(SAMPLES)[0]
-        self._balance, self._inside = settings.split.balance, settings.split.inside
-        self.by_units = isinstance(network, Chain) and not self._inside
+        self._balance = settings.split.balance
+        self.by_units = isinstance(network, Chain)
         """Whether it is known by the time of each unit."""
         self._cut: dict[tuple[object, ...], Blocks] = {}
         self._inputs: dict[tuple[object, ...], list[Tensor]] = {}
@@ -97,7 +95,6 @@ class Subject:
             *(self.network, chosen),
             cuts=cuts or None,
             balance=self._balance,
-            inside=self._inside,
             sample=sample,
         )
         return made.with_bundles(self._sample)

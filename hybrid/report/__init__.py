@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page of tables, curves and, for factorized models, the factors."""
+"""The report of a run: one HTML page of tables and curves."""
 
 from hybrid.report.single import command_of, compare, write
 

@@ -107,13 +107,9 @@ def _rounds(chart: Chart, lines: Sequence[Line]) -> None:
 
 
 def _accepted(chart: Chart, lines: Sequence[Line]) -> None:
-    """Of all candidates of an epoch, and of those of each class."""
+    """Of all candidates of an epoch."""
     own = [line for line in lines if line.phase == "sampler" and line.accepted is not None]
     steps = [line.step for line in own]
-    by_class = [*zip_longest(*(line.accepted_by_class for line in own))]
-    for label, shares in enumerate(by_class if len(by_class) > 1 else []):
-        values = [nan if share is None else 100 * share for share in shares]
-        chart.curve(steps, values, ORANGE, "" if label else "each class", width=0.6)
     if own:
         chart.curve(steps, [100 * (line.accepted or 0.0) for line in own], BLUE, "all", width=2)
 

@@ -5,7 +5,6 @@ The markup is in the macros of page.html. Charts are SVG within the page.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -48,12 +47,6 @@ def note(sentence: str) -> Html:
 def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     """A table whose first column names the row; an empty header leaves the head out."""
     return Html(_macros().table(caption, header, [(first, rest) for first, *rest in rows]))
-
-
-def picture(jpeg: bytes, alt: str, title: str = "") -> Html:
-    """A JPEG within the page, with a title above it if there is one; `alt` says what it shows."""
-    source = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
-    return Html(_macros().figure(_macros().image(source, alt), title))
 
 
 def drawing(chart: Chart, alt: str, title: str = "") -> Html:

@@ -58,7 +58,6 @@ class Line(BaseModel):
     correct_every: int = Field(default=0, ge=0, lt=2**53)
     accepted: float | None = Field(default=None, ge=0, le=1)
     """Share of an epoch's candidates that the sampler accepted."""
-    accepted_by_class: Annotated[list[float | None], Field(max_length=4096)] = []
 
     def images_per_second(self) -> float | None:
         """Throughput of the phase; None where the line counts no samples."""

@@ -4,27 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from hybrid.data import Dataset
 from hybrid.errors import format_error, one_line, tell
-from hybrid.folder import checkpoint, traces
+from hybrid.folder import traces
 from hybrid.folder.files import check_folder, write_atomically
-from hybrid.folder.runfolder import RunFolder
-from hybrid.models import NAME, Chain
-from hybrid.ranks import launch
 from hybrid.registries import LINKS
 from hybrid.report import tables
 from hybrid.report.comparison import compared
 from hybrid.report.curves import curves
 from hybrid.report.diagnosis import diagnosis
-from hybrid.report.factors import has_dictionary, layers, responses
 from hybrid.report.page import Html, drawing, heading, note, page, paragraph, row
-from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import Span, spans, timeline
-from hybrid.runs.restore import OwnCode, restore
 from hybrid.solvers.named import Added
 
 GROUP = "hybrid.reports"
@@ -55,14 +45,14 @@ def _say(text: str) -> None:
     tell(f"hybrid: {text}")
 
 
-def write(run: Path, data_dir: str | None = None) -> Path:
+def write(run: Path) -> Path:
     """Write RUN/report/index.html, whole or not at all; give its path.
 
-    Raises ValueError or FileNotFoundError for a folder that holds no run, for a file in it that
-    cannot be read, and for missing test images, which only a factorized model needs.
+    Raises ValueError or FileNotFoundError for a folder that holds no run, and for a file in it that
+    cannot be read.
     """
     other, events = command_of(run), traces.join(run)
-    content = other[2].content(run) if other else _content(read(run), data_dir, events)
+    content = other[2].content(run) if other else _content(read(run), events)
     return _written(content, run / "report" / "index.html")
 
 
@@ -84,7 +74,7 @@ def _written(content: bytes, file: Path) -> Path:
     return file
 
 
-def _content(record: Record, data_dir: str | None, events: Sequence[Mapping[str, Any]]) -> bytes:
+def _content(record: Record, events: Sequence[Mapping[str, Any]]) -> bytes:
     summary, lines = record.summary, record.lines
     known = [summary.model, summary.data and f"on {summary.data}", summary.solver]
     title = f"{record.run.resolve().name}: {', '.join(filter(None, known))}"
@@ -97,7 +87,7 @@ def _content(record: Record, data_dir: str | None, events: Sequence[Mapping[str,
         *_timeline(found, summary.links),
     ]
     drawn = [drawing(chart, name, name) for name, chart in curves(lines).items()]
-    parts += [heading(2, "Curves"), row(drawn), *_factors(record, data_dir)]
+    parts += [heading(2, "Curves"), row(drawn)]
     origin = [*([] if record.settings is None else tables.settings(record.settings))]
     origin += filter(None, [tables.starts(record.starts)])
     return page(title, [*parts, *([heading(2, "How it was made")] if origin else []), *origin])
@@ -119,28 +109,3 @@ def _how_far(record: Record) -> str:
         "This run has not ended (there is no summary.json). The report is about its part up to "
         f"step {last.step}, after {last.epoch}{asked} epochs."
     )
-
-
-def _factors(record: Record, data_dir: str | None) -> list[Html]:
-    """The factors in the newest checkpoint; empty for a model without a factorization layer."""
-    folder = RunFolder(record.run).newest()
-    if folder is None:
-        return []
-    manifest = checkpoint.read_manifest(folder)
-    # only a model with such a layer needs the test data, which may not be here
-    if not has_dictionary(checkpoint.load_model(folder, manifest)):
-        return []
-    if record.settings is None or NAME.fullmatch(record.settings.model.name) is None:
-        return [note("The factors are not shown: the settings cannot rebuild a model of your own.")]
-    restored = restore(record.run, OwnCode(data_dir=data_dir))
-    if not (isinstance(restored.network, Chain) and isinstance(restored.test, Dataset)):
-        return []
-    device = launch.device("auto")
-    restored.network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return factor_sections(restored.network, restored.test)
-
-
-def factor_sections(model: nn.Sequential, test: Dataset) -> list[Html]:
-    """What the factors of each of a model's factorization layers respond to."""
-    found = [responses(model, name, layer, test) for name, layer in layers(model)]
-    return [part for one in found for part in section(one)]

@@ -13,8 +13,8 @@ from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
 from hybrid.optimizers.schedule import Rate
+from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.controller import Controller
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.solvers.windows import Batch, Window
 
 CLOSING = 32

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hybrid import data, models
-from hybrid.cuts import own_units
-from hybrid.cuts.blocks import SAMPLES, Blocks
-from hybrid.cuts.own_units import Division, Network
-from hybrid.cuts.partition import split
+from hybrid import data
 from hybrid.data import Data, Dataset
+from hybrid.data.samplers.base import Learning
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Arrangement, Grid, Place
 from hybrid.method.options import Options
+from hybrid.networks import models, own_units
+from hybrid.networks.blocks import SAMPLES, Blocks
+from hybrid.networks.own_units import Division
+from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.runs import references
-from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.resolve import load
@@ -166,18 +166,14 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
     if height != width:
         raise ValueError(f"images of {height} x {width} pixels are not square")
     torch.manual_seed(resolved.train.seed)
-    shortcut = None if resolved.model.shortcut == "auto" else resolved.model.shortcut
-    chain = models.build(resolved.model.name, classes, channels, height, shortcut)
+    chain = models.build(resolved.model.name, classes, channels, height)
     try:
-        models.stochastic_depth(chain, resolved.model.survival)
+        return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
         raise ValueError(f"model.{error}") from None
-    if not resolved.model.factorize:
-        return chain
-    return models.factorized(chain, resolved.model.factorize)[0]
 
 
-def build_network(resolved: Config, data: Data) -> Network:
+def build_network(resolved: Config, data: Data) -> nn.Module:
     """The network of a run, this package's or one's own, its weights a function of the seed."""
     if not is_reference(resolved.model.name):
         return build_model(resolved, data)
@@ -241,14 +237,13 @@ def build_blocks(resolved: Config, train: Data, division: Division | None = None
     return blocks
 
 
-def _cut(resolved: Config, train: Data, made: Network, cuts: list[str] | None = None) -> Blocks:
+def _cut(resolved: Config, train: Data, made: nn.Module, cuts: list[str] | None = None) -> Blocks:
     wanted, own = resolved.split, is_reference(resolved.model.name)
     blocks = split(
         made,
         wanted.blocks,
         cuts=cuts or wanted.cuts or None,
         balance=wanted.balance,
-        inside=wanted.inside,
         sample=train.sample(SAMPLES)[0] if own else None,
     )
     return _cut_at_projections(blocks, bool(wanted.cuts))

@@ -74,14 +74,11 @@ def call_function(name: str, flag: str) -> Any:
         ) from None
 
 
-def make_network(name: str) -> nn.Module | list[tuple[str, nn.Module]]:
-    """The network that --model names: a module, or a list of (name, module)."""
+def make_network(name: str) -> nn.Module:
+    """The network that --model names."""
     made = call_function(name, "--model")
-    if not isinstance(made, nn.Module | list):
-        raise ValueError(
-            f"--model {name} gave a {type(made).__name__}, not a torch.nn.Module or a list of "
-            "(name, module)"
-        )
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"--model {name} gave a {type(made).__name__}, not a torch.nn.Module")
     return made
 
 

@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from hybrid import data, models
-from hybrid.cuts.arguments import make_units_of_list
-from hybrid.cuts.partition import split
+from hybrid import data
 from hybrid.data import Data
 from hybrid.folder import checkpoint
 from hybrid.folder.best import best as best_of
@@ -22,6 +20,8 @@ from hybrid.folder.runfolder import RunFolder
 from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
+from hybrid.networks import models
+from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.runs import build, references
 from hybrid.settings import resolve
@@ -95,8 +95,7 @@ def load(
         return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open_run(Path(run), best)
     made = model if isinstance(model, nn.Module) else model()
-    network = made if isinstance(made, nn.Module) else make_units_of_list(made)[0]
-    return _load_weights(network, folder, manifest, "model=").eval()
+    return _load_weights(made, folder, manifest, "model=").eval()
 
 
 class Restored(NamedTuple):
@@ -125,8 +124,7 @@ def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
     model = own.model or resolved.model.name
     if is_reference(model):
         _check_code_is_given(run, "--model", resolved.model.name, own.model)
-        made = references.make_network(model)
-        network = made if isinstance(made, nn.Module) else make_units_of_list(made)[0]
+        network = references.make_network(model)
         where = f"--model {model}"
     elif models.NAME.fullmatch(model) is None:
         raise ValueError(

@@ -11,7 +11,7 @@ from hybrid.registries import SAMPLERS
 from hybrid.settings.docstrings import field_docs, one_line
 from hybrid.settings.round_options import RoundOptions
 from hybrid.settings.sections.base import Section
-from hybrid.settings.sections.data import DataSettings, ModelSettings, WorkerKind
+from hybrid.settings.sections.data import DataSettings, ModelSettings
 from hybrid.settings.sections.ranks import CheckpointSettings, LinkSettings, SplitSettings
 from hybrid.settings.sections.steps import DelaySettings, OptimizerSettings, ScheduleSettings
 from hybrid.settings.sections.train import TrainSettings
@@ -31,7 +31,6 @@ __all__ = [
     "Section",
     "SplitSettings",
     "TrainSettings",
-    "WorkerKind",
 ]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 SECTIONS = {"optimiser": "optimizer"}
 KEYS = {
-    ("model", "factorise"): "factorize",
     ("solver", "optimiser"): "optimizer",
 }
 """(section, the former key) -> the key."""

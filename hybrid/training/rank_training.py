@@ -10,9 +10,9 @@ from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers import schedule as schedules
+from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.solvers.blocks.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful
 from hybrid.solvers.windows import Window

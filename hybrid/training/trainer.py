@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from hybrid.cuts.blocks import Blocks
-from hybrid.cuts.own_units import let_go
 from hybrid.data import Data, as_data
 from hybrid.errors import no_exit
 from hybrid.links import RankLinks
@@ -22,6 +20,8 @@ from hybrid.method.method import Method
 from hybrid.method.objectives import Objectives
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.own_units import let_go
 from hybrid.ranks import caches, launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening

@@ -38,7 +38,7 @@ def check_cuts(setup: Any, cuts: Sequence[int], remedy: str) -> None:
         if k in setup.packed:
             raise ValueError(
                 f"several tensors cross cut {k}, and an auxiliary head works on one: cut "
-                f"elsewhere by split.cuts, without split.inside, or {remedy}"
+                f"elsewhere by split.cuts, or {remedy}"
             )
         if setup.output is not None:
             sizes(setup.shapes[k - 1], setup.output, convolves=False)

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hybrid.solvers.kernels import fused
 from hybrid.solvers.kernels.choice import launcher
 from hybrid.solvers.kernels.fused import Interval
-from hybrid.solvers.kernels.operations import fused
 
 EPSILON = 1e-8
 """Keeps the quotients of `multiply` finite."""

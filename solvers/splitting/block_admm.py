@@ -71,7 +71,6 @@ class BlockADMM(AugmentedLagrangian):
 
     name: ClassVar[str] = "block-admm"
     fills: ClassVar[bool] = False
-    factorizes: ClassVar[bool] = True
 
     sweeps: ClassVar[int] = 2
     acts: ClassVar = {

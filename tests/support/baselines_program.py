@@ -16,12 +16,12 @@ from torch import nn
 from hybrid import models
 from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.recipes import BASE, MethodContender
-from hybrid.cuts.partition import split
 from hybrid.data import load
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Batch
 

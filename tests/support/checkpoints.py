@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from hybrid import models, split
-from hybrid.cuts.blocks import Blocks
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
+from hybrid.networks.blocks import Blocks
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 

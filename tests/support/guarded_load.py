@@ -1,4 +1,4 @@
-"""Reads hostile files within bounds: `guarded_load.py READER FILE...`, a JSON object a line.
+"""Reads hostile files within bounds: `guarded_load.py CHECKPOINT...`, a JSON object a line.
 
 The process may take 512 MB beyond what its imports took, and tells of everything that a file made
 it start, import, compile, look up or open for writing.
@@ -8,7 +8,6 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import process_time
@@ -18,25 +17,15 @@ WATCHED = ("pickle.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posi
 WATCHED_TOO = ("import", "compile", "exec", "ctypes.dlopen", "marshal.loads", "code.__new__")
 
 
-def reader(kind: str) -> Callable[[Path], Any]:
-    """What reads files of a kind; imported alone, to be quick."""
-    if kind == "cifar":
-        from hybrid.data.files.pickled import read_cifar_python
-
-        return read_cifar_python
-    if kind == "tar":
-        from hybrid.data.files import download
-
-        download.MOST_BYTES = 1 << 26  # quicker to reach
-        return lambda path: download.extract(path, ["a.bin"], path.with_suffix(".out"))
+def read(path: Path) -> Any:
+    """Read a checkpoint; what reads it is imported alone, to be quick."""
     from hybrid.folder import checkpoint
 
-    return lambda path: checkpoint.load_model(path, checkpoint.read_manifest(path))
+    return checkpoint.load_model(path, checkpoint.read_manifest(path))
 
 
 def main() -> None:
     """Read the files one by one."""
-    read = reader(sys.argv[1])
     seen: list[str] = []
     watching = False
 
@@ -50,7 +39,7 @@ def main() -> None:
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + (512 << 20),) * 2)
     sys.addaudithook(hook)
-    for name in sys.argv[2:]:
+    for name in sys.argv[1:]:
         seen.clear()
         begun, error = process_time(), ""
         watching = True

@@ -12,10 +12,9 @@ from hybrid.solvers import Backprop, registry
 
 KEYS = sorted({key for solver in registry.OWN for key in known_settings(solver)})
 FLAGS = {
-    "--model": ["resnet8", "resnet20", "preact-resnet20", "wrn-10-1", "resnet18", "wrn-1996-999"],
-    "--data": ["digits", "cifar10", "mnist", "cifar-10"],
+    "--model": ["resnet8", "resnet20", "wrn-10-1", "resnet18", "wrn-1996-999"],
+    "--data": ["digits", "cifar10", "cifar-10"],
     "--solver": sorted(registry.OWN),
-    "--factorize": ["layer2.0:4", "layer2.0", "head:1", ":", "layer2.0:-1", "stem:4"],
     "--epochs": ["1", "0", "-1", "1e3", "99999999999999999999"],
     "--batch-size": ["64", "1", "0", "1437", "1438", "99999999999999999999999"],
     "--lr": ["0.1", "0", "nan", "inf", "-inf", "1e-320", "1e400", "0x1p3"],
@@ -66,7 +65,6 @@ def _choices() -> dict[str, list[Any]]:
             annotated |= {f"{section}.{f.name}": hints[f.name] for f in fields(cls) if f.init}
     named = {
         "model.name": FLAGS["--model"],
-        "model.factorize": ["", *FLAGS["--factorize"]],
         "data.name": FLAGS["--data"],
         "optimizer.name": ["sgd", "AdamW", "RMSprop", "Rprop", "Muon", "LBFGS"],
         "optimizer.arguments": [{}, {"eps": 1e-6}, {"maximize": True}, {"betas": [0.5, 2]}],

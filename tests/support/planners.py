@@ -1,7 +1,7 @@
 """A planner that knows the times of its units, so that it measures nothing."""
 
 from hybrid.links import Network
-from hybrid.models import units
+from hybrid.networks.units import units
 from hybrid.plan import planner as plan
 from hybrid.runs import build
 from hybrid.settings.resolve import load

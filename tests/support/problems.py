@@ -11,9 +11,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hybrid.cuts.blocks import Blocks
-from hybrid.cuts.partition import split
 from hybrid.links import RankLinks, run_threads
+from hybrid.networks.blocks import Blocks
+from hybrid.networks.partition import split
 from hybrid.solvers import Batch, Block, Solver, Window
 from hybrid.solvers.base import Program, Setup
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings

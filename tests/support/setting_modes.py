@@ -22,7 +22,7 @@ TINY: Values = {
 }
 """Three mini-batches an epoch: windows of 2 and of 1."""
 
-EXACT = ("split.blocks", "split.cuts", "split.balance", "split.inside")
+EXACT = ("split.blocks", "split.cuts", "split.balance")
 """What exact gradients do not depend on."""
 SERIAL = ("rounds.correct_every", "rounds.serial_epochs")
 
@@ -113,9 +113,7 @@ OTHERS: dict[str, list[Any]] = {
     "optimizer.vectors_lr": [0.05],
     "optimizer.sharded": [True],
     "delay.cap": [0.1],
-    "model.name": ["preact-resnet8"],
-    "model.shortcut": ["projection"],
-    "model.factorize": ["layer2.0:3"],
+    "model.name": ["wrn-10-1"],
     "data.name": ["other"],
     "data.dir": ["/tmp"],
     "sampler.name": ["backwards"],

@@ -13,8 +13,8 @@ from answers import refusal
 from torch import Tensor, nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.cuts.blocks import SAMPLES
 from hybrid.folder import checkpoint, traces
+from hybrid.networks.blocks import SAMPLES
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from hybrid.solvers import Backprop, Solver
 

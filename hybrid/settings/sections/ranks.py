@@ -17,8 +17,8 @@ from hybrid.settings.sections.base import (
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
 
 BALANCED = Acts(
-    "the command is train or bench, or a plan cuts inside units or a model of your own",
-    lambda run: run.command != "plan" or run.split.inside or is_reference(run.model.name),
+    "the command is train or bench, or a plan cuts a model of your own",
+    lambda run: run.command != "plan" or is_reference(run.model.name),
 )
 KEEPS_UNITS = Needs(
     "every pass takes all units (model.survival is 1), or replicas would leave out different ones",
@@ -41,8 +41,6 @@ class SplitSettings(Section):
     """What is balanced: counted operations (the same on every machine), measured time, units."""
     cuts: list[str] = Field(default=[])
     """The first unit of every block but the first; overrides balance."""
-    inside: bool = False
-    """Cut units, too (a residual block): blocks come out more even, messages heavier."""
     replicas: Annotated[int, KEEPS_UNITS, ONE_DICTIONARY] = Field(default=0, ge=0, le=MANY)
     """Chains of the blocks, each on a share of a mini-batch; 0: MPI ranks over blocks, else 1."""
     side_by_side: Annotated[Literal["auto", "chain", "peers"], REPLICAS] = "auto"

@@ -7,7 +7,7 @@ import torch
 
 from hybrid import models
 from hybrid.bench.loops import PlainLoop
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings
 
 PIPELINES = ("gpipe", "1f1b", "interleaved-zero-bubble")

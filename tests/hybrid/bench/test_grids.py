@@ -8,11 +8,11 @@ from baselines_program import batches, network
 
 from hybrid.bench.comparison import Bench
 from hybrid.bench.recipes import MethodContender, Recipe
-from hybrid.cuts.partition import split
 from hybrid.data import load as load_data
 from hybrid.links import run_threads
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.networks.partition import split
 from hybrid.settings.config import TrainSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop

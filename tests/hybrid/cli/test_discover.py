@@ -6,7 +6,7 @@ import pytest
 from answers import assert_one_line, output
 
 from hybrid import data
-from hybrid.models.names import FAMILIES
+from hybrid.networks.models.families import FAMILIES
 from hybrid.settings.explaining import explained
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.settings.resolve import load

@@ -72,8 +72,3 @@ def test_cutout_removes_a_square_clipped_at_the_border():
 def test_a_negative_setting_is_refused_by_name(name):
     with pytest.raises(ValueError, match=f"augmentation {name} is -1: it must be 0 or more"):
         Augmentation(**{name: -1})
-
-
-def test_ids_must_match_the_images():
-    with pytest.raises(ValueError, match=r"40 images but ids of shape \(39,\)"):
-        Augmentation(pad=1)(IMAGES, torch.arange(39), 0, 0)

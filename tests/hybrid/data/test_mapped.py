@@ -5,7 +5,6 @@ from time import monotonic, sleep
 
 import pytest
 import torch
-from answers import refusal
 from misused import Items, X, Y
 from samples import BATCH, SAMPLES, Counted, Drawing, Listed, Rows, layers, trained
 from torch import nn
@@ -13,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 from trainings import assert_same
 
 from hybrid import Trainer, split
-from hybrid.data import Mapped, as_data
+from hybrid.data import Mapped
 from hybrid.data.mapped import AHEAD
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import AugmentedLagrangian
@@ -31,14 +30,6 @@ def test_a_run_with_workers_equals_one_without_bit_for_bit(kind, blocks, plain):
     # forkserver: 2 s and more, for a process begins with an import of torch
     mapped = Mapped(Drawing(), workers=2, worker_kind=kind, augmented=True)
     assert_same(trained(mapped, blocks=blocks), plain)
-
-
-def test_workers_do_not_change_what_the_default_solver_does():
-    made = [
-        trained(Mapped(Drawing(), workers=n, augmented=True), AugmentedLagrangian(), 2, window=2)
-        for n in (0, 2)
-    ]
-    assert_same(made[1], made[0])
 
 
 def test_transforms_draw_anew_in_every_epoch_unless_tested():
@@ -182,12 +173,6 @@ def test_listed_targets_that_items_do_not_have_are_not_believed():
     assert torch.equal(Mapped(data).targets(FIRST), Mapped(Counted()).targets(FIRST))
 
 
-def test_a_pair_of_tensors_and_a_data_set_of_the_package_are_data():
-    mapped = as_data((X, Y))
-    assert as_data(mapped) is mapped
-    assert len(mapped) == len(X)
-
-
 def test_evaluation_reads_the_whole_set_in_order():
     cut = split(layers(), 2, sample=torch.zeros(4, 6))
     made = Trainer(cut, train=TrainSettings(batch_size=BATCH, threads=1), quiet=True)
@@ -197,45 +182,3 @@ def test_evaluation_reads_the_whole_set_in_order():
         out = made.blocks.model(data.batch(torch.arange(SAMPLES), 0, 0))
     expected = nn.functional.cross_entropy(out, torch.arange(SAMPLES) % 3)
     assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
-
-
-class Columns:
-    """What Hugging Face's data sets are to others: columns, items in a format."""
-
-    def __init__(self, columns, kind=None):
-        self.columns, self.format = columns, {"type": kind}
-
-    def with_format(self, kind):
-        return Columns(self.columns, kind)
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, i):
-        known = self.format["type"] == "torch"
-        return {k: torch.tensor(v) if known else v for k, v in self.columns.items()}
-
-
-class Picture:
-    """No tensor, and nothing that torch makes one of."""
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [([[1.0, 2.0], [3.0, 4.0]], "a list of lists"), (Picture(), "a Picture")],
-    ids=["nested", "picture"],
-)
-def test_columns_that_only_torchs_format_converts_are_refused_with_it(value, what):
-    data = Columns({"x": value, "label": 1})
-    said = refusal(Mapped, data)
-    assert said.startswith(f"'x' of the Columns's items is {what}, and a network takes tensors")
-    assert said.endswith('give the data set as dataset.with_format("torch")')
-    # who makes the batch knows what the items are
-    batched = torch.zeros(2, 3), torch.zeros(2)
-    assert len(Mapped(data, collate=lambda items: batched)) == len(data)
-
-
-def test_columns_in_torchs_format_and_rows_of_numbers_are_inputs():
-    nested = Columns({"x": [[1.0, 2.0], [3.0, 4.0]], "label": 1}).with_format("torch")
-    assert Mapped(nested).sample(2)[0].shape == (2, 2, 2)
-    assert Mapped(Columns({"x": [1.0, 2.0], "label": 1})).sample(2)[0].shape == (2, 2)

@@ -1,10 +1,8 @@
-"""The catalog finds, fetches and reads every data set it names."""
+"""The catalog finds, fetches and reads every data set that it names, or names the fault."""
 
 import dataclasses
-import gzip
+import hashlib
 import io
-import pickle
-import struct
 import sys
 import tarfile
 from importlib.metadata import EntryPoint, EntryPoints
@@ -19,27 +17,23 @@ import torch
 from answers import refusal
 from torch.utils.data import TensorDataset
 
-from hybrid.data import Augmentation, fetch, load, sources
+from hybrid.data import Augmentation, fetch, files, load, sources
+from hybrid.data.files import extract, read_cifar_binary
 from hybrid.runs import build
 from hybrid.settings.config import DataSettings
 from hybrid.solvers import named
 
-CIFAR10_FILES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
-MNIST_FILES = [
-    f"{half}-{what}-ubyte" for half in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
-]
-
-
-def of_files():
-    found = {name: source for name, (_, source) in sources.CATALOG.items()}
-    return {name: source for name, source in found.items() if isinstance(source, sources.Source)}
+CIFARS = [name for name, (_, kind) in sources.CATALOG.items() if isinstance(kind, sources.Cifar)]
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+CIFAR10_FILES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
 
 
 @pytest.fixture(autouse=True)
 def small_and_offline(monkeypatch):
     """Files of four images count as complete, and there is no network."""
-    for name, source in of_files().items():
-        small = sources.CATALOG[name][0], dataclasses.replace(source, records=(4, 4))
+    for name in CIFARS:
+        description, source = sources.CATALOG[name]
+        small = description, dataclasses.replace(source, records=(4, 4))
         monkeypatch.setitem(sources.CATALOG, name, small)
 
     def offline(*_args, **_settings):
@@ -53,23 +47,8 @@ def records(start, label_bytes=1):
     return b"".join(label + bytes([start]) * 3072 for label in labels)
 
 
-def batch(start, key):
-    data = np.full((4, 3072), start, dtype=np.uint8)
-    return pickle.dumps({b"data": data, key: [start + i for i in range(4)]}, protocol=2)
-
-
-def idx(name, start):
-    shape = (4, 28, 28) if "images" in name else (4,)
-    header = bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
-    return header + bytes([start]) * int(np.prod(shape))
-
-
-CIFAR10_BINARY = {f"{name}.bin": records(i) for i, name in enumerate(CIFAR10_FILES)}
-CIFAR10_PYTHON = {name: batch(i, b"labels") for i, name in enumerate(CIFAR10_FILES)}
-CIFAR100_BINARY = {"train.bin": records(40, 2), "test.bin": records(90, 2)}
-CIFAR100_PYTHON = {"train": batch(40, b"fine_labels"), "test": batch(90, b"fine_labels")}
-MNIST = {name: idx(name, i) for i, name in enumerate(MNIST_FILES)}
-MNIST_ZIPPED = {f"{name}.gz": gzip.compress(content) for name, content in MNIST.items()}
+CIFAR10 = {name: records(i) for i, name in enumerate(CIFAR10_FILES)}
+CIFAR100 = {"train.bin": records(40, 2), "test.bin": records(90, 2)}
 
 
 def put(folder, contents):
@@ -78,79 +57,58 @@ def put(folder, contents):
         (folder / name).write_bytes(content)
 
 
-CIFAR = Augmentation(pad=4, flip=True)
-CIFAR10 = [start + i for start in range(5) for i in range(4)], [5, 6, 7, 8], (3, 32, 32), 10, CIFAR
-CIFAR100 = [40, 41, 42, 43], [90, 91, 92, 93], (3, 32, 32), 100, CIFAR
-DIGITS = [1] * 4, [3] * 4, (1, 28, 28), 10, Augmentation()
+def packed(folder, contents):
+    """An archive of these files."""
+    path = folder / "x.tar.gz"
+    with tarfile.open(path, mode="w:gz") as tar:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return path
 
 
-@pytest.mark.parametrize(
-    ("name", "folder", "contents", "expected"),
-    [
-        *(("cifar10", f, CIFAR10_BINARY, CIFAR10) for f in ("cifar-10-batches-bin", "")),
-        *(("cifar10", f, CIFAR10_PYTHON, CIFAR10) for f in ("cifar-10-batches-py", "")),
-        ("cifar100", "cifar-100-binary", CIFAR100_BINARY, CIFAR100),
-        ("cifar100", "cifar-100-python", CIFAR100_PYTHON, CIFAR100),
-        *((name, name, MNIST, DIGITS) for name in ("mnist", "fashion-mnist")),
-        *((name, "", MNIST_ZIPPED, DIGITS) for name in ("mnist", "fashion-mnist")),
-    ],
-)
-def test_a_set_is_found_in_every_layout_and_in_the_folder_itself(
-    tmp_path, name, folder, contents, expected
-):
-    put(tmp_path / folder, contents)
-    train, test = load(name, tmp_path)
-    found = train.labels.tolist(), test.labels.tolist(), train.shape, train.classes
-    assert (*found, train.augmentation) == expected
-    images = train.images[:, 0, 0, 0].tolist()
-    assert images == [i for i in range(5) for _ in range(4)] or name != "cifar10"
-    assert int(test.images.max()) == 2 or train.shape[0] == 3
+@pytest.mark.parametrize("folder", ["cifar-10-batches-bin", ""])
+def test_cifar10_is_found_in_its_folder_and_in_the_directory_itself(tmp_path, folder):
+    put(tmp_path / folder, CIFAR10)
+    train, test = load("cifar10", tmp_path)
+    assert train.labels.tolist() == [start + i for start in range(5) for i in range(4)]
+    assert test.labels.tolist() == [5, 6, 7, 8]
+    assert train.images[:, 0, 0, 0].tolist() == [i for i in range(5) for _ in range(4)]
+    assert (train.shape, train.classes) == ((3, 32, 32), 10)
+    assert train.augmentation == Augmentation(pad=4, flip=True)
 
 
-def test_the_folder_may_be_a_text(tmp_path, monkeypatch):
-    put(tmp_path / "data" / "mnist", MNIST)
+def test_of_cifar100_the_fine_labels_are_taken(tmp_path):
+    put(tmp_path / "cifar-100-binary", CIFAR100)
+    train, test = load("cifar100", tmp_path)
+    assert train.labels.tolist() == [40, 41, 42, 43]
+    assert test.labels.tolist() == [90, 91, 92, 93]
+    assert train.classes == 100
+
+
+def test_the_directory_may_be_a_text_or_of_the_environment(tmp_path, monkeypatch):
+    put(tmp_path / "data", CIFAR10)
     monkeypatch.chdir(tmp_path)
-    train, test = load("mnist", "data")
-    assert (train.labels.tolist(), test.labels.tolist()) == DIGITS[:2]
-    fetch("mnist", str(tmp_path / "data"))
+    assert len(load("cifar10", "data")[0]) == 20
     with pytest.raises(FileNotFoundError, match="in elsewhere and cannot be downloaded"):
-        fetch("mnist", "elsewhere")
+        fetch("cifar10", "elsewhere")
+    monkeypatch.setenv("HYBRID_DATA", str(tmp_path / "data"))
+    train, test = load("cifar10", limit=6)
+    assert train.labels.tolist() == [0, 1, 2, 3, 1, 2]
+    assert len(test) == 4
 
 
-def test_a_complete_layout_is_preferred_to_an_incomplete_one(tmp_path):
-    put(tmp_path / "cifar-10-batches-bin", CIFAR10_BINARY)
-    (tmp_path / "cifar-10-batches-bin/test_batch.bin").unlink()
-    put(tmp_path / "cifar-10-batches-py", CIFAR10_PYTHON)
-    assert len(load("cifar10", tmp_path)[0]) == 20
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("cifar10", "cifar-10-batches-bin/data_batch_4.bin"),
-        ("mnist", "mnist/t10k-labels-idx1-ubyte"),
-    ],
-)
-def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path, name, file):
+def test_without_a_network_the_missing_files_are_named_in_one_line(tmp_path):
+    put(tmp_path / "cifar-10-batches-bin", CIFAR10)
+    (tmp_path / "cifar-10-batches-bin/data_batch_4.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"^.+$") as caught:
-        load(name, tmp_path)
+        load("cifar10", tmp_path)
     message = str(caught.value)
-    for part in (name, file, str(tmp_path), "ConnectionError", "--data-dir"):
+    assert message.startswith(f"cifar10 lacks cifar-10-batches-bin/data_batch_4.bin in {tmp_path}")
+    for part in ("ConnectionError", "--data-dir"):
         assert part in message
     assert "\n" not in message
-
-
-def test_a_file_of_another_shape_is_named(tmp_path):
-    put(tmp_path, {name: idx("labels", 1) for name in MNIST_FILES})
-    with pytest.raises(ValueError, match=r"train-images.* shape \(4,\), expected \(4, 28, 28\)"):
-        load("mnist", tmp_path)
-
-
-def test_only_what_the_fullest_layout_lacks_is_named(tmp_path):
-    put(tmp_path / "cifar-10-batches-py", CIFAR10_PYTHON)
-    (tmp_path / "cifar-10-batches-py/data_batch_2").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks cifar-10-batches-py/data_batch_2 in"):
-        load("cifar10", tmp_path)
 
 
 def test_a_failing_download_is_quick_and_logs_nothing(tmp_path, monkeypatch, caplog, capfd):
@@ -161,24 +119,19 @@ def test_a_failing_download_is_quick_and_logs_nothing(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(requests, "get", offline)
     with pytest.raises(FileNotFoundError):
-        fetch("mnist", tmp_path)
+        fetch("cifar100", tmp_path)
     assert caplog.text == ""
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_download_is_extracted_and_read(tmp_path, monkeypatch):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, content in CIFAR10_BINARY.items():
-            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
+    archive = packed(tmp_path, {f"cifar-10-batches-bin/{k}": v for k, v in CIFAR10.items()})
 
     def retrieve(url, known_hash, fname, path):
         assert url == "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
         assert known_hash == "md5:c32a1d4ab5d03f1284b67883e8d87530"
-        (Path(path) / fname).write_bytes(packed.getvalue())
-        return str(Path(path) / fname)
+        assert (fname, Path(path)) == ("cifar-10-binary.tar.gz", tmp_path)
+        return str(archive)
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
     train, _ = load("cifar10", tmp_path)
@@ -186,12 +139,79 @@ def test_a_download_is_extracted_and_read(tmp_path, monkeypatch):
     assert (tmp_path / "cifar-10-batches-bin/test_batch.bin").is_file()
 
 
-def test_a_limit_keeps_the_first_images_of_the_directory_in_the_environment(tmp_path, monkeypatch):
-    put(tmp_path, CIFAR10_BINARY)
-    monkeypatch.setenv("HYBRID_DATA", str(tmp_path))
-    train, test = load("cifar10", limit=6)
-    assert train.labels.tolist() == [0, 1, 2, 3, 1, 2]
-    assert len(test) == 4
+def test_a_file_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    (tmp_path / "x.gz").write_bytes(b"A")
+    checksum = hashlib.md5(b"A", usedforsecurity=False).hexdigest()
+    assert files.retrieve("http://host/x.gz", checksum, tmp_path) == tmp_path / "x.gz"
+
+
+def test_what_a_server_sends_in_place_of_the_file_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.undo()
+
+    def other(_self, _url, dest, *_args):
+        Path(dest).write_bytes(b"not it")
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", other)
+    wanted = files.Download("http://host/x.tar.gz", "0" * 32, "folder", ("a.bin",))
+    with pytest.raises(ValueError, match="does not have the MD5 checksum"):
+        wanted.into(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_but_the_members_reaches_the_disk_and_a_link_is_replaced(tmp_path):
+    precious, folder = tmp_path / "precious", tmp_path / "out"
+    precious.write_bytes(b"mine")
+    folder.mkdir()
+    (folder / "a.bin").symlink_to(precious)
+    extract(packed(tmp_path, {"../evil": b"E", "../../t/a.bin": b"A"}), ["a.bin"], folder)
+    assert (precious.read_bytes(), (folder / "a.bin").read_bytes()) == (b"mine", b"A")
+    assert sorted(x.name for x in tmp_path.rglob("*")) == ["a.bin", "out", "precious", "x.tar.gz"]
+
+
+@pytest.mark.parametrize("place", ["", "cifar-10-batches-bin"])
+def test_a_file_where_the_data_folder_should_be_is_named(tmp_path, monkeypatch, place):
+    root = tmp_path / "data"
+    if place:
+        root.mkdir()
+    (root / place).write_text("mine")
+    archive = packed(tmp_path, CIFAR10)
+
+    def retrieve(*_args, path, **_settings):
+        Path(path).mkdir(exist_ok=True)
+        return str(archive)
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(FileNotFoundError, match=f"{root / place}: File exists"):
+        fetch("cifar10", root)
+    assert (root / place).read_text() == "mine"
+
+
+def binary(labels):
+    return b"".join(bytes([x]) + row.tobytes() for x, row in zip(labels, PIXELS, strict=True))
+
+
+def test_records_hold_a_label_and_the_pixels(tmp_path):
+    path = tmp_path / "x.bin"
+    path.write_bytes(binary([3, 0, 9, 1]))
+    images, labels = read_cifar_binary([path, path], 1, records=4)
+    assert labels.tolist() == [3, 0, 9, 1] * 2
+    assert np.array_equal(images[4:].numpy().reshape(4, 3072), PIXELS)
+    assert images.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted", "said"),
+    [
+        *((bytes(n), None, f"has {n} bytes, expected") for n in (0, 1, 3072, 3074, 4 * 3073 - 1)),
+        (bytes(2 * 3073), 10_000, "has 6146 bytes, expected 30730000 (10000 records of 3073)"),
+        (binary([0, 1, 10, 2]), None, "has the label 10 at image 2, outside 0..9"),
+    ],
+)
+def test_a_file_that_is_not_of_the_format_is_refused_by_name(tmp_path, content, wanted, said):
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    assert refusal(read_cifar_binary, [path], 1, wanted).startswith(f"{path} {said}")
 
 
 @pytest.mark.parametrize("call", [load, fetch])
@@ -202,14 +222,8 @@ def test_an_unknown_name_gets_the_nearest(call):
 
 def test_official_sizes_are_expected(monkeypatch):
     monkeypatch.undo()
-    sizes = {name: source.records for name, source in of_files().items()}
-    assert (sizes["cifar10"], sizes["cifar100"]) == ((10_000, 10_000), (50_000, 10_000))
-    assert sizes["mnist"] == sizes["fashion-mnist"] == (60_000, 10_000)
-
-
-def test_generated_sets_need_no_directory():
-    fetch("digits")
-    assert torch.equal(load("digits", limit=5)[0].images, load("digits")[0].images[:5])
+    sizes = [sources.CATALOG[name][1].records for name in CIFARS]
+    assert sizes == [(10_000, 10_000), (50_000, 10_000)]
 
 
 def test_another_package_adds_a_data_set_by_an_entry_point(monkeypatch):

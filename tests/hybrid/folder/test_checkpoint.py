@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybrid import models, split
-from hybrid.cuts.blocks import Blocks
 from hybrid.folder import checkpoint
+from hybrid.networks.blocks import Blocks
 
 
 def optimizer_state(cut: Blocks, optimizers: Any) -> dict[str, Tensor]:

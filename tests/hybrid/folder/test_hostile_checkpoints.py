@@ -156,7 +156,7 @@ def test_hostile_files_are_one_line_each_in_bounds_and_run_nothing(run, tmp_path
         folders[name] = tmp_path / f"m{number}"
         folders[name].mkdir()
         (folders[name] / "manifest.json").write_bytes(content)
-    command = [sys.executable, str(GUARDED), "checkpoint", *map(str, folders.values())]
+    command = [sys.executable, str(GUARDED), *map(str, folders.values())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

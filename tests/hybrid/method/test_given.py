@@ -9,7 +9,7 @@ from answers import refusal
 from misused import X, layers
 
 from hybrid import Trainer, split
-from hybrid.samplers import AutoAssist, Sampler
+from hybrid.data.samplers import AutoAssist, Sampler
 from hybrid.settings.config import OptimizerSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop

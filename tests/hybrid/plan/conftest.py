@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid.cuts.costs import Passes
+from hybrid.networks.costs import Passes
 from hybrid.plan import subject
 from hybrid.plan.planner import Planner
 from hybrid.settings import methods

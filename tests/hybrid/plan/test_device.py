@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
+from hybrid.models import Unit
 from planners import planner as planner_of
 from torch import nn
 
@@ -14,7 +15,6 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.errors import STOPPED
 from hybrid.links import Network, run_virtual
 from hybrid.links.grid import Grid, Place
-from hybrid.models import Unit
 from hybrid.plan import planner as plan
 from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
+from hybrid.models import units
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.grid import Grid
-from hybrid.models import units
+from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best

@@ -7,9 +7,9 @@ from answers import output
 from small_networks import SECONDS, sleeping
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.partition import split
 from hybrid.data import load as load_data
 from hybrid.links import Network
+from hybrid.networks.partition import split
 from hybrid.plan.planner import Planner
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop, registry

@@ -8,10 +8,10 @@ import torch
 from answers import assert_one_line, output
 
 from hybrid.bench.recipes import BASE, Recipe
-from hybrid.cuts.partition import split
 from hybrid.data import as_data
 from hybrid.links import Network
 from hybrid.links.grid import Grid
+from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.standin import StandIn
@@ -269,7 +269,7 @@ def test_a_method_is_chosen_for_it(hybrid):
         (("--model", "mine:units", "--blocks", "5"), "5 blocks asked of 2 units"),
         (("--model", "mine:skips", "--ranks", "9973"), "9973 ranks are no K blocks x R replicas"),
         (
-            ("--model", "mine:skips", "--set", "model.shortcut=identity"),
+            ("--model", "mine:skips", "--set", "model.survival=0.5"),
             "model.name is a network of",
         ),
         (("own.toml",), "code that would run, and a file says so: give --model mine:skips"),

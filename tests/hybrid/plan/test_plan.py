@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from answers import assert_one_line, output
+from hybrid.models import build as build_model
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.links.grid import Grid
-from hybrid.models import build as build_model
+from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
@@ -62,11 +62,10 @@ def test_what_a_plan_would_not_heed_is_refused(hybrid, setting):
 def test_the_users_cuts_and_other_settings_are_planned_for_and_in_the_command(hybrid):
     """A command that left one out would train another network, or otherwise."""
     asked = {
-        "split.cuts": '["layer3.0.conv2"]',
-        "split.inside": "true",
+        "split.cuts": '["layer3.0"]',
         "split.side_by_side": "peers",
         "rounds.memory_gb": "9",
-        "model.shortcut": "projection",
+        "model.survival": "0.9",
         "data.limit": "64",
         "optimizer.name": "adamw",
         "optimizer.arguments.betas": "[0.8, 0.9]",

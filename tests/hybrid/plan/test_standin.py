@@ -6,7 +6,7 @@ from planners import BACKWARD, FORWARD, planner
 
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
-from hybrid.models import units
+from hybrid.networks.units import units
 from hybrid.plan.standin import StandIn
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import (

@@ -4,9 +4,9 @@ import pytest
 from planners import planner
 
 from hybrid.bench.recipes import Recipe
-from hybrid.cuts.costs import Passes
 from hybrid.links import Network
 from hybrid.links.grid import Grid
+from hybrid.networks.costs import Passes
 from hybrid.plan import advice, auto, subject
 from hybrid.plan.prediction import Prediction
 from hybrid.settings.resolve import load

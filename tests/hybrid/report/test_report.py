@@ -242,7 +242,7 @@ def test_bad_input_is_one_line_with_a_remedy(hybrid, by_hand, file, content, par
 
 def test_settings_that_are_not_of_the_checkpoint_are_said_so(run_folder):
     path = run_folder / "config.toml"
-    path.write_text(path.read_text().replace('shortcut = "auto"', 'shortcut = "projection"'))
+    path.write_text(path.read_text().replace('"resnet8"', '"resnet14"'))
     with pytest.raises(ValueError, match=r"config\.toml.*put back"):
         restore.restore(run_folder)
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid import data
+from hybrid.data.samplers import Uniform
 from hybrid.optimizers.schedule import Schedule
+from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.windows import CLOSING, Windows
-from hybrid.samplers import Uniform
-from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.settings.config import ScheduleSettings
 
 

@@ -9,8 +9,8 @@ import pytest
 from answers import refusal
 from trainings import digits, trainer
 
+from hybrid.data.samplers.uniform import Uniform
 from hybrid.registries import SAMPLERS
-from hybrid.samplers.uniform import Uniform
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import Backprop, named

@@ -9,7 +9,7 @@ from torch import nn
 from trainings import trainer_of
 
 from hybrid import data
-from hybrid.samplers import Choice, Sampler
+from hybrid.data.samplers import Choice, Sampler
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Backprop, PhaseStats, Program, Solver
 from hybrid.solvers.base import program_of

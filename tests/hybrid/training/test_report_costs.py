@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from trainings import digits, trained_weights, trainer
 
+from hybrid.data.samplers import SelectiveBackprop
 from hybrid.links.base import RankLinks
-from hybrid.samplers import SelectiveBackprop
 from hybrid.solvers import AugmentedLagrangian, Backprop
 from hybrid.training.run import Run
 

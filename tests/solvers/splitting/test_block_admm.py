@@ -27,7 +27,7 @@ from scaled_admm import ScaledADMM
 from setting_modes import KEPT, NEVER_RESTS, Mode, paced, windowed
 from torch import Tensor, nn
 
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM, PhaseStats
 from hybrid.solvers.layers.projection import PROJECTIONS, Projection, Sign
 
@@ -36,7 +36,7 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 NEAR = {"solver.rho": 0.2}
 """lam stays close to activations that are as small as those of the tests."""
 HOPS = {"rounds.window": 2, "solver.order": "jacobi", "solver.z_steps": 2}
-LAYER = {"model.factorize": "layer2.0:2", "rounds.window": 2, "rounds.sweeps": 2}
+LAYER = {"model.name": "factorized:small", "rounds.window": 2, "rounds.sweeps": 2}
 FILTERED: dict[str, Any] = {"rho": 0.5, "balance_ratio": 1.01, "local_lr": 0.05, "filter": 2}
 EXAMPLES = {
     "block-admm": BlockADMM(rho=0.5, balance_ratio=1.01, local_lr=0.05),

@@ -7,7 +7,7 @@ import torch
 from problems import Fixed, Problem, started
 from torch import nn
 
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import split
 from hybrid.solvers import AugmentedLagrangian, Batch, BlockADMM
 from hybrid.solvers.blocks.objective import Objective
 

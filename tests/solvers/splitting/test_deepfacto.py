@@ -8,7 +8,7 @@ import torch
 from problems import buffers, make_problem, recorded
 from torch import nn
 
-from hybrid.cuts.partition import split
+from hybrid.networks.partition import split
 from hybrid.solvers import BlockADMM
 from hybrid.solvers.layers.projection import EPSILON, Factorization
 from hybrid.solvers.splitting.factors import FactorCut

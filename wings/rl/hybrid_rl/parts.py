@@ -7,7 +7,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from hybrid.models import Unit
+from hybrid.networks.units import Unit
 from hybrid_rl.learning import draws, sac
 from hybrid_rl.learning.networks import Head, Policy, fill, flat
 from hybrid_rl.learning.replay import Batch, Replay

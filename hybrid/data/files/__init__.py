@@ -1,1 +1,0 @@
-"""Files of data sets: from the network, out of their archives and formats, safely."""

@@ -1,0 +1,243 @@
+"""The cost of a unit: counted work, the same on every machine, or measured seconds."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from hybrid.networks.units import Unit, make_single_unit_blocks, mode
+from hybrid.solvers.blocks.buffers import frozen_statistics
+from hybrid.solvers.dispatch import DispatchMode
+from hybrid.solvers.exact.gaps import Cost
+from hybrid.solvers.layers.residual import nothing_left_out, survival
+from hybrid.solvers.uncompiled import paired
+
+OPERATIONS_A_BYTE = 4.0
+"""Floating-point operations that take as long as moving one byte.
+
+The value fits each residual block of ResNet-20 within 8 % and of WRN-16-4 within 2 %, on one Zen 3
+core (docs/benchmarks/balance.py). A wrong value shifts the balance between layers that compute much
+and layers that move much memory.
+"""
+
+
+class Moved(NamedTuple):
+    """What one operation does."""
+
+    flops: float
+    """Floating-point operations."""
+    num_bytes: float
+    """Read and written."""
+
+
+@contextmanager
+def _unchanged_model(model: nn.Module) -> Iterator[None]:
+    """A context in which all units run, and the model's gradients and buffers are kept."""
+    gradients = [(p, p.grad) for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    with mode(model, model.training), frozen_statistics(model), nothing_left_out():
+        yield
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def count_costs(model: nn.Module, chain: Sequence[Unit], sample: Tensor) -> list[Cost]:
+    """Operations of each unit's forward and backward pass over one sample.
+
+    `sample` is a batch (N, ...). A unit counts by the share of passes that it runs in. The model is
+    not changed.
+    """
+    costs: list[Cost] = []
+    for unit, passes in zip(chain, count_moved(model, chain, sample), strict=True):
+        forward, backward = map(weigh, passes)
+        often, n = survival_rate(unit), len(sample)
+        costs.append(Cost(often * forward / n, often * backward / n))
+    return costs
+
+
+def weigh(moved: Sequence[Moved]) -> float:
+    """Floating-point operations, and those that moving the bytes would be worth."""
+    return sum(each.flops + OPERATIONS_A_BYTE * each.num_bytes for each in moved)
+
+
+def count_moved(
+    model: nn.Module, chain: Sequence[Unit], sample: Tensor
+) -> list[tuple[list[Moved], list[Moved]]]:
+    """What each operation of every unit's forward and backward pass over `sample` does.
+
+    The model is not changed.
+    """
+    counted = []
+    x = sample
+    with _unchanged_model(model):
+        for i, module in enumerate(make_single_unit_blocks(chain)):
+            counted.append(count_operations(module, x, i > 0))
+            module.zero_grad(set_to_none=True)  # or gradients of the whole network add up
+            with torch.no_grad():
+                x = module(x)
+    return counted
+
+
+def count_operations(
+    module: nn.Module, x: Tensor, with_input: bool
+) -> tuple[list[Moved], list[Moved]]:
+    """What each operation of a module's forward and backward pass does."""
+    with _Counter() as counter:
+        out = module(x.detach().requires_grad_(with_input))
+        forward = counter.take()
+        _backward(out)
+    return forward, counter.take()
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The time of passes over one number of samples."""
+
+    costs: list[Cost]
+    """Seconds of every unit for one sample, times the share of passes that it runs in."""
+    excess: float
+    """Time of the units, one by one, over that of the undivided network in the same repetition."""
+
+
+def measure_costs(
+    model: nn.Module, chain: Sequence[Unit], sample: Tensor, budget: float = 1.5
+) -> list[Cost]:
+    """Seconds of each unit's passes over one sample, times the share of passes it runs in."""
+    return measure_passes(model, chain, [sample], budget)[0].costs
+
+
+def measure_passes(
+    model: nn.Module, chain: Sequence[Unit], samples: Sequence[Tensor], budget: float = 1.5
+) -> list[Passes]:
+    """Medians over passes through the whole chain, after one to warm up, for each of `samples`.
+
+    The samples take turns, and with them the undivided network, so that a slow moment of the
+    machine slows all of them. As in training, the caches are full of other units' data when a unit
+    begins. Turns are repeated for `budget` seconds for each of `samples`, at least 3 and at most 9
+    times. The model is not changed.
+    """
+    modules = make_single_unit_blocks(chain)
+    turns: list[list[tuple[list[Cost], float]]] = []
+    began = perf_counter()
+    with _unchanged_model(model):
+        while len(turns) < 4 or (
+            len(turns) < 10 and perf_counter() - began < budget * len(samples)
+        ):
+            turns.append([(_time_units(modules, x), _time_network(modules, x)) for x in samples])
+    often = [survival_rate(unit) for unit in chain]
+    found = []
+    for x, taken in zip(samples, zip(*turns[1:], strict=True), strict=True):
+        units = zip(*(costs for costs, _ in taken), strict=True)
+        each = [_median_cost(unit, len(x)) for unit in units]
+        excess = median(sum(map(sum, costs)) / whole for costs, whole in taken)
+        costs = [Cost(p * c.forward, p * c.backward) for p, c in zip(often, each, strict=True)]
+        found.append(Passes(costs, excess))
+    return found
+
+
+def _median_cost(taken: Sequence[Cost], samples: int) -> Cost:
+    forward, backward = (median(way) / samples for way in zip(*taken, strict=True))
+    return Cost(forward, backward)
+
+
+def merge_units(run: Sequence[Unit]) -> Unit:
+    """Several units as one."""
+    parts = [part for unit in run for part in unit.parts.values()]
+    return replace(run[0], parts={str(i): part for i, part in enumerate(parts)})
+
+
+def merge_packed_units(block: Sequence[Unit]) -> list[Unit]:
+    """A block's units, merged where several tensors go between them: only cuts pack tensors."""
+    starts = [i for i, unit in enumerate(block) if i == 0 or unit.bundle is None]
+    return [merge_units(block[a:b]) for a, b in pairwise([*starts, len(block)])]
+
+
+def survival_rate(unit: Unit) -> float:
+    """The share of training passes in which a unit runs."""
+    return prod(survival(part) for part in unit.parts.values())
+
+
+def _time_units(modules: Sequence[nn.Module], sample: Tensor) -> list[Cost]:
+    x, graphs, forwards, backwards = sample, [], [], []
+    for i, module in enumerate(modules):
+        lam = x.detach().requires_grad_(i > 0)
+        start = _read_clock(lam)
+        x = module(lam)
+        forwards.append(_read_clock(x) - start)
+        graphs.append((lam, x))
+    p: Tensor | None = None
+    for lam, out in reversed(graphs):
+        start = _read_clock(lam)
+        _backward(out, p)
+        backwards.append(_read_clock(lam) - start)
+        p = lam.grad
+    return [Cost(f, b) for f, b in zip(forwards, reversed(backwards), strict=True)]
+
+
+def _time_network(modules: Sequence[nn.Module], sample: Tensor) -> float:
+    """Seconds of a forward and a backward pass through all modules at once."""
+    start = _read_clock(sample)
+    x: Any = sample.detach()
+    for module in modules:
+        x = module(x)
+    _backward(x)
+    return _read_clock(sample) - start
+
+
+def _backward(out: Any, p: Tensor | None = None) -> None:
+    """The backward pass from p, or from ones, for any output of a network."""
+    outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+    if outputs:
+        adjoints = [torch.ones_like(x) if p is None else p for x in outputs]
+        torch.autograd.backward([*map(paired, outputs, adjoints)])
+
+
+class _Counter(DispatchMode):
+    """Counts operations, and the bytes of the tensors that they read and write.
+
+    torch's own FlopCounterMode imports the compiler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved: list[Moved] = []
+
+    def take(self) -> list[Moved]:
+        """What operations have done since the last call."""
+        taken, self._moved = self._moved, []
+        return taken
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+        num_bytes = 0
+        if not func.is_view and not _is_of_a_pair(func, out):
+            tensors = [t for t in tree_leaves((args, out)) if isinstance(t, Tensor)]
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        if flops or num_bytes:
+            self._moved.append(Moved(flops, num_bytes))
+        return out
+
+
+def _is_of_a_pair(func: Any, out: Any) -> bool:
+    """Whether it makes the number from which `_backward` starts, or that number's gradient."""
+    made = torch.ops.aten.new_zeros.default, torch.ops.aten.ones_like.default
+    return func in made and out.dim() == 0
+
+
+def _read_clock(x: Any) -> float:
+    """The time; on one thread that of the processor, which does not count other programs."""
+    if any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(x)):
+        torch.cuda.synchronize()
+        return perf_counter()
+    return thread_time() if torch.get_num_threads() == 1 else perf_counter()

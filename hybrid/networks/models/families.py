@@ -1,0 +1,193 @@
+"""The families of residual networks, and models by name, as the command line gives them."""
+
+import os
+import re
+from typing import TypeVar
+
+from torch import nn
+
+from hybrid.networks.models.residual import (
+    BasicBlock,
+    Bottleneck,
+    PreActBlock,
+    ZeroPadShortcut,
+    build_network,
+    check_sizes,
+    conv1x1,
+    conv3x3,
+    projection,
+)
+from hybrid.networks.models.reversible import revnet
+from hybrid.networks.units import Chain
+from hybrid.solvers.checks import nearest
+from hybrid.solvers.layers.residual import Skippable
+
+STEM_WIDTH = 16
+BLOCKS_PER_STAGE: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+# at most four digits: a longer number is a slip, and would build until the memory is full
+NAME = re.compile(
+    r"(?P<family>resnet|cifar-resnet|revnet)(?P<depth>[0-9]{1,4})"
+    r"|wrn-(?P<wide_depth>[0-9]{1,4})-(?P<width>[0-9]{1,3})"
+)
+DEEPEST = 2000
+"""Beyond ResNet-1202; ten thousand layers take minutes to build and to cut."""
+EXAMPLES = (
+    *(f"resnet{depth}" for depth in (8, 14, 20, 32, 44, 56, 110, *BLOCKS_PER_STAGE)),
+    *("cifar-resnet50", "revnet18", "revnet34", "revnet50", "revnet20", "revnet110"),
+    *("wrn-16-4", "wrn-28-10", "wrn-40-4"),
+)
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def build(name: str, classes: int, channels: int, image_size: int) -> Chain:
+    """The model called `name`, for samples of shape (channels, image_size, image_size).
+
+    - `resnet18`, `34`, `50`, `101`, `152`: `imagenet_resnet`
+    - any other `resnetN` and every `cifar-resnetN`, N = 6n + 2: `resnet`
+    - `wrn-N-W`, N = 6n + 4: `wide_resnet`
+    - `revnet18`, `34`, `50`, and `revnetN`, N = 6n + 2: `revnet`
+
+    Raises `ValueError` for an unknown name, or an impossible depth or size.
+    """
+    match = NAME.fullmatch(name)
+    if match is None:
+        near = nearest(name, EXAMPLES) or "resnet20"
+        raise ValueError(
+            f"unknown model {name!r}: try {near!r} "
+            "(families: resnetN, cifar-resnetN, revnetN, wrn-N-W)"
+        )
+    family, depth = match["family"], int(match["depth"] or match["wide_depth"])
+    if depth > DEEPEST:
+        raise ValueError(f"{name} has depth {depth}; it must be at most {DEEPEST}")
+    size = classes, channels, image_size
+    if family is None:
+        width = int(match["width"])
+        _check_memory(name, depth, width)
+        return wide_resnet(depth, width, *size)
+    if family == "revnet":
+        return revnet(depth, *size)
+    large = family == "resnet" and depth in BLOCKS_PER_STAGE
+    return (imagenet_resnet if large else resnet)(depth, *size)
+
+
+def _check_memory(name: str, depth: int, width: int) -> None:
+    # two 3 x 3 convolutions a block, (depth - 4) / 6 blocks of 16, 32 and 64 times the width
+    weights_bytes = 4 * 3 * (depth - 4) * (16**2 + 32**2 + 64**2) * width**2
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights_bytes > memory_bytes:
+        raise ValueError(
+            f"{name} has {weights_bytes / 1e9:,.0f} GB of weights, this machine has "
+            f"{memory_bytes / 1e9:,.0f} GB of memory: take a smaller width"
+        )
+
+
+def resnet(depth: int = 20, classes: int = 10, channels: int = 3, image_size: int = 32) -> Chain:
+    """ResNet of depth 6n + 2 for (channels, image_size, image_size) (He et al. 2016, section 4.2).
+
+    Three stages of width 16, 32, 64; where the shape changes, the shortcut is He et al.'s option A,
+    subsampling and zero channels. Raises `ValueError` for another depth, classes < 2, channels < 1,
+    image_size < 4.
+    """
+    check_sizes(classes, channels, image_size)
+    n = _blocks_per_stage("resnet", depth, 2)
+    stem = {
+        "conv1": conv3x3(channels, STEM_WIDTH),
+        "bn1": nn.BatchNorm2d(STEM_WIDTH),
+        "relu": nn.ReLU(inplace=True),
+    }
+    image = channels, image_size, image_size
+    return build_network(
+        stem, BasicBlock, STEM_WIDTH, 16, (n, n, n), ZeroPadShortcut, image, classes
+    )
+
+
+def wide_resnet(
+    depth: int = 16, width: int = 4, classes: int = 10, channels: int = 3, image_size: int = 32
+) -> Chain:
+    """WRN-depth-width, depth 6n + 4, no dropout (Zagoruyko & Komodakis 2016, Table 1).
+
+    `width` multiplies the channels of every stage. A stage's first shortcut is a 1x1 convolution
+    without batch norm, since its input is already normalized and activated. Raises `ValueError`
+    for another depth, width < 1, classes < 2, channels < 1, image_size < 4.
+    """
+    if width < 1:
+        raise ValueError(f"width is {width}, the least is 1: set width >= 1")
+    check_sizes(classes, channels, image_size)
+    n = _blocks_per_stage("wide_resnet", depth, 4)
+    stem: dict[str, nn.Module] = {"conv1": conv3x3(channels, STEM_WIDTH)}
+    image = channels, image_size, image_size
+    return build_network(
+        stem, PreActBlock, STEM_WIDTH, 16 * width, (n, n, n), conv1x1, image, classes
+    )
+
+
+def _blocks_per_stage(family: str, depth: int, offset: int) -> int:
+    """The n of depth 6n + `offset`."""
+    n, rest = divmod(depth - offset, 6)
+    if n < 1 or rest:
+        below = 6 * n + offset
+        near = f"{below} or {below + 6}" if n >= 1 else f"{6 + offset}"
+        raise ValueError(
+            f"{family} has no depth {depth}, only 6n + {offset} with n >= 1: try {near}"
+        )
+    return n
+
+
+def imagenet_resnet(
+    depth: int = 50, classes: int = 1000, channels: int = 3, image_size: int = 224
+) -> Chain:
+    """ResNet of depth 18, 34, 50, 101 or 152 (He et al. 2016, Table 1; option B shortcuts).
+
+    Four stages of width 64 to 512; the `state_dict` has torchvision's names and shapes. The network
+    reduces the image 32-fold; smaller images run, but their last stages see a single pixel.
+    Raises `ValueError` for another depth, classes < 2, channels < 1, image_size < 4.
+    """
+    check_sizes(classes, channels, image_size)
+    if depth not in BLOCKS_PER_STAGE:
+        known = ", ".join(map(str, BLOCKS_PER_STAGE))
+        raise ValueError(f"imagenet_resnet has no depth {depth}: choose one of {known}")
+    block, num_blocks = BLOCKS_PER_STAGE[depth]
+    stem = {
+        "conv1": nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(64),
+        "relu": nn.ReLU(inplace=True),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+    }
+    image = channels, image_size, image_size
+    return build_network(stem, block, 64, 64, num_blocks, projection, image, classes)
+
+
+def stochastic_depth(model: M, survival: float) -> M:
+    """`model`, whose u-th of U residual units survives with probability 1 - u/U (1 - survival).
+
+    So the last one survives with `survival`, in (0, 1]; units that change the shape count, but are
+    always there (Huang et al., arXiv 1603.09382, section 3). ValueError for another probability, or
+    if no unit of the model can be left out.
+    """
+    if not 0 < survival <= 1:
+        raise ValueError(f"survival is {survival}; it must lie in (0, 1]")
+    units = [module for module in model.modules() if isinstance(module, Skippable)]
+    if survival < 1 and not any(unit.skippable for unit in units):
+        raise ValueError(
+            f"survival is {survival}, but {type(model).__name__} has no unit that can be left out: "
+            "leave it out, or take a resnet or a wide one"
+        )
+    for number, unit in enumerate(units, 1):
+        unit.survival = 1 - number / len(units) * (1 - survival) if unit.skippable else 1.0
+    return model
+
+
+FAMILIES = {
+    "resnetN, cifar-resnetN": resnet,
+    "wrn-N-W": wide_resnet,
+    "resnet18, 34, 50, 101, 152": imagenet_resnet,
+    "revnetN, revnet18, 34, 50": revnet,
+}
+"""Names, N and W numbers, and what builds them."""

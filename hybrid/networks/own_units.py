@@ -1,0 +1,251 @@
+"""A rank's own units: a network built from its seed, whose other weights take no memory.
+
+A constructor makes large tensors in an order that does not depend on where they lie. Without
+memory, on torch's meta device, it tells which of them become parameters of which block. Built
+again, a parameter of another block lies in one buffer that all of these share: it is drawn there
+by the same kernel, so the generator advances, and what follows has the bits of the whole network.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hybrid.networks.blocks import Blocks
+from hybrid.solvers.dispatch import DispatchMode
+from hybrid.solvers.exact.gaps import Cost
+
+LARGE = 2**16
+"""Bytes from which a parameter of another block is not kept; all that is smaller is."""
+
+
+class Allocation(NamedTuple):
+    """A large tensor that a constructor makes, and that becomes a block's parameter."""
+
+    block: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Division:
+    """How one rank has cut the network, for all ranks."""
+
+    starts: list[int]
+    cuts: list[str]
+    costs: list[Cost]
+    allocations: Mapping[int, Allocation]
+    """By their place among the large tensors that the constructor makes; empty: not known."""
+
+
+class Cut(Protocol):
+    """Cuts a network, where it is told to or of itself."""
+
+    def __call__(self, made: nn.Module, cuts: list[str] | None = None) -> Blocks: ...
+
+
+def divide(make: Callable[[], nn.Module], cut: Cut, measured: bool) -> Division:
+    """The division of the network that `make` builds; `measured`: by times, which need weights.
+
+    A network that can neither be built nor cut without its weights is built whole.
+    """
+    whole = cut(make()) if measured else None
+    generators = _Generators()
+    found = _divide_without_weights(make, cut, None if whole is None else whole.cuts)
+    generators.restore()
+    if found is None:
+        whole = whole or cut(make())
+        return Division(whole.starts, whole.cuts, whole.costs, {})
+    return found if whole is None else replace(found, costs=whole.costs)
+
+
+def build_own(make: Callable[[], nn.Module], division: Division, own: Collection[int]) -> nn.Module:
+    """The network, in which the weights of the blocks in `own` have the bits that `make` gives.
+
+    Other blocks' large parameters share memory, in which anything may stand.
+    """
+    foreign = {i: a for i, a in division.allocations.items() if a.block not in own}
+    if not foreign:
+        return make()
+    generators, mode = _Generators(), _Sharing(foreign)
+    try:
+        with mode:
+            made = make()
+    except Exception:  # which building it whole raises again, if it was not for the memory
+        mode.read = True
+    if mode.read:
+        generators.restore()
+        return make()
+    return made
+
+
+def share_memory(blocks: Blocks, own: Collection[int]) -> None:
+    """Give the large parameters of all blocks but those in `own` one memory, which is all zeros.
+
+    Nobody may write there, so the system has no page of it. Shapes and layouts are as they were:
+    units run, cost as much, and a loss can be tried out.
+    """
+    others = _large_parameters(blocks, own)
+    zeros = _Zeros(max((p.nbytes for p in others), default=0))
+    for p in others:
+        p.data = zeros.like(p)
+
+
+def let_go(blocks: Blocks, index: int) -> None:
+    """Give the large parameters of all blocks but `index` one number each, as their memory.
+
+    Who writes there gets torch's error. ValueError if that has happened to the block's own.
+    """
+    for name, p in blocks.module(index).named_parameters():
+        if p.nbytes >= LARGE and not any(p.stride()):
+            raise ValueError(
+                f"the weights of {blocks.module(index).global_name(name)} are another rank's since "
+                "a training before: build the network anew, or keep its cuts"
+            )
+    for p in _large_parameters(blocks, [index]):
+        # the weights of a mean
+        number = torch.tensor(len(p) / p.numel(), dtype=p.dtype, device=p.device)
+        p.data = number.expand(p.shape)
+
+
+def _large_parameters(blocks: Blocks, own: Collection[int]) -> list[nn.Parameter]:
+    """Those of all blocks but `own`."""
+    kept = {id(p) for k in own for p in blocks.module(k).parameters()}
+    every = (p for k in range(len(blocks)) for p in blocks.module(k).parameters())
+    return [p for p in every if id(p) not in kept and p.nbytes >= LARGE and p.is_floating_point()]
+
+
+class _Zeros:
+    """A memory for tensors that are only read."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu").untyped_storage()
+
+    def like(self, x: Tensor) -> Tensor:
+        """Zeros of the shape and layout of x."""
+        made = torch.empty(0, dtype=x.dtype, device="cpu")
+        return made.set_(self._memory, 0, x.shape, x.stride())
+
+
+class _Allocations(DispatchMode):
+    """Numbers the large tensors that a constructor makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.newest: dict[int, int] = {}
+        """The number of the newest tensor in each memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _draws_nothing(func, args):
+            return args[0]
+        given = {_memory(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **(kwargs or {}))
+
+        def seen(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.nbytes < LARGE or _memory(x) in given:
+                return x
+            self.count += 1
+            return self._new(self.count - 1, x)
+
+        out = tree_map(seen, out)
+        self._watch(given, out)
+        return out
+
+    def _new(self, number: int, x: Tensor) -> Tensor:
+        self.newest[_memory(x)] = number
+        return x
+
+    def _watch(self, given: set[int], out: Any) -> None:
+        pass
+
+
+class _Sharing(_Allocations):
+    """Lets large tensors that become other blocks' parameters share one memory."""
+
+    def __init__(self, foreign: Mapping[int, Allocation]) -> None:
+        super().__init__()
+        self.foreign = foreign
+        self.read = False
+        """Whether anything was computed from what lies there, or is not as it was foreseen."""
+        sizes = (a.dtype.itemsize * torch.Size(a.shape).numel() for a in foreign.values())
+        self._shared = torch.UntypedStorage(max(sizes))
+
+    def _new(self, number: int, x: Tensor) -> Tensor:
+        foreseen = self.foreign.get(number)
+        if foreseen is None:
+            return x
+        if (foreseen.shape, foreseen.dtype) != (tuple(x.shape), x.dtype) or not x.is_cpu:
+            self.read = True
+            return x
+        made = x.new_empty(0)
+        return made.set_(self._shared, 0, x.shape, x.stride())
+
+    def _watch(self, given: set[int], out: Any) -> None:
+        if self._shared._cdata in given:
+            made = tree_leaves(out)
+            inside = [isinstance(x, Tensor) and _memory(x) == self._shared._cdata for x in made]
+            self.read |= not (inside and all(inside))
+
+
+def _divide_without_weights(
+    make: Callable[[], nn.Module], cut: Cut, cuts: list[str] | None
+) -> Division | None:
+    """The division, found on weights without memory; None where the network needs them."""
+    try:
+        seen = _Allocations()
+        with torch.device("meta"), seen:
+            network = make()
+        numbers = {
+            name: seen.newest.get(_memory(p), -1)
+            for name, p in network.named_parameters(remove_duplicate=False)
+        }
+        parameters = {id(p) for p in network.parameters()}
+        zeros = _Zeros(max(p.nbytes for p in network.parameters()))
+        network._apply(
+            lambda x: zeros.like(x) if id(x) in parameters else torch.zeros(x.shape, dtype=x.dtype)
+        )
+        blocks = cut(network, cuts)
+    except Exception:  # whatever a user's code does without its weights; with them it says so
+        return None
+    found = {}
+    for index in range(len(blocks)):
+        for unit in blocks.units_of(index):
+            for name, p in unit.parameters().items():
+                found[numbers[name]] = Allocation(index, tuple(p.shape), p.dtype)
+    found.pop(-1, None)
+    return Division(blocks.starts, blocks.cuts, blocks.costs, found)
+
+
+def _draws_nothing(func: Any, args: Any) -> bool:
+    """Whether it draws in place without memory, for which torch would import its compiler."""
+    return (
+        torch.Tag.nondeterministic_seeded in func.tags
+        and func._schema.is_mutable
+        and isinstance(args[0], Tensor)
+        and args[0].is_meta
+    )
+
+
+def _memory(x: Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
+
+
+class _Generators:
+    """Python's, numpy's and torch's generators, as they are."""
+
+    def __init__(self) -> None:
+        self.python, self.numpy = random.getstate(), np.random.get_state()
+        self.torch = torch.get_rng_state()
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)

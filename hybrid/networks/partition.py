@@ -1,0 +1,239 @@
+"""A model cut into blocks: evenly, by counted operations, by measured time, or by given cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from hybrid.errors import no_exit, one_line
+from hybrid.networks.blocks import Blocks, default_sample
+from hybrid.networks.costs import count_costs, measure_costs, merge_units
+from hybrid.networks.segments import Graph
+from hybrid.networks.units import Chain, Unit, check_shared_tensors, is_sequence, units
+from hybrid.solvers.checks import nearest
+from hybrid.solvers.exact.gaps import Cost
+
+BALANCES = ("operations", "measured", "even")
+UNEVEN = 1.2
+"""Largest cost of a block over the mean at which only single tensors cross cuts."""
+
+
+@no_exit()
+def split(
+    model: nn.Module,
+    blocks: int | None = None,
+    *,
+    cuts: Sequence[str] | None = None,
+    balance: str = "operations",
+    sample: Any = None,
+) -> Blocks:
+    """Cut a model's units into contiguous blocks.
+
+    The units are the children of an `nn.Sequential`. Any other module is traced, and its units are
+    the pieces of its graph between which a single tensor is alive, or several tensors if blocks
+    would be uneven otherwise or a cut names such a place.
+
+    `blocks` is the number of blocks, of about equal cost: `balance` "measured" times a forward and
+    backward pass of each unit, "operations" counts its arithmetic and memory traffic (the same on
+    every machine), "even" counts units. Alternatively, `cuts` names the first unit of every block
+    but the first. `sample` is a batch of inputs for the trace and the cost: a tensor, a tuple (by
+    position) or a dict (by name); this project's models have a sample of their own.
+
+    Raises ValueError for a split that is not possible, with the number of units.
+    """
+    _check_arguments(model, blocks, cuts, balance, sample)
+    chain = units(model) if is_sequence(model) else []
+    fits = set(cuts or ()) <= {unit.name for unit in chain} and (blocks or 1) <= len(chain)
+    traceable = sample is not None and not isinstance(model, Chain)
+    if not chain or (traceable and not fits):
+        return _split_graph(model, blocks, cuts, balance, sample)
+    return _split_chain(model, chain, blocks, cuts, balance, sample)
+
+
+def _check_arguments(
+    model: Any, blocks: int | None, cuts: Sequence[str] | None, balance: str, sample: Any
+) -> None:
+    """ValueError for invalid arguments."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"split was given {str(model)[:60]!r}: give a torch.nn.Module")
+    if cuts is None and blocks is None:
+        raise ValueError("split needs a number of blocks, or cuts by unit name")
+    if balance not in BALANCES:
+        raise ValueError(f"balance is {balance!r}; choose one of {', '.join(BALANCES)}")
+    if not isinstance(blocks, int | None):
+        raise ValueError(f"split was given {blocks!r} blocks: give a whole number")
+    if not all(isinstance(x, Tensor) and x.dim() for x in tree_leaves(sample) if x is not None):
+        raise ValueError(
+            f"sample is a {type(sample).__name__}: give a batch of inputs, a tensor, a tuple or a "
+            "dict of tensors with one row for each sample"
+        )
+
+
+def _split_chain(
+    model: nn.Module,
+    chain: list[Unit],
+    blocks: int | None,
+    cuts: Sequence[str] | None,
+    balance: str,
+    sample: Any,
+) -> Blocks:
+    names = [unit.name for unit in chain]
+    if cuts is not None:
+        return Blocks(model, chain, [0, *_find_cut_indices(list(cuts), names)])
+    assert blocks is not None
+    if not 1 <= blocks <= len(chain):
+        raise ValueError(
+            f"{blocks} blocks asked of {len(chain)} units ({', '.join(names)}): "
+            f"ask for 1 to {len(chain)} blocks, or take a deeper model"
+        )
+    if blocks in (1, len(chain)):
+        return Blocks(model, chain, list(range(blocks)))
+    costs = _compute_costs(model, chain, balance, sample)
+    starts = balance_starts([sum(cost) for cost in costs], blocks)
+    return Blocks(model, chain, starts, costs)
+
+
+def _compute_costs(model: nn.Module, chain: list[Unit], balance: str, sample: Any) -> list[Cost]:
+    if balance == "even":
+        return [Cost(1.0, 2.0)] * len(chain)
+    x = default_sample(model, sample)
+    made = Blocks(model, chain, [0]).with_bundles(x)
+    measure = count_costs if balance == "operations" else measure_costs
+    try:
+        return measure(model, made.units, made.pack_inputs(x))
+    except RuntimeError as error:
+        raise ValueError(
+            f"the units of {type(model).__name__} cannot be costed, one by one forward and "
+            f"backward: {one_line(error)[:200]}; give cuts=, or correct the unit"
+        ) from error
+
+
+def _split_graph(
+    model: nn.Module,
+    blocks: int | None,
+    cuts: Sequence[str] | None,
+    balance: str,
+    sample: Any,
+) -> Blocks:
+    """A traced module in blocks: single tensors cross the cuts, or several where that pays."""
+    if sample is None and blocks == 1:
+        return Blocks(model, [Unit("model", {"": model})], [0])
+    if sample is None:
+        raise ValueError(
+            f"a {type(model).__name__} is cut along its graph, which needs sample=, a batch of its "
+            "inputs"
+        )
+    graph = Graph(model, sample)
+    chain = graph.units()
+    if cuts is not None:
+        cut = _split_chain(model, chain, None, graph.find_units_named(cuts), balance, sample)
+    elif blocks is None or not 1 < blocks <= len(chain):
+        cut = _split_chain(model, chain, blocks, None, balance, sample)
+    else:
+        cut = _balance_graph(model, chain, graph.widths, blocks, balance, sample)
+    check_shared_tensors([cut.module(index) for index in range(len(cut))])
+    return cut
+
+
+def _balance_graph(
+    model: nn.Module,
+    chain: list[Unit],
+    widths: list[int],
+    blocks: int,
+    balance: str,
+    sample: Any,
+) -> Blocks:
+    """Balanced cuts, crossed by as few tensors as possible without a much slower block.
+
+    `widths`: how many tensors go into each unit but the first.
+    """
+    candidates: list[Blocks] = []
+    for most in sorted(set(widths)):
+        places = [0, *[i for i, width in enumerate(widths, 1) if width <= most]]
+        runs = [merge_units(chain[a:b]) for a, b in pairwise([*places, len(chain)])]
+        if len(runs) < blocks:
+            continue
+        starts = _split_chain(model, runs, blocks, None, balance, sample).starts
+        cut = Blocks(model, chain, [places[i] for i in starts])
+        cut.costs = _compute_block_costs(cut, balance, sample)
+        candidates.append(cut)
+        if _slowest(cut) <= UNEVEN * min(map(_mean_cost, candidates)):
+            break
+    least = min(map(_slowest, candidates))
+    return next(cut for cut in candidates if _slowest(cut) <= UNEVEN * least)
+
+
+def _compute_block_costs(cut: Blocks, balance: str, sample: Any) -> list[Cost]:
+    """The cost of each block, at its first unit; 0 at the others.
+
+    What crosses no cut is not packed, so a block's cost is not the sum of its units'.
+    """
+    runs = [cut.units_of(k) for k in range(len(cut))]
+    block_costs = _compute_costs(cut.model, [merge_units(run) for run in runs], balance, sample)
+    costs = [Cost(0.0, 0.0)] * len(cut.units)
+    for start, run, cost in zip(cut.starts, runs, block_costs, strict=True):
+        units = len(run) if balance == "even" else 1
+        costs[start] = Cost(*(units * part for part in cost))
+    return costs
+
+
+def _slowest(blocks: Blocks) -> float:
+    return max(map(sum, blocks.costs))
+
+
+def _mean_cost(blocks: Blocks) -> float:
+    return sum(map(sum, blocks.costs)) / len(blocks)
+
+
+def _find_cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The places of cuts among the units; ValueError for unknown names or another order."""
+    indices: list[int] = []
+    for cut in cuts:
+        if cut not in names:
+            near = nearest(cut, names, 0.6)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ValueError(
+                f"no unit {cut!r} among the {len(names)} units ({', '.join(names)}){hint}"
+            )
+        indices.append(names.index(cut))
+    if 0 in indices:
+        raise ValueError(f"a cut before {names[0]!r}, the first unit, would leave block 0 empty")
+    if indices != sorted(set(indices)):
+        raise ValueError(f"cuts {cuts} are not in the model's order: {', '.join(names)}")
+    return indices
+
+
+def balance_starts(costs: Sequence[float], blocks: int) -> list[int]:
+    """Starts of `blocks` contiguous runs whose largest sum is smallest.
+
+    The solution is exact, by dynamic programming. Among equal ones the sum of squares decides, then
+    the earlier cut.
+    """
+    sums = [0.0, *accumulate(costs)]
+    peak, _ = _best_runs(sums, blocks, max)
+    _, starts = _best_runs(
+        sums, blocks, lambda squares, run: squares + run**2 if run <= peak else inf
+    )
+    return starts
+
+
+def _best_runs(
+    sums: Sequence[float], blocks: int, extend: Callable[[float, float], float]
+) -> tuple[float, list[int]]:
+    """The smallest score and its starts; `extend` adds a run to a score."""
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    for _ in range(blocks):
+        best = {
+            end: min(
+                (extend(score, sums[end] - sums[start]), [*starts, start])
+                for start, (score, starts) in best.items()
+                if start < end
+            )
+            for end in range(min(best) + 1, len(sums))
+        }
+    return best[len(sums) - 1]

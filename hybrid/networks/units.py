@@ -1,0 +1,236 @@
+"""Units, the pieces of a model that are never cut, and runs of them as one module."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hybrid.solvers.layers.bundle import Bundle, call_network
+
+
+@dataclass
+class Unit:
+    """The smallest piece of a chain that one rank owns whole.
+
+    `parts` maps the global prefix of each module to the module, in running order; see `full_name`.
+    """
+
+    name: str
+    parts: dict[str, nn.Module]
+    bundle: Bundle | None = None
+    """Of what goes in, where that is not one tensor."""
+    begins: bool = False
+    """Whether that is the network's input."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parameters and persistent buffers by their names in the whole model."""
+        return {
+            full_name(prefix, name): tensor
+            for prefix, module in self.parts.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its parameters by their names in the whole model, tied ones by each of theirs."""
+        return {
+            full_name(prefix, name): parameter
+            for prefix, module in self.parts.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+
+
+def full_name(prefix: str, local: str) -> str:
+    """Name in the whole model of a module's tensor, "" being the model's own prefix."""
+    return f"{prefix}.{local}" if prefix else local
+
+
+class Chain(nn.Sequential):
+    """An `nn.Sequential` that knows which of its children stay together.
+
+    `units` maps a unit's name to its children's names and covers all children, in order. A unit
+    that is one plain `nn.Sequential` child ("layer1") is a stage: each of its children becomes a
+    unit of its own ("layer1.0", "layer1.1", ...).
+
+    `input_shape` is (channels, height, width) of one sample; the output is (samples, classes).
+    Raises `ValueError` if two units share a tensor.
+    """
+
+    def __init__(
+        self,
+        modules: OrderedDict[str, nn.Module],
+        units: dict[str, tuple[str, ...]],
+        input_shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__(modules)
+        self.grouping = units
+        self.input_shape = input_shape
+        self.classes = classes
+        check_units(_units_of_chain(self))
+
+    def __getitem__(self, idx: slice | int) -> nn.Sequential | nn.Module:
+        # a slice has no grouping of its own, and the inherited method would build a Chain
+        if isinstance(idx, slice):
+            return nn.Sequential(OrderedDict(list(self._modules.items())[idx]))
+        return super().__getitem__(idx)
+
+
+def units(model: nn.Module) -> list[Unit]:
+    """The units of `model` in running order; running them one after the other is the model.
+
+    A `Chain` has the units it was made with. In any other `nn.Sequential` every leaf is a unit,
+    named by its dotted path ("0", "layer2.0"); nested plain `nn.Sequential`s are opened, and
+    `nn.TransformerEncoder`s, which without masks run their layers one after the other; any other
+    module is a leaf. A leaf that works in place (`nn.ReLU(inplace=True)`) belongs to the unit
+    before it: at a cut its input would be an auxiliary variable, which nobody may write to.
+
+    Raises `ValueError` for a model that is no chain of modules, is empty, or has two units that
+    share a parameter or buffer (two ranks would then train copies that drift apart).
+    """
+    if isinstance(model, Chain):
+        return check_units(_units_of_chain(model))
+    if not (isinstance(model, nn.Sequential) and is_sequence(model)):
+        raise ValueError(
+            f"a {type(model).__name__} is no nn.Sequential, or has a forward of its own: its units "
+            "are known from its graph (hybrid.split with sample=)"
+        )
+    found: list[Unit] = []
+    for path, leaf in _leaves(model):
+        if found and getattr(leaf, "inplace", False):
+            found[-1].parts[path] = leaf
+        else:
+            found.append(Unit(path, {path: leaf}))
+    return check_units(found)
+
+
+def is_sequence(model: nn.Module) -> bool:
+    """Whether running the model is running its children one after the other."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
+@contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Training or evaluation mode; afterwards the mode and all buffers are what they were."""
+    was = [(module, module.training) for module in model.modules()]
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module, _ in was
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in was:
+            module.training = before
+        for module, name, buffer, copy in kept:
+            module._buffers[name] = buffer.copy_(copy)
+
+
+def _units_of_chain(chain: Chain) -> list[Unit]:
+    grouped = [child for children in chain.grouping.values() for child in children]
+    assert grouped == list(chain._modules), "every child is in one unit, in running order"
+    found = []
+    for name, children in chain.grouping.items():
+        parts = {child: chain.get_submodule(child) for child in children}
+        stage = parts[children[0]]
+        if len(parts) == 1 and type(stage) is nn.Sequential:
+            found += [Unit(path, {path: leaf}) for path, leaf in _leaves(stage, children[0] + ".")]
+        else:
+            found.append(Unit(name, parts))
+    return found
+
+
+def _leaves(stage: nn.Sequential, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    # not named_children(), which skips a module's second occurrence
+    for name, child in stage._modules.items():
+        assert child is not None
+        # exactly nn.Sequential: a subclass may have a forward of its own
+        if type(child) is nn.Sequential:
+            yield from _leaves(child, f"{prefix}{name}.")
+        elif type(child) is nn.TransformerEncoder:
+            yield from _leaves(nn.Sequential(*child.layers), f"{prefix}{name}.layers.")
+            if child.norm is not None:
+                yield f"{prefix}{name}.norm", child.norm
+        else:
+            yield prefix + name, child
+
+
+def check_units(found: list[Unit]) -> list[Unit]:
+    """The units; ValueError if there are none, or two share a tensor."""
+    if not found:
+        raise ValueError("the model has 0 units, at least 1 is needed: add modules to it")
+    owner: dict[int, str] = {}
+    for unit in found:
+        for module in unit.parts.values():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                if owner.setdefault(id(tensor), unit.name) != unit.name:
+                    raise ValueError(
+                        f"units {owner[id(tensor)]!r} and {unit.name!r} share the tensor {name!r}, "
+                        "and a tensor belongs to 1 unit: give each its own copy"
+                    )
+    return found
+
+
+class BlockModule(nn.Sequential):
+    """A block's units in running order, with the global names of their tensors.
+
+    Several tensors go in or out packed as one, see `Bundle`. The network's outputs are not packed.
+    """
+
+    def __init__(self, block: Sequence[Unit], after: Unit | None = None) -> None:
+        parts = [(prefix, m) for unit in block for prefix, m in unit.parts.items()]
+        super().__init__(OrderedDict((str(i), m) for i, (_, m) in enumerate(parts)))
+        self.prefixes = [prefix for prefix, _ in parts]
+        self.before: Bundle | None = block[0].bundle
+        self.after: Bundle | None = after.bundle if after else None
+        self.begins = block[0].begins
+        """Whether its input is the network's."""
+
+    def forward(self, input: Any, parts: slice | None = None) -> Any:
+        """(N, ...) -> (N, ...); with `parts` through these only, from the first one's input."""
+        if self.before is None and self.after is None and parts is None:
+            return super().forward(input)  # type: ignore[no-untyped-call]
+        chosen = range(len(self._modules))[parts or slice(None)]
+        value = input if self.before is None or 0 not in chosen else self.before.unpack(input)
+        for i in chosen:
+            part = self._modules[str(i)]
+            assert part is not None
+            value = call_network(part, value) if self.begins and not i else part(value)
+        ends = len(self._modules) - 1 in chosen
+        return value if self.after is None or not ends else self.after.pack(value)
+
+    def global_name(self, local: str) -> str:
+        """The name in the whole model's state dict of this module's tensor `local`."""
+        index, _, rest = local.partition(".")
+        prefix = self.prefixes[int(index)]
+        return full_name(prefix, rest)
+
+
+def make_single_unit_blocks(chain: Sequence[Unit]) -> list[BlockModule]:
+    """Every unit as a block of its own."""
+    return [
+        BlockModule([unit], after) for unit, after in zip(chain, [*chain[1:], None], strict=True)
+    ]
+
+
+def check_shared_tensors(blocks: Sequence[BlockModule]) -> None:
+    """ValueError if two blocks share a parameter or statistic: their copies would differ soon."""
+    owner: dict[int, int] = {}
+    for index, module in enumerate(blocks):
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        statistics = {id(b) for norm in norms for b in norm.buffers()}
+        found: list[tuple[str, str, Tensor]]
+        found = [(name, "parameter", p) for name, p in module.named_parameters()]
+        found += [(n, "statistic", b) for n, b in module.named_buffers() if id(b) in statistics]
+        for name, kind, tensor in found:
+            if owner.setdefault(id(tensor), index) != index:
+                raise ValueError(
+                    f"blocks {owner[id(tensor)]} and {index} share the {kind} "
+                    f"{module.global_name(name)!r}, and their copies would drift apart: cut "
+                    "elsewhere, or give each its own"
+                )

@@ -1,0 +1,209 @@
+"""The mini-batches of an epoch, the same on every rank, and the way back of their losses."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid.data.dataset import Data
+from hybrid.data.samplers.base import Choice, Learning, Sampler, check_ids, check_tensor
+from hybrid.errors import AgreedError, one_line
+from hybrid.links import RankLinks
+from hybrid.solvers.state import State, entries
+
+
+class BatchSampler:
+    """Mini-batches of `size` samples as a sampler chooses them.
+
+    A sampler that needs no losses chooses on every rank. One that learns lives on the rank of the
+    first replica's last block, which has the losses, and sends its choice to all ranks; they ask
+    for the same mini-batches at the same time.
+    """
+
+    def __init__(
+        self, sampler: Sampler, data: Data, seed: int, size: int, links: RankLinks | None = None
+    ) -> None:
+        self.sampler, self.size, self.links = sampler, size, links
+        self.learns = isinstance(sampler, Learning)
+        self.choice = sampler.start(data, seed)
+        self.steps = self.choice.batches(size)
+        """Mini-batches of an epoch."""
+        place = None if links is None else links.place
+        self._chooses = place is None or (not place.replica and place.block == place.blocks - 1)
+        self._replicas = 1 if place is None else place.replicas
+        self._numbering = Numbering(self.choice)
+        self._epoch = -1
+        self._ids: dict[int, Tensor] = {}
+        """The sample numbers of this epoch's mini-batches that have been asked for."""
+        self._next = 0
+        """The step of the first mini-batch that has never been asked for."""
+        self._without_losses: deque[tuple[int, Tensor]] = deque()
+        """Steps and samples of the mini-batches whose losses come with the next report."""
+        self._with_losses: deque[tuple[int, Tensor, Tensor]] = deque()
+        """Mini-batches with losses that the sampler may not use yet, because of its lag."""
+        self._fault = ""
+        """Why it cannot go on; the next choice reports it on all ranks."""
+
+    def ids(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
+        """Numbers (size,), int64, of the samples of an epoch's mini-batches; all ranks call it.
+
+        A sample that is taken again has another number each time: see `Data`.
+        """
+        if not self.choice.repeats:
+            return [self.choice.choose(epoch, i * self.size, self.size) for i in numbers]
+        if epoch != self._epoch:
+            self._epoch, self._ids = epoch, {}
+        asked = [i for i in numbers if i not in self._ids]
+        if asked:
+            choose = self._choose_for_all if self.learns else self._choose_each
+            self._ids |= dict(zip(asked, choose(epoch, asked), strict=True))
+        return [self._ids[i] for i in numbers]
+
+    def _choose_for_all(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
+        """The choice of the rank that the sampler lives on, sent to all ranks.
+
+        All need it: the first blocks for inputs, the last for targets, those between for what
+        random layers draw and for the rows of what they store. It is 8 bytes a sample.
+        """
+        found: list[Tensor] | str | None = None
+        if self._chooses:
+            try:
+                found = self._choose_each(epoch, numbers)
+            except (ValueError, OSError) as error:
+                found = one_line(error)
+        if self.links is not None:
+            found = self.links.broadcast(found, at=self.links.size - 1)
+        if isinstance(found, str):
+            raise AgreedError(found)
+        assert found is not None
+        return found
+
+    def _choose_each(self, epoch: int, numbers: Sequence[int]) -> list[Tensor]:
+        chosen = []
+        for number in numbers:
+            first = number * self.size
+            if isinstance(self.sampler, Learning):
+                self._learn_before(epoch * self.steps + number, self.sampler.lag)
+            ids = self.choice.choose(epoch, first, self.size)
+            self._expect_losses(epoch * self.steps + number, ids)
+            chosen.append(self._numbering.number_samples(epoch, first, ids))
+        return chosen
+
+    def _learn_before(self, step: int, lag: int) -> None:
+        """Give the sampler the losses that it may use at a step."""
+        while self._with_losses and self._with_losses[0][0] <= step - lag:
+            _, ids, losses = self._with_losses.popleft()
+            self.choice.learn(ids, losses)
+        if self._fault:
+            raise ValueError(self._fault)
+
+    def _expect_losses(self, step: int, ids: Tensor) -> None:
+        if self.learns and step >= self._next:
+            self._next = step + 1
+            self._without_losses.append((step, ids))
+
+    def take_losses(self, losses: Sequence[Sequence[Tensor]]) -> None:
+        """Take the losses (N,) that each replica's last block had since the last call, in order."""
+        if not self.learns or not self._chooses:
+            return
+        shares = [ids.tensor_split(self._replicas) for _, ids in self._without_losses]
+        sizes = [[len(own[r]) for own in shares] for r in range(self._replicas)]
+        expected = [sum(own) for own in sizes]
+        per_replica = [torch.cat([torch.empty(0), *found]) for found in losses]
+        if [len(found) for found in per_replica] != expected:
+            self._fault = (
+                f"sampler {self.sampler.name!r} has {sum(map(len, per_replica))} losses of "
+                f"{sum(expected)} samples: take a solver that reports the loss of every one, or "
+                "sampler.name=uniform"
+            )
+            return
+        split_losses = [x.split(own) for x, own in zip(per_replica, sizes, strict=True)]
+        for n, (step, ids) in enumerate(self._without_losses):
+            self._with_losses.append((step, ids, torch.cat([parts[n] for parts in split_losses])))
+        self._without_losses.clear()
+
+    def share_statistics(self) -> dict[str, Any]:
+        """The sampler's statistics of the epoch, the same on every rank; all ranks call it."""
+        if not self.learns or self.links is None:
+            return {}
+        last = self.links.size - 1
+        return self.links.broadcast(self.choice.epoch_statistics(), at=last)
+
+    def state(self) -> State:
+        if not self._chooses:
+            return State()
+        sampler_state = self.choice.state()
+        if self.learns:
+            for step, ids, losses in self._with_losses:
+                sampler_state.block[f"late {step:012d} ids"] = ids
+                sampler_state.block[f"late {step:012d} losses"] = losses
+            sampler_state.block["next"] = torch.tensor(self._next)
+        return sampler_state
+
+    def load_state(self, state: State) -> None:
+        self._epoch, self._ids = -1, {}
+        self.choice.load_state(state)
+        if not self.learns or not self._chooses or "next" not in state.block:
+            return
+        self._next = int(check_tensor("next", state.block["next"], torch.int64, ()))
+        late = entries(state.block, "late ")
+        self._without_losses.clear()
+        self._with_losses.clear()
+        for step in sorted({name.split()[0] for name in late}):
+            ids, losses = late[f"{step} ids"], late[f"{step} losses"]
+            dtype = losses.dtype if losses.is_floating_point() else torch.float32
+            ids = check_ids(f"ids of step {step}", ids, self.size, self.choice.count)
+            losses = check_tensor(f"losses of step {step}", losses, dtype, (self.size,))
+            self._with_losses.append((int(step), ids, losses))
+
+
+class Numbering:
+    """The v-th time, from 0, that an epoch takes sample i of N, its number is i + v N.
+
+    A number is a function of the choice alone, so it is the same after a resume.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+        self._counted = -1, 0
+        """The epoch, and how many of its samples are in `_times`."""
+        self._times = torch.zeros(choice.count, dtype=torch.int64)
+        """How often the epoch has taken each sample."""
+
+    def number_samples(self, epoch: int, first: int, ids: Tensor) -> Tensor:
+        """Numbers (B,) of the samples `ids` (B,) that an epoch takes from its `first` on.
+
+        ValueError for a sample that the data set does not have.
+        """
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise ValueError(
+                f"the sampler's choice is {tuple(ids.shape)} of {ids.dtype}; it must be (count,) "
+                "of torch.int64"
+            )
+        wrong = ids[(ids < 0) | (ids >= self.choice.count)]
+        if len(wrong):
+            raise ValueError(
+                f"the sampler chose sample {int(wrong[0])} of a data set of {self.choice.count}: "
+                f"let it choose from 0 to {self.choice.count - 1}"
+            )
+        if (epoch, first) != self._counted:
+            earlier = self.choice.choose(epoch, 0, first) if first else ids[:0]
+            self._times = earlier.bincount(minlength=self.choice.count)
+        numbers = ids + self.choice.count * (self._times[ids] + _count_earlier(ids))
+        self._times += ids.bincount(minlength=self.choice.count)
+        self._counted = epoch, first + len(ids)
+        return numbers
+
+
+def _count_earlier(ids: Tensor) -> Tensor:
+    """How often each of `ids` (B,) stands before its place."""
+    order = ids.argsort(stable=True)
+    sorted_, place = ids[order], torch.arange(len(ids))
+    begins = torch.cat([place[:1] == 0, sorted_[1:] != sorted_[:-1]])
+    earlier = torch.empty_like(ids)
+    earlier[order] = place - torch.where(begins, place, 0).cummax(0).values
+    return earlier

@@ -1,0 +1,193 @@
+"""Units into blocks: the best split, the user's split, and a model left as it was."""
+
+from collections import OrderedDict
+from itertools import combinations, pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hybrid import Trainer, TrainSettings, models, split
+from hybrid.networks.costs import OPERATIONS_A_BYTE
+from hybrid.networks.partition import BALANCES, balance_starts
+
+
+def resnet(depth=14):
+    torch.manual_seed(0)
+    return models.resnet(depth=depth, classes=5, channels=1, image_size=8)
+
+
+def peak_and_squares(costs, starts):
+    runs = [sum(costs[a:b]) for a, b in pairwise([*starts, len(costs)])]
+    return max(runs), sum(run**2 for run in runs)
+
+
+@given(costs=st.lists(st.integers(0, 20), min_size=1, max_size=9), data=st.data())
+def test_balanced_starts_are_the_best_of_all(costs, data):
+    blocks = data.draw(st.integers(1, len(costs)))
+    every = [[0, *rest] for rest in combinations(range(1, len(costs)), blocks - 1)]
+    best = min(every, key=lambda starts: (*peak_and_squares(costs, starts), starts))
+    assert balance_starts(costs, blocks) == best
+
+
+def test_operations_are_those_of_the_convolutions_and_of_the_bytes_they_move():
+    first, second = (nn.Conv2d(*c, 3, padding=1, bias=False) for c in ((2, 3), (3, 2)))
+    model = nn.Sequential(first, nn.ReLU(), second)
+    costs = split(model, 2, balance="operations", sample=torch.randn(4, 2, 6, 6)).costs
+    narrow, wide, weight = 2 * 36, 3 * 36, 3 * 2 * 9 / 4
+    arithmetic, value = 2 * 3 * 2 * 9 * 36, 4 * OPERATIONS_A_BYTE
+    assert [cost.forward for cost in costs] == [
+        arithmetic + value * (narrow + wide + weight),
+        value * (wide + wide),
+        arithmetic + value * (wide + narrow + weight),
+    ]
+    # the first needs no gradient of its input
+    least = [
+        arithmetic + value * (wide + narrow + 2 * weight),
+        value * 3 * wide,
+        2 * arithmetic + value * (narrow + 2 * wide + 2 * weight),
+    ]
+    for cost, bound in zip(costs, least, strict=True):
+        assert bound <= cost.backward < bound + arithmetic
+
+
+PLAIN = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+BODY = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.ReLU()))
+USERS = nn.Sequential(OrderedDict(stem=nn.Linear(3, 4), body=BODY, head=nn.Linear(4, 2)))
+CUTS = {
+    "body.2": r"^no unit 'body.2' among the 5 units \(stem, .*\); did you mean 'body.0'\?",
+    "q": r"^no unit 'q' among the 5 units \(stem, body.0, .*\)$",
+    "stem": r"^a cut before 'stem', the first unit, would leave block 0 empty",
+    "head body.0": r"cuts \['head', 'body.0'\] are not in the model's order: stem, body.0",
+    "head head": r"cuts \['head', 'head'\] are not in the model's order",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "settings", "message"),
+    [
+        *((resnet(), n, {}, rf"^{n} blocks asked of 8 units \(stem, .*1 to 8") for n in (0, -1, 9)),
+        (resnet(), None, {}, "needs a number of blocks, or cuts"),
+        (resnet(), 2, {"balance": "fair"}, "balance is 'fair'; choose one of operations, measured"),
+        (PLAIN, 2, {}, r"^costs need sample=.*or give cuts=, or balance='even'"),
+        *((USERS, None, {"cuts": cuts.split()}, said) for cuts, said in CUTS.items()),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(model, blocks, settings, message):
+    with pytest.raises(ValueError, match=message):
+        split(model, blocks, **settings)
+
+
+def test_a_users_model_is_cut_before_the_units_they_name():
+    blocks = split(USERS, cuts=["body.1.0", "head"])
+    assert [[unit.name for unit in blocks.units_of(k)] for k in range(3)] == [
+        ["stem", "body.0"],
+        ["body.1.0", "body.1.1"],
+        ["head"],
+    ]
+    assert blocks.cuts == ["body.1.0", "head"]
+
+
+def test_even_blocks_are_even_in_units_along_a_graph_too():
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+        def forward(self, x):
+            before = x
+            for layer in self.layers:
+                before, x = x, layer(x) + before
+            return x
+
+    blocks = split(Skips(), 4, balance="even", sample=torch.zeros(2, 4))
+    assert [len(blocks.units_of(k)) for k in range(4)] == [2, 2, 2, 2]
+
+
+def test_blocks_are_told_in_a_line_each():
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    told = str(split(network, cuts=["2"])).splitlines()
+    assert told == ["block 0: 0 to 1, 40 parameters", "block 1: 2 to 2, 18 parameters"]
+    balanced = str(split(network, 2, sample=torch.zeros(2, 4))).splitlines()
+    assert all(line.endswith("% of the cost") for line in balanced)
+
+
+def test_blocks_share_their_tensors_with_the_model_under_its_names():
+    model = resnet()
+    blocks = split(model, 3, balance="even")
+    tensors = {
+        module.global_name(name): tensor
+        for k in range(3)
+        for module in [blocks.module(k)]
+        for name, tensor in module.state_dict().items()
+    }
+    whole = model.state_dict()
+    assert list(tensors) == list(whole)
+    assert all(tensors[name].data_ptr() == whole[name].data_ptr() for name in whole)
+
+
+def test_images_that_do_not_fit_the_model_are_refused_with_the_block():
+    blocks = split(resnet(8), cuts=["layer2.0"])
+    said = r"^images of shape \(3, 8, 8\) do not fit the model: units stem\.\.layer1\.0 say: .+$"
+    with pytest.raises(ValueError, match=said):
+        blocks.cut_shapes(torch.zeros(1, 3, 8, 8))
+
+
+def test_a_module_that_works_in_place_stays_with_the_one_before_it():
+    relu = nn.ReLU(inplace=True)
+    model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), nn.ReLU(inplace=True))
+    for balance in BALANCES:
+        assert split(model, 2, balance=balance, sample=torch.randn(8, 4)).cuts == ["2"]
+    with pytest.raises(ValueError, match="no unit '1' among the 2 units"):
+        split(model, cuts=["1"])
+
+
+class Whole(nn.Module):
+    """What no tracer follows: how long it takes depends on its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(8, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        for _ in range(2 + int(x.isnan().any())):
+            x = self.narrow(self.wide(x).relu())
+        return x
+
+
+class Headed(nn.Module):
+    """All in one unit, but for a small head."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = Whole(), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def test_a_split_that_leaves_one_block_everything_says_so():
+    blocks = split(Headed(), 2, sample=torch.zeros(4, 8))
+    (said,) = blocks.notices
+    body, head = map(sum, blocks.costs)
+    share = f"{body / (body + head):.0%}"
+    assert said.startswith(
+        f"block 0 (body to body) has {share} of the cost, so 2 blocks are hardly"
+    )
+    assert str(blocks).splitlines()[-1] == said
+
+
+def test_a_split_that_is_fair_or_that_the_user_cut_says_nothing():
+    assert split(resnet(), 4).notices == []
+    assert split(resnet(), 1).notices == []
+    assert split(Headed(), cuts=["head"], sample=torch.zeros(4, 8)).notices == []
+
+
+def test_the_first_rank_tells_of_it_when_training_starts(capsys):
+    train = TrainSettings(epochs=1, batch_size=4, threads=1)
+    data = torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)
+    blocks = split(Headed(), 2, sample=data[0])
+    Trainer(blocks, "backprop", train=train).fit(data, data)
+    assert capsys.readouterr().out.count(blocks.notices[0]) == 1

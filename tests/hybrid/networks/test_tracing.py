@@ -1,0 +1,199 @@
+"""Any module by its graph: what is cut, what is kept whole, what is refused, and why."""
+
+import re
+from copy import deepcopy
+from inspect import getsourcelines
+
+import pytest
+import torch
+from answers import refusal
+from odd_modules import (
+    Average,
+    Doubling,
+    Dropping,
+    Noisy,
+    Normed,
+    Odds,
+    OwnCounter,
+    OwnDropout,
+    OwnFlow,
+    OwnNoise,
+    Statements,
+    Tied,
+    Two,
+    View,
+)
+from small_networks import Characters, Masked, TwoHeads, UNet
+from torch import nn
+from trainings import assert_same
+
+from hybrid import Trainer, TrainSettings, split
+from hybrid.solvers import Backprop
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+
+def run(blocks, inputs):
+    """The blocks one after the other, on the network's own inputs."""
+    made = blocks.with_bundles(inputs)
+    value = made.pack_inputs(inputs)
+    for index in range(len(made)):
+        value = made.module(index)(value)
+    return value
+
+
+def names(blocks):
+    """Of all tensors of the blocks, in the whole model."""
+    return sorted(
+        {name for i in range(len(blocks)) for u in blocks.units_of(i) for name in u.tensors()}
+    )
+
+
+@pytest.mark.parametrize("kind", [Statements, Odds])
+def test_the_blocks_compute_what_the_module_does_and_have_its_tensors(kind):
+    model = kind()
+    expected, before = kind()(X), sorted(vars(model))
+    cut = split(model, 2, sample=X)
+    assert cut.cuts == ["b"]
+    assert torch.equal(run(cut, X), expected)
+    assert names(cut) == sorted(model.state_dict())
+    assert sorted(vars(model)) == before
+
+
+@pytest.mark.parametrize("between", [Doubling(), Dropping(), Average(), Average(True), Noisy()])
+def test_a_module_that_is_no_graph_is_kept_whole(between):
+    cut = split(Two(between), 2, sample=X)
+    whole = [m for index in range(2) for m in cut.module(index).modules() if m is between]
+    assert whole == [between]
+    for training in (True, False):
+        cut.model.train(training)
+        plain = deepcopy(cut.model)
+        torch.manual_seed(1)
+        expected = plain(X)
+        torch.manual_seed(1)
+        found = cut.module(1)(cut.module(0)(X))
+        assert torch.equal(found, expected)
+        pairs = zip(cut.model.buffers(), plain.buffers(), strict=True)
+        assert all(torch.equal(buffer, other) for buffer, other in pairs)
+
+
+@pytest.mark.parametrize("between", [Average(), Average(True), nn.BatchNorm1d(4)])
+def test_a_split_leaves_buffers_and_mode_as_they_were(between):
+    model = Two(between).eval()
+    before = deepcopy(model.state_dict())
+    split(model, 2, sample=X).with_bundles(X).find_random_modules(X)
+    assert_same(model.state_dict(), before)
+    assert not model.training
+
+
+LINE = getsourcelines(OwnFlow.forward)[1] + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (OwnFlow, rf"forward is no graph \(odd_modules.py, line {LINE}: .*a module of its own"),
+        (OwnDropout, "own forward does something else in training .* a module of its own"),
+        (OwnNoise, "own forward does something else in training .* a module of its own"),
+        (OwnCounter, "forward writes to the buffer 'seen': move that code"),
+        (View, "2 blocks asked of 1 units"),
+    ],
+)
+def test_what_the_models_own_forward_may_not_do_is_said(kind, said):
+    model = kind()
+    assert re.search(said, refusal(split, model, 2, sample=X))
+    assert not any(b.any() for b in model.buffers())
+
+
+SKIPS = {"bottom": [3, 1], "down2.3": [2, 2]}
+"""By the first cut: tensors over both, what goes on and skips."""
+
+
+def test_a_u_net_is_cut_by_the_names_of_its_modules():
+    torch.manual_seed(0)
+    model = UNet(3).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 1, 16, 16)
+    for cuts in (["bottom", "up1"], ["down2.3", "wider1"]):
+        cut = split(model, cuts=cuts, sample=x)
+        assert cut.cuts == cuts
+        crossing = [cut.with_bundles(x).units_of(index)[0].bundle for index in (1, 2)]
+        assert [1 if b is None else len(b.shapes) for b in crossing] == SKIPS[cuts[0]]
+        assert torch.equal(run(cut, x), model(x))
+    assert "no cut before 'botom' in UNet" in refusal(split, model, cuts=["botom"], sample=x)
+
+
+def test_a_sample_that_does_not_fit_is_refused():
+    said = refusal(split, UNet(3), 2, sample=torch.zeros(4, 2, 16, 16))
+    assert "sample of shape (2, 16, 16) does not fit " in said
+    assert "to have 1 channels, but got 2 channels" in said
+
+
+def test_several_inputs_go_in_by_name_or_position():
+    torch.manual_seed(0)
+    tokens, mask = torch.randint(9, (4, 6)), torch.ones(4, 6, dtype=torch.int64)
+    model = Masked(9, 2).eval()
+    for inputs in ({"mask": mask, "tokens": tokens}, (tokens, mask)):
+        cut = split(model, 3, sample=inputs)
+        assert torch.equal(run(cut, inputs), model(tokens, mask))
+        assert cut.with_bundles(inputs).cuts_changed_by("int8") == cut.cuts
+    said = refusal(split, model, 2, sample={"tokens": tokens})
+    assert said == "Masked does not take these inputs: missing a required argument: 'mask'"
+
+
+def test_several_outputs_come_out_as_they_are():
+    torch.manual_seed(0)
+    model, x = TwoHeads(4, 3), X
+    found = run(split(model, 3, sample=x), x)
+    assert all(torch.equal(a, b) for a, b in zip(found, model(x), strict=True))
+
+
+def test_a_causal_mask_crosses_no_cut_and_stays_out_of_checkpoints():
+    tokens = torch.randint(9, (4, 6))
+    model = Characters(9, 6).eval()
+    cut = split(model, 4, sample=tokens)
+    assert not cut.with_bundles(tokens).cuts_changed_by("int8")
+    assert names(cut) == sorted(model.state_dict())
+    assert torch.equal(run(cut, tokens), model(tokens))
+
+
+def test_a_statistic_of_two_blocks_is_refused():
+    said = refusal(split, Normed(), 2, sample=X)
+    assert "blocks 0 and 1 share the statistic 'between.running_mean'" in said
+
+
+def test_a_tied_weight_is_not_cut_apart():
+    tokens = torch.randint(9, (4, 6))
+    model = Tied()
+    said = refusal(split, model, 2, sample=tokens)
+    assert "blocks 0 and 1 share the parameter 'head.weight'" in said
+    whole = split(model, 1, sample=tokens)
+    assert torch.equal(run(whole, tokens), model(tokens))
+    assert names(whole) == sorted(model.state_dict())
+
+
+def test_draws_of_a_traced_module_do_not_depend_on_the_cuts():
+    """Dropout that is called twice, in blocks of many sizes, and with skips over the cuts."""
+
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x):
+            y = self.dropout(self.a(x))
+            z = self.dropout(self.b(y))
+            return self.c(z) + y
+
+    torch.manual_seed(0)
+    model, x = Skipping(), torch.randn(16, 4)
+    y = torch.randint(4, (16,))
+    found = []
+    for cuts in ([], ["b"], ["c"], ["b", "c"]):
+        same = deepcopy(model)
+        blocks = split(same, cuts=cuts, sample=x)
+        settings = TrainSettings(epochs=2, batch_size=8, threads=1)
+        Trainer(blocks, Backprop(), train=settings, quiet=True).fit((x, y), (x, y))
+        found.append(torch.cat([p.detach().flatten() for p in same.parameters()]))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert not torch.equal(found[0], torch.cat([p.flatten() for p in model.parameters()]))
