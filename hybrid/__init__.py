@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hybrid.cuts.blocks import Blocks
     from hybrid.cuts.partition import split
     from hybrid.errors import StoppedError
-    from hybrid.runs.restore import load
+    from hybrid.training.restore import load
     from hybrid.settings.config import (
         CheckpointSettings,
         LinkSettings,
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         TrainSettings,
     )
     from hybrid.training.callbacks.base import Callback
-    from hybrid.training.callbacks.csv_logger import CSVLogger
     from hybrid.training.callbacks.early_stopping import EarlyStopping
     from hybrid.training.callbacks.services import MLflowLogger, WandbLogger
     from hybrid.training.trainer import Trainer
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Blocks",
-    "CSVLogger",
     "Callback",
     "CheckpointSettings",
     "EarlyStopping",
@@ -54,10 +52,9 @@ _HOMES = {
     "Trainer": "hybrid.training.trainer",
     "Callback": "hybrid.training.callbacks.base",
     "EarlyStopping": "hybrid.training.callbacks.early_stopping",
-    "CSVLogger": "hybrid.training.callbacks.csv_logger",
     "WandbLogger": "hybrid.training.callbacks.services",
     "MLflowLogger": "hybrid.training.callbacks.services",
-    "load": "hybrid.runs.restore",
+    "load": "hybrid.training.restore",
     **dict.fromkeys(
         (
             "CheckpointSettings",

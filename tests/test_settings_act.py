@@ -26,7 +26,7 @@ from hybrid import EarlyStopping, data
 from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
 from hybrid.rounds.report import DivergedError
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config

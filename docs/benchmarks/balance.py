@@ -20,7 +20,7 @@ from hybrid.cuts.costs import measure_costs
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
 

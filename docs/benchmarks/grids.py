@@ -21,7 +21,7 @@ from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
 from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG

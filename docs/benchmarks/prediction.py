@@ -26,7 +26,7 @@ from hybrid.links.base import Start
 from hybrid.links.mpi.links import MpiLinks
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 
 STEPS = 4

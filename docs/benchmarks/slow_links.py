@@ -27,7 +27,7 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import Network
 from hybrid.plan.advice import data_parallel
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings

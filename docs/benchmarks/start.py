@@ -50,7 +50,7 @@ def data() -> Any:
 def train(row: str, folder: str) -> None:
     """On a rank: train two steps, and write what it took."""
     from hybrid.ranks import launch
-    from hybrid.runs import build
+    from hybrid.training import build
     from hybrid.settings.resolve import load
 
     settings, kept = ROWS[row]

@@ -20,7 +20,7 @@ from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan import standin
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, Backprop
 from hybrid.solvers.exact.pipeline import Cost

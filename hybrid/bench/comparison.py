@@ -30,7 +30,7 @@ from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods

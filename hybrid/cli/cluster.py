@@ -84,7 +84,7 @@ def submit(
 ) -> None:
     """Submit a training to Slurm; at its time limit it saves a checkpoint and is requeued."""
     from hybrid.ranks import slurm
-    from hybrid.runs import build, references
+    from hybrid.training import build, references
     from hybrid.settings.resolve import load
 
     if launch.launched_rank() > 0:

@@ -59,7 +59,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
-    from hybrid.runs import build
+    from hybrid.training import build
     from hybrid.settings.text import to_toml
 
     comm = launch.communicator()

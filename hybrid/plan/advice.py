@@ -18,7 +18,7 @@ from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import Prediction, best, waste
 from hybrid.plan.subject import Say
 from hybrid.ranks.grid import Grid, Place
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
 

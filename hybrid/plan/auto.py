@@ -19,7 +19,7 @@ from hybrid.plan.subject import Say
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid
 from hybrid.ranks.starting import link_class
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load

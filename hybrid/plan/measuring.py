@@ -20,7 +20,7 @@ from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.plan.device import Device, Measured
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.config import Config
 
 STEPS = 20

@@ -28,7 +28,7 @@ from hybrid.plan.standin import HostClock, clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, Place, grids, share_size
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry

@@ -24,7 +24,7 @@ from hybrid.report.page import Html, drawing, heading, note, page, paragraph, ro
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import Span, spans, timeline
-from hybrid.runs.restore import OwnCode, restore
+from hybrid.training.restore import OwnCode, restore
 from hybrid.solvers.named import Added
 
 GROUP = "hybrid.reports"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hybrid.ranks import launch
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 
 WIDTH, LAYERS = 256, 8

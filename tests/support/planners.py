@@ -3,7 +3,7 @@
 from hybrid.links import Network
 from hybrid.models import units
 from hybrid.plan import planner as plan
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers.exact.pipeline import Cost
 

@@ -20,7 +20,7 @@ from answers import refusal
 from torch.utils.data import TensorDataset
 
 from hybrid.data import Augmentation, fetch, load, sources
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.config import DataSettings
 from hybrid.solvers import named
 

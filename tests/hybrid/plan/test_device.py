@@ -19,7 +19,7 @@ from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid, Place
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.sync.diloco import DiLoCo

@@ -12,7 +12,7 @@ from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.exact.pipeline import Cost

@@ -18,7 +18,7 @@ from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import (

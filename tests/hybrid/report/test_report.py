@@ -20,7 +20,7 @@ from hybrid.report.pictures import section
 from hybrid.report.records import Line, read
 from hybrid.report.single import factor_sections
 from hybrid.report.tables import amount
-from hybrid.runs import restore
+from hybrid.training import restore
 from hybrid.solvers.layers.factorization import Factorization
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))

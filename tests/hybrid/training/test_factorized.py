@@ -9,7 +9,7 @@ from trainings import network, summary
 from hybrid import models
 from hybrid.data import load
 from hybrid.models import units
-from hybrid.runs import build
+from hybrid.training import build
 from hybrid.settings import resolve as settings
 from hybrid.settings.resolve import resolve
 

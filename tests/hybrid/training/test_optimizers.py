@@ -20,7 +20,7 @@ from trainings import (
 
 from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
-from hybrid.runs import build, restore
+from hybrid.training import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.optimizers import muon

@@ -23,7 +23,7 @@ from hybrid.method.blocks import placed
 from hybrid.method.objectives import Objectives
 from hybrid.method.options import Options
 from hybrid.ranks import launch
-from hybrid.runs import build, references
+from hybrid.training import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference

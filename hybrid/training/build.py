@@ -20,7 +20,7 @@ from hybrid.links.communicator import Communicator
 from hybrid.method.options import Options
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid, Place
-from hybrid.runs import references
+from hybrid.training import references
 from hybrid.samplers.base import Learning
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
