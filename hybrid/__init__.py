@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from hybrid.cuts.blocks import Blocks
     from hybrid.cuts.partition import split
     from hybrid.errors import StoppedError
-    from hybrid.training.restore import load
     from hybrid.settings.config import (
         CheckpointSettings,
         LinkSettings,
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
         ScheduleSettings,
         TrainSettings,
     )
-    from hybrid.training.callbacks.base import Callback
+    from hybrid.training.callbacks import Callback
     from hybrid.training.callbacks.early_stopping import EarlyStopping
     from hybrid.training.callbacks.services import MLflowLogger, WandbLogger
+    from hybrid.training.restore import load
     from hybrid.training.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _HOMES = {
     "split": "hybrid.cuts.partition",
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
-    "Callback": "hybrid.training.callbacks.base",
+    "Callback": "hybrid.training.callbacks",
     "EarlyStopping": "hybrid.training.callbacks.early_stopping",
     "WandbLogger": "hybrid.training.callbacks.services",
     "MLflowLogger": "hybrid.training.callbacks.services",

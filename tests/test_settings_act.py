@@ -26,13 +26,13 @@ from hybrid import EarlyStopping, data
 from hybrid.cuts import costs, partition
 from hybrid.data import Augmentation, Dataset
 from hybrid.rounds.report import DivergedError
-from hybrid.training import build
 from hybrid.samplers import SAMPLERS, Uniform
 from hybrid.samplers.uniform import Permutations
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training import build
 
 MODES = [mode for modes in declared("MODES") for mode in modes]
 

@@ -20,9 +20,9 @@ from hybrid.cuts.costs import measure_costs
 from hybrid.cuts.partition import split
 from hybrid.links import Network
 from hybrid.plan.planner import Planner
-from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
+from hybrid.training import build
 
 KINDS = ("even", "operations", "measured")
 

@@ -26,8 +26,8 @@ from hybrid.links.base import Start
 from hybrid.links.mpi.links import MpiLinks
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
-from hybrid.training import build
 from hybrid.settings.resolve import load
+from hybrid.training import build
 
 STEPS = 4
 ROWS = "backprop, m=4", "ddg, m=4", "ddg, m=8", "fdg, m=4"

@@ -30,7 +30,6 @@ from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
-from hybrid.training import build
 from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.samplers.registry import SAMPLERS
 from hybrid.settings import methods
@@ -39,6 +38,7 @@ from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import Batch, registry
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.kernels import choose
+from hybrid.training import build
 from hybrid.training.evaluation import measure_one_block
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}

@@ -132,8 +132,8 @@ def plan(
     from hybrid.plan.advice import report
     from hybrid.plan.device import Device
     from hybrid.ranks.stopping import interrupting
-    from hybrid.training import references
     from hybrid.settings.resolve import load
+    from hybrid.training import references
 
     def say(text: str) -> None:
         typer.echo(text, err=True)

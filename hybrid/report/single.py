@@ -24,8 +24,8 @@ from hybrid.report.page import Html, drawing, heading, note, page, paragraph, ro
 from hybrid.report.pictures import section
 from hybrid.report.records import Record, read
 from hybrid.report.timeline import Span, spans, timeline
-from hybrid.training.restore import OwnCode, restore
 from hybrid.solvers.named import Added
+from hybrid.training.restore import OwnCode, restore
 
 GROUP = "hybrid.reports"
 """The entry points by which another package reports runs of its own: COMMAND = "its.module".

@@ -20,9 +20,9 @@ from answers import refusal
 from torch.utils.data import TensorDataset
 
 from hybrid.data import Augmentation, fetch, load, sources
-from hybrid.training import build
 from hybrid.settings.config import DataSettings
 from hybrid.solvers import named
+from hybrid.training import build
 
 CIFAR10_FILES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 MNIST_FILES = [

@@ -19,10 +19,10 @@ from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
 from hybrid.ranks.grid import Grid, Place
-from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.training import build
 
 ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
 DEVICE = Device(roofline=Roofline(**ROOF))

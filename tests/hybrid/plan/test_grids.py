@@ -12,7 +12,6 @@ from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
-from hybrid.training import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.exact.pipeline import Cost
@@ -20,6 +19,7 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.training import build
 
 FAST, SLOW = Network(1e12, 0.0), Network(1e5)
 

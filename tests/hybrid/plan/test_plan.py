@@ -18,7 +18,6 @@ from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.plan.prediction import best
 from hybrid.ranks.grid import Grid
-from hybrid.training import build
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import (
@@ -33,6 +32,7 @@ from hybrid.solvers import (
 )
 from hybrid.solvers.delayed.ddg import LOST
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training import build
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 

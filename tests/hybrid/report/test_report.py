@@ -20,8 +20,8 @@ from hybrid.report.pictures import section
 from hybrid.report.records import Line, read
 from hybrid.report.single import factor_sections
 from hybrid.report.tables import amount
-from hybrid.training import restore
 from hybrid.solvers.layers.factorization import Factorization
+from hybrid.training import restore
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"

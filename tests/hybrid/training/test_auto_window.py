@@ -102,4 +102,4 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_windows_that_begin_there(run
     shutil.copytree(run, resumed)
     interrupted(resumed, 1)
     fixed = trainer(AugmentedLagrangian(), resumed, resume=True, window=4, train=AUTO["train"])
-    assert "with a window of auto, not 4: resume with its --window" in refused(fixed, few)
+    assert "with window auto, not 4: resume with its" in refused(fixed, few)

@@ -41,9 +41,9 @@ def carried(run, few, cuts, patch):
     """What the programs hold at each cut when a resumed run is about to go on."""
     held: dict[str, dict[str, Tensor]] = {}
 
-    def look(self):
-        assert self.rounds.program is not None
-        held[self.place.before] = dict(self.rounds.program.state().cut)
+    def look(self, notices):
+        program = self.training.rounds.program
+        held[self.training.files.before] = dict(program.state().cut)
         return {}
 
     with patch.context() as patched:

@@ -9,9 +9,9 @@ from trainings import network, summary
 from hybrid import models
 from hybrid.data import load
 from hybrid.models import units
-from hybrid.training import build
 from hybrid.settings import resolve as settings
 from hybrid.settings.resolve import resolve
+from hybrid.training import build
 
 LIMIT, BATCH = 192, 48
 QUICK = ("--batch-size", BATCH, "--set", "train.threads=1", "--set", f"data.limit={LIMIT}")

@@ -17,6 +17,7 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.training.rank_training import RankTraining
 
 SYNCS = {
     "all-reduce": AllReduce(),
@@ -103,7 +104,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     settings = {"replicas": 2, "sync": SYNCS[sync], "train": {"report_every": 1}}
     solver = DDG() if SYNCS[sync].exact else Backprop()
     expected = trained_weights(trainer(solver, **settings), few)
-    monkeypatch.setattr("hybrid.training.rollback.step_factors", lambda *_: {})
+    monkeypatch.setattr(RankTraining, "take_smaller_steps", lambda _: None)
     monkeypatch.setattr(
         "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
     )

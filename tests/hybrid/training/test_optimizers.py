@@ -20,11 +20,11 @@ from trainings import (
 
 from hybrid.data.sampling import epoch_order
 from hybrid.folder import checkpoint
-from hybrid.training import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.optimizers import muon
 from hybrid.solvers.optimizers.muon import orthogonalized
+from hybrid.training import build, restore
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
 

@@ -37,8 +37,7 @@ def test_tests_leave_every_modules_mode_alone_and_drop_nothing():
     for module in model.modules():
         module.training = module is model.norm
     for _ in range(20):
-        assert torch.equal(trainer.predict(x), expected)
-        trainer.evaluate((x, torch.zeros(64, dtype=torch.int64)))
+        assert trainer.evaluate((x, expected.argmax(1)))["accuracy"] == 1
     assert [m for m in model.modules() if m.training] == [model.norm]
 
 

@@ -142,11 +142,11 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
     name, few, monkeypatch
 ):
     seen: dict[tuple[int, int], list[str]] = {}
-    begin = Run._build_training
+    make = Run._make_training
 
     def watched(run):
-        begin(run)
-        block, place = run.training.block, run.links.place
+        training = make(run)
+        block, place = training.block, run.links.place
         log = seen.setdefault((place.block, place.replica), [])
         after = block.sync.after_step
 
@@ -156,10 +156,11 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
             log.append(kind + hashlib.sha256(content).hexdigest())
 
         block.sync.after_step = noted
+        return training
 
     solver, settings = EVERY[name], {"replicas": 3, "model": model_of(name), **_window(name)}
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_build_training", watched)
+        patched.setattr(Run, "_make_training", watched)
         found = trained_weights(trainer(solver, **settings), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8

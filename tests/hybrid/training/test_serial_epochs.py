@@ -154,4 +154,4 @@ def test_a_loss_that_diverges_in_a_serial_epoch_has_the_remedy_of_serial_steps(f
     fast = OptimizerSettings(lr=1e12)
     said = refused(trainer(DDG(), serial_epochs=1, optimizer=fast), few)
     assert "at serial step" in said
-    assert "set correction.clip_norm" in said
+    assert "set a clip_norm" in said

@@ -20,9 +20,9 @@ def one(): return torch.zeros(4)
 """
 COMMANDS = {
     "a model that is nowhere": (["--model", "nowhere:f"], "nowhere cannot be imported"),
-    "a model that is a module": (["--model", "os:path"], "path is a module, no function"),
+    "a model that is a module": (["--model", "os:path"], "object is not callable"),
     "a model that is missing": (["--model", "own:f"], "own has no f"),
-    "a model that is a number": (["--model", "own:CONSTANT"], "CONSTANT is a int, no function"),
+    "a model that is a number": (["--model", "own:CONSTANT"], "object is not callable"),
     "a model that fails": (["--model", "own:failing"], "failed: KeyError: 'out of luck'"),
     "a model that is a tensor": (["--model", "own:one"], "gave a Tensor, not a torch.nn.Module"),
     "a model that exits": (["--model", "own:leaving"], "own:leaving failed: SystemExit: 0"),
@@ -54,7 +54,7 @@ def test_the_command_refuses_functions_that_are_none(use, hybrid, tmp_path):
 def test_a_run_of_the_library_is_evaluated_with_its_model_alone(hybrid, tmp_path):
     fit(tmp_path / "run")
     answer = hybrid("evaluate", tmp_path / "run")
-    assert_one_line(answer, "was trained on data of your own (custom)", "give --data")
+    assert_one_line(answer, "was made with --data of your own (custom)", "give --data")
     words = ["--model", "own:model", "--epochs", 1, "--set", "data.limit=64", "--batch-size", 32]
     output(hybrid("train", *words, "--out", tmp_path / "other"))
     answer = hybrid("evaluate", tmp_path / "other")

@@ -1,7 +1,7 @@
 """The progress line."""
 
 from hybrid.rounds.report import PhaseReport
-from hybrid.training.callbacks.base import RunInfo
+from hybrid.training.callbacks import RunInfo
 from hybrid.training.callbacks.progress import ProgressPrinter
 
 REPORTS = [
@@ -13,7 +13,7 @@ REPORTS = [
 def started(epochs, quiet=False):
     """Of epochs of 10 steps of 100 images."""
     progress = ProgressPrinter(quiet)
-    progress.on_start(RunInfo({}, [], epochs, 10, 100, 0, {"test_accuracy": None}, {}, None))
+    progress.on_start(RunInfo({}, [], epochs, 10, 0, {}, {"train.batch_size": 100}, None))
     return progress
 
 
