@@ -38,16 +38,24 @@ def read_settings(
     path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool
 ) -> Config:
     """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
-    if not resume:
-        resolved = load(path, overrides)
-        references.check_code_is_given(resolved, overrides)
-        return _settle_grid(resolved)
-    if out is None:
-        raise ValueError("--resume needs --out, the run folder to go on with")
-    RunFolder(out).check(resume=True)
-    stored = out / "config.toml"
-    resolved = load(path, overrides, base=stored if stored.exists() else None)
+    stored = None
+    if resume:
+        if out is None:
+            raise ValueError("--resume needs --out, the run folder to go on with")
+        RunFolder(out).check(resume=True)
+        stored = out / "config.toml"
+    resolved = load(path, overrides, base=stored if stored and stored.exists() else None)
     references.check_code_is_given(resolved, overrides)
+    if resume:
+        _resume_grid(resolved, overrides)
+    _settle_grid(resolved)
+    if resume and resolved.split.replicas == 1:
+        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
+    return resolved
+
+
+def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
+    """Let a run that is resumed have its own grid, another one that is asked for, or what fits."""
     before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
     asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
     comm = launch.communicator()
@@ -59,11 +67,6 @@ def read_settings(
         _update(resolved, "split", cuts=[])
         if "rounds.gaps" not in overrides:
             _update(resolved, "rounds", gaps=())  # they are of other blocks
-    resolved = _settle_grid(resolved)
-    if resolved.split.replicas == 1:
-        file = {} if path is None else read_toml(path)
-        _drop_settings_of_replicas(resolved, file, overrides)
-    return resolved
 
 
 def _update(resolved: Config, section: str, **values: Any) -> None:
@@ -84,7 +87,7 @@ def _drop_settings_of_replicas(
             _update(resolved, section, **{key: value})
 
 
-def _settle_grid(resolved: Config) -> Config:
+def _settle_grid(resolved: Config) -> None:
     """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
 
     Where one of the two is asked for, the ranks tell the other; else each rank is a block.
@@ -99,7 +102,6 @@ def _settle_grid(resolved: Config) -> Config:
     grid = Grid(blocks, wanted.replicas)
     grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
     _update(resolved, "split", **grid._asdict())
-    return resolved
 
 
 def repair_run_folder(out: Path, anew: bool) -> tuple[bool, list[str]]:

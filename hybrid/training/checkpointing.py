@@ -151,13 +151,10 @@ def check_same_run(
     method: Method, names: Mapping[str, str], folder: Path, manifest: dict[str, Any]
 ) -> None:
     """ValueError if a checkpoint is of another run; `names` are those of its model and data."""
-    run, units = folder.parent.parent, [unit.name for unit in method.problem.blocks.units]
-    if manifest["model"] != names["model"] or sorted(manifest["units"]) != sorted(units):
-        raise ValueError(
-            f"{run} is a run of {manifest['model']} with {len(manifest['units'])} units, not of "
-            f"{names['model']} with {len(units)}: give its --model, or another --out"
-        )
+    stored = {**manifest, "units": len(manifest["units"])}
     settings = {
+        "model": names["model"],
+        "units": len(method.problem.blocks.units),
         "data": names["data"],
         "seed": method.setup.seed,
         "steps_per_epoch": method.steps,
@@ -166,11 +163,11 @@ def check_same_run(
     if manifest["step"] % method.steps == 0:
         del settings["window"]  # it may change between epochs
     for key, value in settings.items():
-        if manifest[key] != value:
+        if stored[key] != value:
             raise ValueError(
-                f"{run} is a run with {key} {manifest[key]}, not {value}: resume with its data, "
-                f"batch size, seed and window, choose another --out, or, if {folder} is another "
-                "run's, remove it"
+                f"{folder.parent.parent} is a run with {key} {stored[key]}, not {value}: resume "
+                "with its model, data, batch size, seed and window, choose another --out, or, if "
+                f"{folder} is another run's, remove it"
             )
 
 

@@ -103,7 +103,7 @@ def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
     """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
     settings, folder, manifest = _open_run(run, best)
     stored = settings.data.name
-    known = stored in data.NAMES or data.reference(stored) is not None
+    known = stored in data.NAMES or bool(data.reference(stored))
     news = {"name": _name(run, "--data", stored, own.data, known), "limit": 0}
     if own.data_dir is not None:
         news["dir"] = own.data_dir

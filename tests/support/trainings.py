@@ -38,6 +38,10 @@ def network(name: str = "resnet8") -> nn.Sequential:
     return models.build(name, classes=10, channels=1, image_size=8)
 
 
+OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
+"""A checkpoint with every report."""
+
+
 def trainer_of(
     model: nn.Module,
     solver: Solver | None = None,
@@ -114,6 +118,12 @@ def interrupted(run: Path, after: int) -> None:
     for folder in checkpoint.complete(run / "checkpoints")[after + 1 :]:
         shutil.rmtree(folder)
     (run / "summary.json").unlink()
+
+
+def stopped(run: Path, step: int) -> None:
+    """Leave what a run killed just after its checkpoint of a step leaves."""
+    steps = [int(folder.name) for folder in checkpoint.complete(run / "checkpoints")]
+    interrupted(run, max(i for i, each in enumerate(steps) if each <= step))
 
 
 def refused(made: Trainer, loaded: Data) -> str:

@@ -15,27 +15,21 @@ class EarlyStopping(Callback):
     """Stops once `patience` epochs have passed since the one with the best `metric`.
 
     `metric` is a key of the results of an epoch, or `test`: the accuracy where there is one, else
-    the loss on the test set. Better is larger (`max`) or smaller (`min`) by more than `min_delta`;
-    auto: smaller for what has "loss" in its name. Epochs in which it was not measured count, but a
-    run stops only after one in which it was. ValueError for a value that cannot be.
+    the loss on the test set. Better is larger (`max`) or smaller (`min`); auto: smaller for what
+    has "loss" in its name. Epochs in which it was not measured count, but a run stops only after
+    one in which it was. ValueError for a value that cannot be.
     """
 
     best: float | None = None
 
     def __init__(
-        self,
-        metric: str = "test_accuracy",
-        patience: int = 5,
-        min_delta: float = 0.0,
-        mode: Mode = "auto",
+        self, metric: str = "test_accuracy", patience: int = 5, mode: Mode = "auto"
     ) -> None:
         if patience < 1:
             raise ValueError(f"patience is {patience}; it must be at least 1 epoch")
-        if not 0 <= min_delta < float("inf"):
-            raise ValueError(f"min_delta is {min_delta}; it must be at least 0, and finite")
         if mode not in get_args(Mode):
             raise ValueError(f"mode is {mode!r}; it must be {', '.join(get_args(Mode))}")
-        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self.metric, self.patience, self.mode = metric, patience, mode
         self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
 
     def on_start(self, run: RunInfo) -> None:
@@ -80,5 +74,4 @@ class EarlyStopping(Callback):
         if not isfinite(value) or self.best is None:
             return isfinite(value)
         smaller = self.mode == "min" or (self.mode == "auto" and "loss" in name)
-        gain = self.best - value if smaller else value - self.best
-        return gain > self.min_delta
+        return value < self.best if smaller else value > self.best

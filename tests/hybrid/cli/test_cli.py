@@ -61,9 +61,9 @@ def test_an_interrupted_command_says_so(capfd):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--resume --model resnet14", ("a run of resnet8", "not of resnet14")),
+        ("--resume --model resnet14", ("model resnet8, not resnet14",)),
         ("--resume --seed 9", ("a run with seed 0, not 9",)),
-        ("--resume --batch-size 100", ("5 steps an epoch", "14")),
+        ("--resume --batch-size 100", ("steps_per_epoch 5, not 14",)),
         ("--resume --epochs 9 --lr 1e9", ("epoch 3", "the last good checkpoint is", "00000010")),
         ("", ("already holds a run", "--resume")),
     ],

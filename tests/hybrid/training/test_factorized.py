@@ -7,11 +7,8 @@ from safetensors.torch import load_file
 from trainings import network, summary
 
 from hybrid import models
-from hybrid.data import load
 from hybrid.models import units
 from hybrid.settings import resolve as settings
-from hybrid.settings.resolve import resolve
-from hybrid.training import build
 
 LIMIT, BATCH = 192, 48
 QUICK = ("--batch-size", BATCH, "--set", "train.threads=1", "--set", f"data.limit={LIMIT}")
@@ -41,14 +38,6 @@ def test_the_layer_comes_before_its_unit_and_all_else_stays(name, target, unit, 
     assert list(state) == list(before)
     assert all(torch.equal(state[key], before[key]) for key in before)
     assert made.eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_the_other_weights_are_those_of_the_same_seed_without_the_layer():
-    train, _ = load("digits", limit=8)
-    plain = build.build_model(resolve({}), train).state_dict()
-    wanted = {"solver": {"name": "block-admm"}, "model": {"factorize": "layer2.0:4"}}
-    made = build.build_model(resolve(wanted), train).state_dict()
-    assert all(torch.equal(made[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,3 @@ def test_a_disk_that_fills_at_the_end_leaves_a_run_that_a_resume_completes(
     assert found["test_accuracy"] == expected["test_accuracy"]
     assert json.loads((run / "summary.json").read_text())["epochs"] == 1
     assert traces.spans(run)
-
-
-def test_a_resumed_run_keeps_the_earlier_spans_of_its_trace(tmp_path, digits):
-    def serial_spans():
-        spans = traces.spans(tmp_path / "run")
-        return sum(span["name"] == "serial" for span in spans)
-
-    trainer(tmp_path / "run").fit(*digits)
-    once = serial_spans()
-    trainer(tmp_path / "run", resume=True, epochs=2).fit(*digits)
-    assert serial_spans() == 2 * once

@@ -5,13 +5,21 @@ import math
 import pytest
 import torch
 from answers import output
-from trainings import BATCH, assert_same, digits, interrupted, summary, trained_weights, trainer
+from trainings import (
+    BATCH,
+    OFTEN,
+    assert_same,
+    digits,
+    interrupted,
+    summary,
+    trained_weights,
+    trainer,
+)
 
 from hybrid.errors import AgreedError
 from hybrid.folder.checkpoint import complete
 from hybrid.links.threads import run_threads
 from hybrid.rounds.base import Rounds
-from hybrid.settings.config import CheckpointSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
@@ -105,9 +113,6 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
     solver = DDG() if SYNCS[sync].exact else Backprop()
     expected = trained_weights(trainer(solver, **settings), few)
     monkeypatch.setattr(RankTraining, "take_smaller_steps", lambda _: None)
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
     plain, spoilt = Rounds.run, set()
 
     def run(self, windows, first_step, epoch, closing=None):
@@ -118,8 +123,7 @@ def test_a_grid_goes_back_into_a_round_on_all_ranks_alike(
         return plain(self, windows, first_step, epoch, closing)
 
     monkeypatch.setattr(Rounds, "run", run)
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    found = trained_weights(trainer(solver, tmp_path / "run", checkpoint=every, **settings), few)
+    found = trained_weights(trainer(solver, tmp_path / "run", checkpoint=OFTEN, **settings), few)
     (told,) = summary(tmp_path / "run")["rollbacks"]
     assert told["to"] == STEP
     assert_same(found, expected)

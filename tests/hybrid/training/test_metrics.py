@@ -10,7 +10,6 @@ from torch import nn
 from zoo_packages import installed, package
 
 from hybrid import split
-from hybrid.settings.config import LinkSettings
 from hybrid.solvers import AMPNet, AugmentedLagrangian, Backprop
 
 GRIDS = [(2, 1), (1, 3), (1, 8)]
@@ -39,14 +38,6 @@ def test_metrics_that_are_no_means_are_those_of_scikit_learn(blocks, replicas):
     again = made.evaluate((X, Y))
     again.pop("loss")
     assert again == pytest.approx(tested, rel=1e-6)
-
-
-def test_metrics_on_the_virtual_clock_are_those_on_threads():
-    metrics = [
-        trainer(2, 2, links=LinkSettings(kind=kind)).fit((X, Y), (X, Y))["test_metrics"]
-        for kind in ("auto", "virtual")
-    ]
-    assert metrics[0] == metrics[1]
 
 
 WAYS = {

@@ -1,26 +1,26 @@
 """A grid of blocks and replicas: the bits of one chain, and what a checkpoint gives back."""
 
 import hashlib
-import shutil
 
 import pytest
 from answers import output
 from trainings import (
     BATCH,
+    OFTEN,
     assert_same,
     digests,
     digits,
     interrupted,
     newest,
     refused,
+    stopped,
     summary,
     trained_weights,
     trainer,
     weights,
 )
 
-from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, LinkSettings, OptimizerSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import (
     DDG,
     FDG,
@@ -179,24 +179,12 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
     expected = trained_weights(trainer(solver, **seldom), few)
-    whole = tmp_path / "whole"
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    assert_same(
-        trained_weights(trainer(solver, whole, checkpoint=every, **settings), few), expected
-    )
-    for after in (6,):  # in the second epoch, with a sum or a round under way
-        run = shutil.copytree(whole, tmp_path / str(after))
-        for folder in checkpoint.complete(run / "checkpoints"):
-            if int(folder.name) > after:
-                shutil.rmtree(folder)
-        # a pipeline reports after each of its blocks
-        assert int(newest(run).name) == (after - after % 2 if SYNCS[sync].exact else after)
-        (run / "summary.json").unlink()
-        again = trainer(solver, run, checkpoint=every, resume=True, **settings)
-        assert_same(trained_weights(again, few), expected)
+    run = tmp_path / "run"
+    settings["checkpoint"] = OFTEN
+    assert_same(trained_weights(trainer(solver, run, **settings), few), expected)
+    stopped(run, 6)  # in the second epoch, with a sum or a round under way
+    assert int(newest(run).name) == 6
+    assert_same(trained_weights(trainer(solver, run, resume=True, **settings), few), expected)
 
 
 def test_a_checkpoint_has_weights_once_a_block(few, tmp_path):
@@ -257,24 +245,6 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "reason"), REFUSED)
 def test_what_replicas_cannot_do_is_refused(settings, reason, few):
     assert reason in refused(trainer(Backprop(), **settings), few)
-
-
-@pytest.mark.parametrize(
-    ("solver", "sync", "reason"),
-    [
-        (
-            AugmentedLagrangian(),
-            HPSGD(),
-            "'hpsgd', which works only where all steps are of one kind",
-        ),
-        (LocalUpdates(), DiLoCo(), "only where the solver trains no other weights"),
-        (AuxNet(), DiLoCo(), "only where the solver trains no other weights"),
-        (Backprop(clip_norm=0.5), HPSGD(), "'hpsgd', which works only where solver.clip_norm"),
-    ],
-)
-def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):
-    made = trainer(solver, replicas=2, sync=sync, **_window(solver.name))
-    assert reason in refused(made, few)
 
 
 def test_batchnorm_over_all_replicas_is_that_of_one(few):

@@ -4,10 +4,21 @@ import shutil
 from typing import Any
 
 import pytest
-from trainings import BATCH, digests, digits, interrupted, lines, newest, trainer
+from trainings import (
+    BATCH,
+    OFTEN,
+    assert_same,
+    digests,
+    digits,
+    interrupted,
+    lines,
+    newest,
+    trained_weights,
+    trainer,
+)
 
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
 from hybrid.solvers.exact.exact_pass import PassSettings
 
@@ -44,6 +55,10 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "energy, balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "serial epochs, carried": (BlockADMM(rho=0.1), KEPT | {"serial_epochs": 1.5}),
+    "auto": (
+        AugmentedLagrangian(),
+        {"window": "auto", "window_limit": 4, "residual_limit": 0.2, "sweeps": 2},
+    ),
     "RMSprop": (Backprop(), torch_optimizer("RMSprop", centered=True, momentum=0.5)),
     "NAdam without a stash": (
         DDG(micro_batches=2, stash=False),
@@ -66,13 +81,14 @@ BETAS = ("program/factor", "program/energy", "fill/record energies")
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(way, tmp_path):
+    """One of the resumed runs goes on on virtual clocks."""
     solver, settings = WAYS[way]
     train = {"epochs": 3, "report_every": 1, **settings.get("train", {})}
-    often = CheckpointSettings(keep_last=0, minutes=1e-9)
 
-    def fit(out, resume):
-        given = {"model": "plain", **settings, "train": train, "checkpoint": often}
-        trainer(solver, out, resume=resume, **given).fit(*digits(5))
+    def fit(out, resume, kind="threads"):
+        given = {"model": "plain", **settings, "train": train, "checkpoint": OFTEN}
+        links = LinkSettings(kind=kind)
+        trainer(solver, out, resume=resume, links=links, **given).fit(*digits(5))
 
     whole = tmp_path / "whole"
     fit(whole, resume=False)
@@ -83,9 +99,18 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(way, tmp_path):
         interrupted(run, after)
         if way.startswith("energy"):
             assert any(beta != 1 for beta in betas(newest(run))) or after == 1
-        fit(run, resume=True)
+        fit(run, resume=True, kind="virtual" if after == 1 else "threads")
         assert digests(run) == digests(whole)
         assert lines(run) == lines(whole)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon", "soap"])
+def test_a_run_goes_on_on_other_blocks_with_the_same_bits(optimizer, tmp_path):
+    settings = {"optimizer": OptimizerSettings(name=optimizer), "train": {"ema": 0.8}}
+    whole = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **settings), digits(3))
+    interrupted(tmp_path / "run", after=1)
+    again = trainer(Backprop(), tmp_path / "run", 3, resume=True, **settings)
+    assert_same(trained_weights(again, digits(3)), whole)
 
 
 def betas(folder):

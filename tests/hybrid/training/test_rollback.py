@@ -107,7 +107,7 @@ def test_roll_backs_are_bounded_and_the_reason_says_what_was_tried(
     poison(monkeypatch, exact=0.0)
     made = make(tmp_path / "run", checkpoint=CheckpointSettings(rollbacks=allowed, keep_last=0))
     tried = f"{allowed} roll-backs did not help; " if allowed else ""
-    remedy = r"the last good checkpoint is .*; lower --lr \(now 0.1\) , or set a clip_norm"
+    remedy = r"the last good checkpoint is .*; lower --lr \(now 0.1\), or set a clip_norm"
     with pytest.raises(DivergedError, match=f"not finite .*; {tried}{remedy}"):
         made.fit(*few)
     assert not (tmp_path / "run" / "summary.json").exists()

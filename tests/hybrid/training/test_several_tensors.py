@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from small_networks import TwoHeads
 from torch import nn
-from torch.nn.functional import cross_entropy
 from trainings import assert_same
 
 from hybrid import Trainer, split
 from hybrid.data import as_data
 from hybrid.settings.config import TrainSettings
-from hybrid.solvers import DDG, AugmentedLagrangian, BlockADMM
+from hybrid.solvers import DDG, AugmentedLagrangian
 
 WIDE, NARROW, CLASSES, BATCH = 6, 3, 4, 32
 
@@ -99,31 +97,3 @@ def test_two_inputs_of_different_shapes_train_as_one_tensor_of_both(kind, method
     assert any(map(sum, gaps)) == (method == "gaps")
     expected, _ = trained(torch.Tensor, blocks, solver, gaps=gaps, **settings)
     assert_same(found, expected)
-
-
-class OneHead(TwoHeads):
-    """Both outputs as one tensor."""
-
-    def forward(self, x):
-        return torch.cat(super().forward(x), 1)
-
-
-def loss(out, labels):
-    kind, size = out if isinstance(out, tuple) else out.split([CLASSES, 1], 1)
-    return cross_entropy(kind, labels) + size.square().mean()
-
-
-@pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
-def test_block_admm_trains_two_outputs_as_one_tensor_of_both(order):
-    def trained(make):
-        torch.manual_seed(0)
-        network, items = make(WIDE, CLASSES), Items(torch.Tensor)
-        data = items.wide, items.labels
-        cut = split(network, cuts=["trunk.2"], sample=items.wide[:4])
-        train = TrainSettings(epochs=1, batch_size=BATCH, threads=1)
-        settings = {"train": train, "loss": loss, "metrics": {}, "window": 2, "quiet": True}
-        Trainer(cut, BlockADMM(rho=0.2, order=order, z_steps=2), **settings).fit(data, data)
-        return network.state_dict()
-
-    # the adjoints of two lie in other places of memory, by which kernels round
-    torch.testing.assert_close(trained(TwoHeads), trained(OneHead))

@@ -6,13 +6,21 @@ from itertools import count
 import pytest
 import torch
 from torch import nn
-from trainings import assert_same, digits, interrupted, trained_weights, trainer, trainer_of
+from trainings import (
+    OFTEN,
+    assert_same,
+    digits,
+    interrupted,
+    stopped,
+    trained_weights,
+    trainer,
+    trainer_of,
+)
 
-from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, ScheduleSettings
+from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop, Petra
 from hybrid.solvers.sync.all_reduce import AllReduce
-from hybrid.solvers.sync.diloco import DiLoCo, DiLoCoSync
+from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
 
@@ -37,9 +45,6 @@ class Routed(nn.Module):
 def test_a_round_under_way_goes_on_with_what_each_replica_has_used(tmp_path, monkeypatch):
     """Of two branches a round may have used one, which alone steps when it lands."""
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)  # or reports wait for its end
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
     torch.manual_seed(0)
     x, y = torch.randn(96, 8), torch.randint(0, 3, (96,))
     x[:, 0] = x[:, 0].abs() - 0.3  # so that some rounds use the first branch alone
@@ -52,7 +57,7 @@ def test_a_round_under_way_goes_on_with_what_each_replica_has_used(tmp_path, mon
             replicas=2,
             sync=HPSGD(steps=2, lag=2),
             train={"batch_size": 8, "report_every": 1},
-            checkpoint=CheckpointSettings(keep_last=0, minutes=1),
+            checkpoint=OFTEN,
             out=out,
             **settings,
         )
@@ -61,10 +66,7 @@ def test_a_round_under_way_goes_on_with_what_each_replica_has_used(tmp_path, mon
     expected = trained(tmp_path / "whole")
     for after in (12, 15):
         run = shutil.copytree(tmp_path / "whole", tmp_path / f"{after}")
-        for folder in checkpoint.complete(run / "checkpoints"):
-            if int(folder.name) > after:
-                shutil.rmtree(folder)
-        (run / "summary.json").unlink()
+        stopped(run, after)
         assert_same(trained(run, resume=True), expected)
 
 
@@ -151,49 +153,18 @@ def test_replicas_that_part_are_noticed_at_once():
         made.fit((x, y), (x, y))
 
 
-def test_a_run_that_was_refused_leaves_the_network_as_it_was(few, tmp_path):
-    synced = {"train": {"sync_batchnorm": True}, "replicas": 2}
-    run = trainer(Backprop(), tmp_path / "run", **synced)
-    trained_weights(run, few)
-    again = trainer(Backprop(), tmp_path / "run", **synced)
-    with pytest.raises(ValueError, match="already holds a run"):
-        again.fit(*few)
-    patched = [m for m in again.blocks.model.modules() if "forward" in vars(m)]
-    assert patched == []
-
-
 def test_a_round_is_told_of_that_another_strategy_does_not_take_up(
     few, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr("hybrid.method.settle.WINDOW", 1)
-    run, late = tmp_path / "run", {"replicas": 2, "train": {"report_every": 1}}
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    late["checkpoint"] = CheckpointSettings(keep_last=0, minutes=1)
+    run = tmp_path / "run"
+    late = {"replicas": 2, "train": {"report_every": 1}, "checkpoint": OFTEN, "model": "plain"}
     trained_weights(trainer(Backprop(), run, sync=DiLoCo(steps=3, lag=2), **late), few)
-    for folder in checkpoint.complete(run / "checkpoints"):
-        if int(folder.name) > 7:  # of the second epoch, a round under way
-            shutil.rmtree(folder)
-    (run / "summary.json").unlink()
+    stopped(run, 7)  # in the second epoch, a round under way
     again = trainer(Backprop(), run, sync=AllReduce(), resume=True, **late)
     again.quiet = False
     again.fit(*few)
     assert "what backprop had under way is dropped" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("h", "rounds"), [(3, 2), (9, 0)])
-def test_outer_steps_are_taken_after_h_steps_and_not_at_an_epochs_end(h, rounds, few, monkeypatch):
-    landed = []
-    land = DiLoCoSync._finish_round
-
-    def noted(sync):
-        landed.append(sync.count)
-        land(sync)
-
-    monkeypatch.setattr(DiLoCoSync, "_finish_round", noted)
-    trained_weights(trainer(Backprop(), blocks=1, replicas=2, sync=DiLoCo(steps=h)), few)
-    assert sorted(landed) == sorted([h * n for n in range(1, rounds + 1)] * 2)
 
 
 def test_the_network_is_left_as_it_was_tested(few):

@@ -1,15 +1,18 @@
-"""Callbacks are called in order on the first rank, can stop a run, and fail on all ranks."""
+"""Callbacks are called in order on the first rank, stop a run, show it, and fail on all ranks."""
 
 import re
 
 import pytest
+from answers import refusal
 from callback_program import STEPS, STILL, Failing, Recorder, few, short
 from trainings import interrupted, refused, summary
 
 from hybrid import Callback, EarlyStopping
 from hybrid.folder.checkpoint import complete, read_manifest
 from hybrid.rounds.base import Rounds
-from hybrid.rounds.report import DivergedError
+from hybrid.rounds.report import DivergedError, PhaseReport
+from hybrid.training.callbacks import RunInfo
+from hybrid.training.callbacks.progress import ProgressPrinter
 
 HOOKS = ("on_start", "on_report", "on_epoch", "state")
 
@@ -157,3 +160,116 @@ def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch)
     settings = {"epochs": 9, "blocks": 1, "optimizer": STILL}
     assert short([stopping], tmp_path / "run", **settings).fit(*few())["epochs"] == 3
     assert stopping.best_epoch == 1
+
+
+NAN = float("nan")
+
+
+def stops_after(stopping, values, metric="test_accuracy"):
+    """The first epoch after which it asks to stop; 0: none."""
+    told = enumerate(values, 1)
+    return next((epoch for epoch, x in told if stopping.on_epoch(epoch, {metric: x})), 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "after"),
+    [
+        ([0.1, 0.2, 0.2, 0.19, 0.3], {"patience": 2}, 4),
+        ([0.1, 0.2, 0.2, 0.19, 0.3], {"patience": 3}, 0),
+        ([0.1, None, None, 0.1], {"patience": 2}, 4),
+        ([0.1, 0.1, 0.2], {"patience": 1, "mode": "min"}, 2),
+        ([NAN, 0.1, 0.2], {"patience": 2}, 0),
+        ([NAN, NAN, 0.2], {"patience": 2}, 2),
+        ([float("inf"), 0.1, 0.1], {"patience": 2}, 0),
+    ],
+)
+def test_a_run_stops_after_epochs_without_a_better_metric(values, settings, after):
+    assert stops_after(EarlyStopping(**settings), values) == after
+
+
+def test_a_smaller_loss_is_better():
+    assert stops_after(EarlyStopping("test_loss", 2), [3.0, 2.0, 1.0, 1.5, 1.5], "test_loss") == 5
+
+
+@pytest.mark.parametrize("results", [{"test_accuracy": 0.5, "test_loss": 1.0}, {"test_loss": 1.0}])
+def test_the_test_metric_is_the_accuracy_or_else_the_loss(results):
+    stopping = EarlyStopping("test", patience=1)
+    assert not stopping.on_epoch(1, results)
+    better = {"test_accuracy": 0.6, "test_loss": 2.0} if len(results) > 1 else {"test_loss": 0.5}
+    assert not stopping.on_epoch(2, better)
+    assert stopping.on_epoch(3, better)
+    assert stopping.reason.startswith("no better test metric than 0.")
+
+
+def test_an_unknown_metric_is_named_with_those_there_are():
+    said = refused(short([EarlyStopping("accuracy")]), few())
+    assert "metric is 'accuracy'" in said
+    assert "choose learning_rate, loss, step, test_accuracy, test_loss or test" in said
+
+
+@pytest.mark.parametrize("wrong", [{"patience": 0}, {"mode": "best"}])
+def test_what_cannot_be_is_refused(wrong):
+    ((name, value),) = wrong.items()
+    assert refusal(EarlyStopping, **wrong).startswith(f"{name} is {value!r}; it must be ")
+
+
+def test_the_setting_stops_a_run_and_a_second_fit_begins_anew():
+    made = short([], epochs=9, train={"early_stop": 2}, optimizer=STILL)
+    assert made.fit(*few())["epochs"] == 3
+    stopping = EarlyStopping(patience=2)
+    made = short([stopping], epochs=9, optimizer=STILL)
+    assert [made.fit(*few())["epochs"] for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.parametrize("train", [{"early_stop": 8}, {"early_stop": 3, "evaluate_every": 5}])
+def test_a_setting_that_comes_too_late_to_stop_anything_is_refused(train):
+    said = refused(short([], epochs=9, train=train), few())
+    assert said.startswith(f"train.early_stop is {train['early_stop']}, which has an effect only")
+
+
+REPORTS = [
+    PhaseReport("serial", samples=1000, loss=1.5, accuracy=0.5, seconds=2.0),
+    PhaseReport("parallel", 1000, 1.4, 0.5, seconds=2.0, residual=[0.1, 0.3]),
+]
+
+
+def started(epochs, quiet=False):
+    """Of epochs of 10 steps of 100 images."""
+    progress = ProgressPrinter(quiet)
+    progress.on_start(RunInfo({}, [], epochs, 10, 0, {}, {"train.batch_size": 100}, None))
+    return progress
+
+
+def test_a_plain_line_an_epoch(capsys):
+    progress = started(epochs=4)
+    progress.on_report(10, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.75})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch 1/4  test 75.00%  loss 1.5000  accuracy 50.00%  250 images/s")
+    assert "residual 0.300" in line
+    assert "left" in line
+
+
+def test_an_epoch_without_a_test_shows_the_newest(capsys):
+    progress = started(epochs=4)
+    for epoch, test in ((1, 0.75), (2, None)):
+        progress.on_report(10 * epoch, epoch - 1, REPORTS)
+        progress.on_epoch(epoch, {"test_accuracy": test})
+    assert capsys.readouterr().out.count("test 75.00%") == 2
+
+
+def test_a_long_epoch_speaks_in_between(capsys):
+    progress = started(epochs=4)
+    progress.last_line_time -= 31
+    progress.on_report(5, 0, REPORTS)
+    progress.on_report(6, 0, REPORTS)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("step 5/40")
+
+
+def test_quiet_says_nothing(capsys):
+    progress = started(epochs=4, quiet=True)
+    progress.say("hello")
+    progress.on_report(10, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.5})
+    assert capsys.readouterr().out == ""
