@@ -14,7 +14,7 @@ from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.training.callbacks import RunInfo
 from hybrid.training.callbacks.progress import ProgressPrinter
 
-HOOKS = ("on_start", "on_report", "on_epoch", "state")
+HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")
 
 
 class Stopping(Callback):
@@ -69,36 +69,30 @@ def test_a_callback_can_stop_a_run_which_ends_as_finished(blocks, tmp_path):
     assert told.hooks()[-2:] == ["on_end", "close"]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_an_exception_in_a_callback_ends_the_run_with_one_line(hook, tmp_path):
-    told, run = Recorder(), tmp_path / "run"
-    said = refused(short([Failing(hook), told], run), few())
-    assert said == f"callback Failing failed in {hook}: out of luck"
+class Odd(Callback):
+    def state(self):
+        return {"x": object()}
+
+
+FAILURES = {
+    **{hook: (Failing(hook), f"Failing failed in {hook}: out of luck") for hook in HOOKS},
+    "what no user should see": (
+        Failing("on_epoch", KeyError("x")),
+        r"Failing failed in on_epoch: KeyError: 'x' \(details in .*\)",
+    ),
+    "a state that is no JSON": (Odd(), "Odd failed in state: TypeError: Object of type object .*"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_exception_in_a_callback_ends_the_run_with_one_line(kind, tmp_path):
+    (callback, said), told, run = FAILURES[kind], Recorder(), tmp_path / "run"
+    assert re.fullmatch(f"callback {said}", refused(short([callback, told], run), few()))
     assert told.hooks()[-1] == "close"
-    assert "on_end" not in told.hooks()
-    assert not (run / "summary.json").exists()
-    assert run.exists() == (hook != "on_start")
+    # what fails at the very end costs no result
+    assert (run / "summary.json").exists() == (kind == "on_end")
+    assert run.exists() == (kind != "on_start")
     assert not [path for path in run.rglob("*") if "partial" in path.name]
-
-
-def test_what_fails_at_the_very_end_costs_no_result(tmp_path):
-    said = refused(short([Failing("on_end")], tmp_path / "run"), few())
-    assert said == "callback Failing failed in on_end: out of luck"
-    assert summary(tmp_path / "run")["epochs"] == 2
-
-
-def test_an_exception_that_no_user_should_see_has_its_details_in_a_file():
-    said = refused(short([Failing("on_epoch", KeyError("x"))]), few())
-    assert re.fullmatch(r"callback Failing .*: KeyError: 'x' \(details in .*\)", said)
-
-
-def test_a_state_that_is_no_json_is_refused(tmp_path):
-    class Odd(Callback):
-        def state(self):
-            return {"x": object()}
-
-    said = refused(short([Odd()], tmp_path / "run"), few())
-    assert said.startswith("callback Odd failed in state: TypeError: Object of type object is not")
 
 
 def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
@@ -165,7 +159,7 @@ def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch)
 NAN = float("nan")
 
 
-def stops_after(stopping, values, metric="test_accuracy"):
+def stops_after(stopping, values, metric):
     """The first epoch after which it asks to stop; 0: none."""
     told = enumerate(values, 1)
     return next((epoch for epoch, x in told if stopping.on_epoch(epoch, {metric: x})), 0)
@@ -178,17 +172,15 @@ def stops_after(stopping, values, metric="test_accuracy"):
         ([0.1, 0.2, 0.2, 0.19, 0.3], {"patience": 3}, 0),
         ([0.1, None, None, 0.1], {"patience": 2}, 4),
         ([0.1, 0.1, 0.2], {"patience": 1, "mode": "min"}, 2),
+        ([3.0, 2.0, 1.0, 1.5, 1.5], {"patience": 2, "metric": "test_loss"}, 5),
         ([NAN, 0.1, 0.2], {"patience": 2}, 0),
         ([NAN, NAN, 0.2], {"patience": 2}, 2),
         ([float("inf"), 0.1, 0.1], {"patience": 2}, 0),
     ],
 )
 def test_a_run_stops_after_epochs_without_a_better_metric(values, settings, after):
-    assert stops_after(EarlyStopping(**settings), values) == after
-
-
-def test_a_smaller_loss_is_better():
-    assert stops_after(EarlyStopping("test_loss", 2), [3.0, 2.0, 1.0, 1.5, 1.5], "test_loss") == 5
+    stopping = EarlyStopping(**settings)
+    assert stops_after(stopping, values, stopping.metric) == after
 
 
 @pytest.mark.parametrize("results", [{"test_accuracy": 0.5, "test_loss": 1.0}, {"test_loss": 1.0}])
@@ -233,9 +225,9 @@ REPORTS = [
 ]
 
 
-def started(epochs, quiet=False):
+def started(epochs):
     """Of epochs of 10 steps of 100 images."""
-    progress = ProgressPrinter(quiet)
+    progress = ProgressPrinter(quiet=False)
     progress.on_start(RunInfo({}, [], epochs, 10, 0, {}, {"train.batch_size": 100}, None))
     return progress
 
@@ -248,14 +240,11 @@ def test_a_plain_line_an_epoch(capsys):
     assert line.startswith("epoch 1/4  test 75.00%  loss 1.5000  accuracy 50.00%  250 images/s")
     assert "residual 0.300" in line
     assert "left" in line
-
-
-def test_an_epoch_without_a_test_shows_the_newest(capsys):
-    progress = started(epochs=4)
-    for epoch, test in ((1, 0.75), (2, None)):
-        progress.on_report(10 * epoch, epoch - 1, REPORTS)
-        progress.on_epoch(epoch, {"test_accuracy": test})
-    assert capsys.readouterr().out.count("test 75.00%") == 2
+    progress.on_epoch(2, {"test_accuracy": None})
+    assert "test 75.00%" in capsys.readouterr().out, "the newest test"
+    progress.quiet = True
+    progress.on_epoch(3, {"test_accuracy": 0.5})
+    assert capsys.readouterr().out == ""
 
 
 def test_a_long_epoch_speaks_in_between(capsys):
@@ -265,11 +254,3 @@ def test_a_long_epoch_speaks_in_between(capsys):
     progress.on_report(6, 0, REPORTS)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("step 5/40")
-
-
-def test_quiet_says_nothing(capsys):
-    progress = started(epochs=4, quiet=True)
-    progress.say("hello")
-    progress.on_report(10, 0, REPORTS)
-    progress.on_epoch(1, {"test_accuracy": 0.5})
-    assert capsys.readouterr().out == ""

@@ -84,30 +84,6 @@ def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, b
     assert_same(learnt(found), learnt(expected))
 
 
-@pytest.mark.parametrize(("name", "replicas"), [*((name, 2) for name in EVERY), ("backprop", 4)])
-def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
-    """Each has the whole mini-batch, as if its samples came R times."""
-    solver = EVERY[name]
-    model = model_of(name)
-    expected = trained_weights(trainer(solver, model=model, **_window(name)), few)
-    monkeypatch.setattr("hybrid.solvers.windows.Batch.of_replica", _whole)
-    monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
-    start = AllReduce.start
-    monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
-    made = trainer(solver, model=model, replicas=replicas, **_window(name))
-    assert_same(trained_weights(made, few), expected)
-
-
-def _whole(batch, replica, replicas):
-    return (
-        batch
-        if replicas == 1
-        else type(batch)(
-            batch.ids, batch.learning_rate, batch.source, batch.step, total=replicas * len(batch)
-        )
-    )
-
-
 def _window(name):
     if name == "augmented-lagrangian":
         return {"gaps": [(16, 8), (0, 24)]}
