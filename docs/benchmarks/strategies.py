@@ -111,7 +111,7 @@ def time(folder: Path, names: list[str]) -> None:
                 : TIMED_STEPS // run.training.windows.round_batches
             ]
             if ROWS[name].strategy is not None or comm.rank == 0:
-                run.rounds.run(pairs, first, 0)
+                run.training.rounds.run(pairs, first, 0)
             comm.barrier()
             if turn:  # the first warms up
                 seconds[name].append((perf_counter() - start) / TIMED_STEPS)

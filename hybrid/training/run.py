@@ -250,7 +250,7 @@ class Run:
         reports = self.training.run(pairs)
         news = self.training.rounds.news
         self.stopped = news.stop
-        self.folder.advance_checkpoint(news.checkpoint)
+        self.folder.advance_checkpoint(news)
         self.callbacks.raise_failure(news.failure)
         for report in reports:
             for notice in report.notices:

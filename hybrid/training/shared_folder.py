@@ -17,29 +17,17 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 
 
-class RankStatus(NamedTuple):
-    """What a rank reports to the first one at every report."""
+class Status(NamedTuple):
+    """What a rank reports to the first one, and what this makes of all reports for all ranks."""
 
     stop: str
-    """The signal that it received; empty without one."""
-    share: Share
-    due: bool
-    """Whether, by its clock, it is time for a checkpoint."""
-    failure: str
-    """Of a callback, empty without one."""
-
-
-class News(NamedTuple):
-    """What all ranks learn of their statuses."""
-
-    stop: str
-    """The first signal that a rank has received; empty without one."""
-    checkpoint: Progress | None
-    """Of the checkpoint that is being written; None without a folder."""
+    """The signal that the rank, or the first of all, has received; empty without one."""
+    checkpoint: Share | Progress
+    """The rank's part of the checkpoint that is being written, or what all ranks learn of it."""
     due: bool
     """Whether, by the first rank's clock, it is time for a checkpoint."""
     failure: str
-    """Of a callback, empty without one."""
+    """Of a callback, empty without one; the first rank has them."""
 
 
 class SharedFolder:
@@ -137,22 +125,22 @@ class SharedFolder:
         self._writer.begin(step, units, states, manifest)
         self._saved_at, self.saved_since_rollback = monotonic(), True
 
-    def status(self, stop: str, failure: str) -> RankStatus:
+    def status(self, stop: str, failure: str) -> Status:
         """This rank's status, with a signal and a callback's failure, if there are any."""
         share = self._writer.share if self._writer else Share()
-        return RankStatus(stop, share, self.checkpoint_is_due(), failure)
+        return Status(stop, share, self.checkpoint_is_due(), failure)
 
-    def merge(self, everyone: list[RankStatus]) -> News:
+    def merge(self, everyone: list[Status]) -> Status:
         """What all ranks shall know of their statuses; the first rank calls it."""
-        stop, first = next((one.stop for one in everyone if one.stop), ""), everyone[0]
-        shares = [one.share for one in everyone]
-        progress = self._writer.merge(shares) if self._writer else None
-        return News(stop, progress, first.due, first.failure)
+        stop = next((one.stop for one in everyone if one.stop), "")
+        shares = [one.checkpoint for one in everyone if isinstance(one.checkpoint, Share)]
+        progress = self._writer.merge(shares) if self._writer else shares[0]
+        return everyone[0]._replace(stop=stop, checkpoint=progress)
 
-    def advance_checkpoint(self, progress: Progress | None) -> None:
+    def advance_checkpoint(self, merged: Status) -> None:
         """Advance the checkpoint by what the first rank makes of the ranks' shares."""
-        if self._writer is not None and progress is not None:
-            self._writer.hear(progress)
+        if self._writer is not None and isinstance(merged.checkpoint, Progress):
+            self._writer.hear(merged.checkpoint)
 
     def finish_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun last is complete."""
