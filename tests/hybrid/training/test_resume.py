@@ -1,9 +1,11 @@
-"""A run that was interrupted at any checkpoint ends with the bits of an undisturbed one."""
+"""An interrupted run ends with the bits of an undisturbed one; kept variables follow their cuts."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from trainings import (
     BATCH,
     OFTEN,
@@ -12,15 +14,18 @@ from trainings import (
     digits,
     interrupted,
     lines,
+    network,
     newest,
     trained_weights,
     trainer,
 )
 
+from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training.run import Run
 
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
@@ -118,3 +123,62 @@ def betas(folder):
     manifest = checkpoint.read_manifest(folder)
     states = [checkpoint.load_state(folder, manifest, name) for name in manifest["states"]]
     return [x for state in states for k in BETAS if k in state for x in state[k].flatten().tolist()]
+
+
+CUTS = ["layer1.0", "layer2.0"]
+OTHERS = [[], ["layer2.0"], [*CUTS, "layer3.0"]]
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(4)
+
+
+def make(out, cuts, resume=False):
+    solver = BlockADMM(rho=0.1, balance_ratio=1.01)
+    made = trainer(solver, out, window="all", correct_every=0, resume=resume)
+    made.blocks = split(network(), cuts=cuts) if cuts else split(network(), 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def stopped(few, tmp_path_factory):
+    """A run of three blocks after the first of two epochs."""
+    run = tmp_path_factory.mktemp("elastic") / "run"
+    make(run, CUTS).fit(*few)
+    interrupted(run, after=1)
+    return run
+
+
+def carried(run, few, cuts, patch):
+    """What the programs hold at each cut when a resumed run is about to go on."""
+    held: dict[str, dict[str, Tensor]] = {}
+
+    def look(self, notices):
+        program = self.training.rounds.program
+        held[self.training.files.before] = dict(program.state().cut)
+        return {}
+
+    with patch.context() as patched:
+        patched.setattr(Run, "_train", look)
+        make(run, cuts, resume=True).fit(*few)
+    return held
+
+
+@pytest.mark.parametrize("cuts", OTHERS, ids=lambda cuts: "+".join(cuts) or "one block")
+def test_kept_variables_follow_their_cuts_to_any_number_of_blocks(
+    cuts, stopped, few, tmp_path, monkeypatch
+):
+    run = Path(shutil.copytree(stopped, tmp_path / "run"))
+    manifest = checkpoint.read_manifest(newest(run))
+    held = carried(run, few, cuts, monkeypatch)
+    for cut in cuts:
+        kept = checkpoint.load_state(newest(run), manifest, f"cut before {cut}")
+        assert bool(kept) == (cut in CUTS)
+        mine = {f"program/{name}": tensor for name, tensor in held[f"cut before {cut}"].items()}
+        assert all(mine[name].equal(tensor) for name, tensor in kept.items())
+    make(run, cuts, resume=True).fit(*few)
+    ended = checkpoint.read_manifest(newest(run))
+    assert ended["cuts"] == cuts
+    assert sorted(n.split()[-1] for n in ended["states"] if n.startswith("cut")) == cuts
+    assert ended["totals"][0]["images"] == 2 * len(few[0])
