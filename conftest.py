@@ -43,7 +43,7 @@ GROUPS = {
     "ranks": r"tests/hybrid/(bench/test_(bench|baselines)|links/test_mpi|\w+/test_on_ranks)"
     r"|wings/\w+/tests/test_on_ranks",
     "slurm": r"tests/slurm/",
-    "faults": r"tests/(faults/|hybrid/runs/test_auto_resume)",
+    "faults": r"tests/(faults/|hybrid/training/test_auto_resume)",
     "two hosts": r"tests/hybrid/ranks/test_two_hosts",
     "": r"tests/(hybrid/(training/test_(alone|trainer)|ranks/test_stopping)|test_settings_act)",
 }

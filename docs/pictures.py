@@ -20,8 +20,9 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.folder import traces
+from hybrid.networks import models
 from hybrid.report import timeline
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from hybrid.networks import models
     from hybrid.networks.blocks import Blocks
     from hybrid.networks.partition import split
-    from hybrid.runs.restore import load
     from hybrid.settings.config import (
         CheckpointSettings,
         LinkSettings,
@@ -20,16 +19,15 @@ if TYPE_CHECKING:
         ScheduleSettings,
         TrainSettings,
     )
-    from hybrid.training.callbacks.base import Callback
-    from hybrid.training.callbacks.csv_logger import CSVLogger
+    from hybrid.training.callbacks import Callback
     from hybrid.training.callbacks.early_stopping import EarlyStopping
     from hybrid.training.callbacks.services import MLflowLogger, WandbLogger
+    from hybrid.training.restore import load
     from hybrid.training.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = [
     "Blocks",
-    "CSVLogger",
     "Callback",
     "CheckpointSettings",
     "EarlyStopping",
@@ -53,12 +51,11 @@ _HOMES = {
     "split": "hybrid.networks.partition",
     "StoppedError": "hybrid.errors",
     "Trainer": "hybrid.training.trainer",
-    "Callback": "hybrid.training.callbacks.base",
+    "Callback": "hybrid.training.callbacks",
     "EarlyStopping": "hybrid.training.callbacks.early_stopping",
-    "CSVLogger": "hybrid.training.callbacks.csv_logger",
     "WandbLogger": "hybrid.training.callbacks.services",
     "MLflowLogger": "hybrid.training.callbacks.services",
-    "load": "hybrid.runs.restore",
+    "load": "hybrid.training.restore",
     **dict.fromkeys(
         (
             "CheckpointSettings",

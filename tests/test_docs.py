@@ -89,7 +89,6 @@ def test_the_page_on_your_own_network_does_what_it_says(tmp_path, monkeypatch):
     # a module of its own, as a user's script is: classes in it can be found by name
     exec(compile(code, "your-own-network.md", "exec"), {"__name__": "your_own_network"})
     assert (tmp_path / "runs" / "own" / "summary.json").exists()
-    assert (tmp_path / "run.csv").exists()
 
 
 def test_a_model_of_hugging_face_trains_in_the_wrapper_of_the_page():

@@ -42,10 +42,10 @@ ALL = FILES | {module: path for own in WINGS.values() for module, path in own.it
 ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
-    *("hybrid", "hybrid.runs", "hybrid.training"),
+    *("hybrid", "hybrid.training"),
     *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
-    *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
+    *("hybrid.networks", "hybrid.links", "hybrid.data", "hybrid.networks.models"),
     "hybrid.settings",
     *("hybrid.registries", "hybrid.errors", "hybrid.orphans", "hybrid.reading"),
     "solvers",
@@ -183,7 +183,6 @@ OTHERWISE = {
     ("hybrid.folder.lock", "_boot"): "/proc",
     ("hybrid.folder.lock", "_started_at"): "/proc",
     ("hybrid.folder.runfolder", "open"): "writes at the end of a file that was just made",
-    ("hybrid.training.callbacks.csv_logger", "_add_row"): "writes at the end of a file",
 }
 """Functions that open a file by other means, and why."""
 

@@ -28,11 +28,11 @@ from hybrid.data.samplers import SAMPLERS, Uniform
 from hybrid.data.samplers.uniform import Permutations
 from hybrid.networks import costs, partition
 from hybrid.rounds.report import DivergedError
-from hybrid.runs import build
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED, known_settings
 from hybrid.solvers import registry
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training import build
 
 MODES = [mode for modes in declared("MODES") for mode in modes]
 

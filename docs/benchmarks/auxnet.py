@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from hybrid import models, split
+from hybrid import split
 from hybrid.data.generated import synthetic
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AuxNet, Backprop, Batch, Setup, Solver, Window

@@ -29,8 +29,9 @@ from typing import Any
 
 import torch
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.data import Dataset
+from hybrid.networks import models
 from hybrid.plan.memory import saved_bytes
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian, AuxNet, Backprop, Setup, Solver

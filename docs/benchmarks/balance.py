@@ -20,9 +20,9 @@ from hybrid.networks.blocks import default_sample
 from hybrid.networks.costs import measure_costs
 from hybrid.networks.partition import split
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import Backprop
+from hybrid.training import build
 
 KINDS = ("even", "operations", "measured")
 

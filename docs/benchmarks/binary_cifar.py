@@ -26,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
+from hybrid.networks import models
 from hybrid.networks.units import units
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, BlockADMM

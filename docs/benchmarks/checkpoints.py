@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
-from hybrid import data, models
+from hybrid import data
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource

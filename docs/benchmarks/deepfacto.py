@@ -26,9 +26,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from hybrid import Trainer, models, split
+from hybrid import Trainer, split
 from hybrid.data import Dataset
 from hybrid.data.generated import digits
+from hybrid.networks import models
 from hybrid.networks.units import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver

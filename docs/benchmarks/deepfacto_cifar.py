@@ -36,8 +36,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.data import Dataset
+from hybrid.networks import models
 from hybrid.networks.units import Chain, units
 from hybrid.settings.config import TrainSettings
 from hybrid.solvers import Backprop, BlockADMM, Solver

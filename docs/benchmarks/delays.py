@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from mended_ddg import Mended
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
+from hybrid.networks import models
 from hybrid.settings.config import (
     CheckpointSettings,
     LinkSettings,

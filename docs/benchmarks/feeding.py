@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hybrid import Trainer, TrainSettings, data, models, split
+from hybrid import Trainer, TrainSettings, data, split
+from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.solvers import Backprop
 

@@ -18,10 +18,11 @@ from statistics import mean
 import torch
 from torch import Tensor, nn
 
-from hybrid import data, models, split
+from hybrid import data, split
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import AugmentedLagrangian, Batch, Block

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.links import threads
+from hybrid.networks import models
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian

@@ -21,10 +21,10 @@ from hybrid.bench.recipes import BASE, Recipe, recipes
 from hybrid.links import Network
 from hybrid.links.grid import Grid
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG
+from hybrid.training import build
 
 FILE = Path(__file__).with_suffix(".json")
 RATES = (10.0, 1.0, 0.1)

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from hybrid import data, models, split
+from hybrid import data, split
 from hybrid.links import RankLinks, run_threads
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import DDG, FDG, Backprop, Batch, FeaturesReplay, Petra, Setup, Solver, Window

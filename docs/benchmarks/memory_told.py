@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from hybrid import data, models, split
+from hybrid import data, split
 from hybrid.bench.measure import still_batches
 from hybrid.bench.recipes import MethodContender, Recipe
 from hybrid.links import Network
@@ -32,6 +32,7 @@ from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.grid import Grid
 from hybrid.links.mpi import MpiLinks
+from hybrid.networks import models
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
 from hybrid.settings.config import Config, RoundSettings

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
+from hybrid.networks import models
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian, Backprop, BlockADMM, Penalty, Solver

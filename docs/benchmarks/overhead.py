@@ -17,12 +17,13 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from hybrid import data, models
+from hybrid import data
 from hybrid.links import run_threads
 from hybrid.method.blocks import make_block
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError

@@ -26,8 +26,8 @@ from hybrid.networks.blocks import Blocks
 from hybrid.networks.partition import split
 from hybrid.plan.planner import Planner
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings.resolve import load
+from hybrid.training import build
 
 STEPS = 4
 ROWS = "backprop, m=4", "ddg, m=4", "ddg, m=8", "fdg, m=4"

@@ -32,11 +32,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybrid import data, models
+from hybrid import data
 from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.links import RankLinks, run_virtual
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.optimizers.schedule import Schedule
 from hybrid.ranks import launch

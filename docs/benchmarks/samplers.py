@@ -22,10 +22,11 @@ from statistics import mean, stdev
 
 import torch
 
-from hybrid import Callback, Trainer, data, models, split
+from hybrid import Callback, Trainer, data, split
 from hybrid.data import Dataset
 from hybrid.data.samplers import AutoAssist, Sampler, SelectiveBackprop, Uniform
 from hybrid.data.sampling import uniform
+from hybrid.networks import models
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop
 

@@ -27,11 +27,11 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import Network
 from hybrid.plan.advice import data_parallel
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
 from hybrid.settings.resolve import resolve
 from hybrid.solvers import DDG, FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.exact.wire import WireFormat
+from hybrid.training import build
 
 MODELS = ("resnet20", "wrn-16-4", "resnet18")
 RATES = {"10 Mb/s": 1e7, "100 Mb/s": 1e8, "1 Gb/s": 1e9}

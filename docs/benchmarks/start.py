@@ -50,8 +50,8 @@ def data() -> Any:
 def train(row: str, folder: str) -> None:
     """On a rank: train two steps, and write what it took."""
     from hybrid.ranks import launch
-    from hybrid.runs import build
     from hybrid.settings.resolve import load
+    from hybrid.training import build
 
     settings, kept = ROWS[row]
     comm = launch.communicator()

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
+from hybrid.networks import models
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.settings.config import LinkSettings, OptimizerSettings, TrainSettings
@@ -111,7 +112,7 @@ def time(folder: Path, names: list[str]) -> None:
                 : TIMED_STEPS // run.training.windows.round_batches
             ]
             if ROWS[name].strategy is not None or comm.rank == 0:
-                run.rounds.run(pairs, first, 0)
+                run.training.rounds.run(pairs, first, 0)
             comm.barrier()
             if turn:  # the first warms up
                 seconds[name].append((perf_counter() - start) / TIMED_STEPS)
@@ -125,7 +126,7 @@ def _run(row: Row, images: Any, test: Any, comm: Any, alone: Any) -> Run:
     replicas = 1 if row.strategy is None else 2
     links = MpiLinks(Start.of(alone if replicas == 1 else comm, replicas))
     method = made.settle(images, replicas, test)
-    return Run(method, made.run_options(method), links, images, test, lambda: "")  # type: ignore[arg-type]
+    return Run(method, made, links, images, test, lambda: "")  # type: ignore[arg-type]
 
 
 def table() -> None:

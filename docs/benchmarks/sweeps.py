@@ -17,11 +17,12 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from hybrid import data, models
+from hybrid import data
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.blocks import make_block
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch

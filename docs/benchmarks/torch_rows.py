@@ -22,8 +22,8 @@ from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 from hybrid.bench.comparison import Bench
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings.text import parse_override
+from hybrid.training import build
 
 
 def main() -> None:

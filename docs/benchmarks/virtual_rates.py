@@ -15,7 +15,8 @@ from statistics import median
 
 import torch
 
-from hybrid import LinkSettings, Trainer, TrainSettings, data, models, split
+from hybrid import LinkSettings, Trainer, TrainSettings, data, split
+from hybrid.networks import models
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop, Solver
 
 STEPS = 24

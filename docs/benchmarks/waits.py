@@ -20,10 +20,10 @@ from hybrid.links import Network
 from hybrid.networks.units import units
 from hybrid.plan import standin
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, Backprop
 from hybrid.solvers.exact.gaps import Cost
+from hybrid.training import build
 
 UNIT = Cost(0.01, 0.02)
 """Seconds of a sample: so long that nothing else counts."""

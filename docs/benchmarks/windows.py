@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from hybrid import Trainer, models, split
+from hybrid import Trainer, split
 from hybrid import data as sources
+from hybrid.networks import models
 from hybrid.settings.config import LinkSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian, Backprop
 

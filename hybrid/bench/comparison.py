@@ -31,13 +31,13 @@ from hybrid.registries import LINKS, SAMPLERS
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import Windows
-from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.settings.resolve import check_command, refuse_rounds
 from hybrid.solvers import Batch, registry
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.kernels.choice import choose
+from hybrid.training import build
 from hybrid.training.evaluation import measure_one_block
 
 NO_OTHERS: Mapping[str, Callable[[Chain], Contender]] = {}

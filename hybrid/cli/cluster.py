@@ -84,8 +84,8 @@ def submit(
 ) -> None:
     """Submit a training to Slurm; at its time limit it saves a checkpoint and is requeued."""
     from hybrid.ranks import slurm
-    from hybrid.runs import build, references
     from hybrid.settings.resolve import load
+    from hybrid.training import build, references
 
     if launch.launched_rank() > 0:
         return

@@ -57,7 +57,7 @@ def bench(
             "hybrid bench needs several ranks, and there is 1: mpirun -n 2 hybrid bench"
         )
     from hybrid.bench.comparison import Bench
-    from hybrid.runs import build
+    from hybrid.training import build
 
     with options.together():
         epochs, parts = (
@@ -132,8 +132,8 @@ def plan(
     from hybrid.plan.advice import report
     from hybrid.plan.device import Device
     from hybrid.ranks.stopping import interrupting
-    from hybrid.runs import references
     from hybrid.settings.resolve import load
+    from hybrid.training import references
 
     def say(text: str) -> None:
         typer.echo(text, err=True)

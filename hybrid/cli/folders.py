@@ -41,7 +41,7 @@ def evaluate(
     best: Best = False,
 ) -> None:
     """Print the test accuracy, other metrics and the loss of the newest checkpoint of a run."""
-    from hybrid.runs import restore
+    from hybrid.training import restore
 
     def said() -> str:
         _check_classifies(run)
@@ -61,7 +61,7 @@ def export(
     best: Best = False,
 ) -> None:
     """Write the whole network of the newest checkpoint of a run as one safetensors file."""
-    from hybrid.runs import restore
+    from hybrid.training import restore
 
     def written() -> str:
         _check_classifies(run)

@@ -58,8 +58,8 @@ def train(
     ] = False,
 ) -> None:
     """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
-    from hybrid.runs import build
     from hybrid.settings.text import to_toml
+    from hybrid.training import build
 
     comm = launch.communicator()
     going_on, notices = False, list[str]()

@@ -66,7 +66,7 @@ class Shared(Part):
 
 
 class Rollback(Part):
-    """An entry of `hybrid.training.run.Run.rollbacks`."""
+    """An entry of `hybrid.training.checkpointing.Position.rollbacks`."""
 
     step: Count
     reason: str

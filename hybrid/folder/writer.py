@@ -85,8 +85,6 @@ class Writer:
         self.check = check
         """Raises ValueError if this run no longer owns the folder; every rank calls it."""
         self.keep_best = keep_best
-        self.made: list[Path] = []
-        """The checkpoints that have become whole, on rank 0; callers remove those they take."""
         self.share = Share()
         self.blocked_seconds = 0.0
         """How long training has waited for checkpoints, copies included."""
@@ -225,7 +223,6 @@ class Writer:
         sync(self.root)
         remove(replaced, MANIFEST)
         self._prune()
-        self.made.append(final)
         return Share()
 
     def _prune(self) -> None:

@@ -50,11 +50,6 @@ class Objectives(NamedTuple):
     """How the loss of a mini-batch differs from that of its parts; empty: it does not."""
 
     @classmethod
-    def none(cls) -> Objectives:
-        """The objectives where nothing is measured."""
-        return cls(Objective(), Objective(), None, None)
-
-    @classmethod
     def settle(cls, options: Options, blocks: Blocks, train: Data, test: Data) -> Objectives:
         """ValueError, with the reason, for a loss or a metric that fails on outputs and targets."""
         loss, smoothed = _losses(options)

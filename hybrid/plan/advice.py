@@ -18,9 +18,9 @@ from hybrid.plan.device import Device
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import Prediction, best, waste
 from hybrid.plan.subject import Say
-from hybrid.runs import build
 from hybrid.settings.config import Config, TrainSettings
 from hybrid.settings.resolve import check_command, refuse_rounds, resolve
+from hybrid.training import build
 
 _FLAGS = ("model.name", "data.name", "train.batch_size", "train.loss")
 """Settings that a command says by flags of their own."""

@@ -19,7 +19,6 @@ from hybrid.plan.prediction import best
 from hybrid.plan.subject import Say
 from hybrid.ranks import launch
 from hybrid.ranks.starting import link_class
-from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
 from hybrid.settings.resolve import load
@@ -27,6 +26,7 @@ from hybrid.settings.sections.base import is_reference
 from hybrid.settings.text import read_toml
 from hybrid.solvers import registry
 from hybrid.solvers.registry import STRATEGIES
+from hybrid.training import build
 
 AUTO = "auto"
 PROBE_BYTES = 2**21

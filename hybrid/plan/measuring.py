@@ -20,8 +20,8 @@ from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.plan.device import Device, Measured
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings.config import Config
+from hybrid.training import build
 
 STEPS = 20
 """Of the optimizer, timed."""

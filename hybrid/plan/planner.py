@@ -28,7 +28,6 @@ from hybrid.plan.representative import run_representative
 from hybrid.plan.standin import HostClock, clocked
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry
@@ -36,6 +35,7 @@ from hybrid.solvers.base import Shape
 from hybrid.solvers.exact.gaps import Gaps, fit_gaps
 from hybrid.solvers.exact.wire import Wire, WireFormat
 from hybrid.solvers.sync.base import Strategy
+from hybrid.training import build
 
 NARROW: tuple[WireFormat, ...] = ("bfloat16", "int8")
 NARROWER = 1.05

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
 from hybrid.links import RankLinks, run_threads
@@ -22,13 +21,13 @@ def measure_network(
 ) -> dict[str, float]:
     """Mean loss and metrics of the whole chain of blocks over `data`, the same on every rank."""
     place, batches = links.place, torch.arange(len(data)).split(batch_size)
-    mine = batches[place.replica :: place.replicas]
+    own = batches[place.replica :: place.replicas]
     scores, measured = Scores(links, objective, objective.accumulated), []
-    for ids, out in _outputs(block, links, data, mine):
+    for ids, out in _outputs(block, links, data, own):
         targets = data.targets(ids).to(block.device)
         measured.append(objective.measured(out, targets))
         scores.add(objective.seen(out, targets))
-    if block.last and len(mine) < len(batches[:: place.replicas]):
+    if block.last and len(own) < len(batches[:: place.replicas]):
         scores.add(None)  # as often as the first replica
     sums = torch.stack(measured).cpu() if measured else None
     everyone = links.gather((sums, scores.values()))
@@ -51,14 +50,6 @@ def measure_one_block(
     return run_threads(1, lambda links: measure_network(block, links, data, objective), threads)[0]
 
 
-def gather_outputs(block: Block, links: RankLinks, data: Data, batch_size: int = 500) -> Any:
-    """The outputs of the whole chain of blocks for `data`, (N, ...), on every rank."""
-    batches = torch.arange(len(data)).split(batch_size)
-    found = [out for _, out in _outputs(block, links, data, batches)]
-    whole = tree_map(lambda *parts: torch.cat(parts).cpu(), *found) if found else None
-    return links.all_gather(whole)[-1]
-
-
 def _outputs(
     block: Block, links: RankLinks, data: Data, batches: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Any]]:
@@ -66,9 +57,8 @@ def _outputs(
 
     All ranks go through it; on the others it gives nothing.
     """
-    batches = list(batches)
     if block.first or block.last:
-        data.expect(batches, 0, 0)
+        data.expect(list(batches), 0, 0)
     # two blocks on threads may share a module without parameters, so they change its mode together
     modes = [(module, module.training) for module in block.module.modules()]
     links.all_gather(None)
@@ -77,9 +67,15 @@ def _outputs(
     try:
         with torch.no_grad():
             for number, ids in enumerate(batches):
-                out = _forward_batch(block, links, data, ids)
+                if block.first:
+                    inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
+                else:
+                    inputs = links.from_previous()
+                out = block.forward(inputs)
                 if block.last:
                     yield ids, out
+                else:
+                    links.to_next(out)
                 if number % 4 == 3:
                     # the first block waits for the last one, or its outputs would pile up
                     links.all_gather(None)
@@ -88,15 +84,3 @@ def _outputs(
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _forward_batch(block: Block, links: RankLinks, data: Data, ids: Tensor) -> Any:
-    """One mini-batch through this block, whose output also goes to the next one."""
-    if block.first:
-        inputs = data.batch(ids, seed=0, epoch=0, augment=False).to(block.device)
-    else:
-        inputs = links.from_previous()
-    out = block.forward(inputs)
-    if not block.last:
-        links.to_next(out)
-    return out

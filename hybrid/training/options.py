@@ -9,7 +9,7 @@ from pathlib import Path
 from hybrid.method.given import GivenSettings
 from hybrid.method.options import Options
 from hybrid.settings.config import CheckpointSettings
-from hybrid.training.callbacks.base import Callback
+from hybrid.training.callbacks import Callback
 
 
 @dataclass(kw_only=True)

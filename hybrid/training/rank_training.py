@@ -1,34 +1,49 @@
-"""What one rank of a run trains with: its block, its rounds and their mini-batches."""
+"""What one rank of a run trains with, and how far it has come: all that a checkpoint restores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from hybrid.data import Data
+from hybrid.errors import AgreedError
+from hybrid.folder import checkpoint
+from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
 from hybrid.method.method import Method
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers import schedule as schedules
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.report import PhaseReport
+from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.blocks.optimizer_state import optimizer_state
-from hybrid.solvers.state import Stateful
+from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
+from hybrid.training.checkpointing import Position, StateFiles, check_same_run, round_batches
 from hybrid.training.options import RunOptions
 
 
 class RankTraining:
-    """Made at the start of a run, and anew by every roll-back.
+    """Made at the start of a run, and anew by every roll-back. All ranks call its methods.
 
     Raises ValueError if the run folder could not keep all of the optimizer's state.
     """
 
     def __init__(
-        self, method: Method, options: RunOptions, links: RankLinks, data: Data, trace: Trace
+        self,
+        method: Method,
+        options: RunOptions,
+        links: RankLinks,
+        data: Data,
+        trace: Trace,
+        callbacks: Stateful,
     ) -> None:
         self.method, self.options, self.links = method, options, links
+        self.callbacks, self.num_samples = callbacks, len(data)
         train, place = options.train, links.place
         self.block = method.block(links)
         if self.block.sync is not None:
@@ -41,54 +56,157 @@ class RankTraining:
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
         self.peak = optimizers.peak_rate(exact)
+        """The learning rate that the schedule starts from."""
         schedule = schedules.make_schedule(options.schedule, self.peak, method.steps, train.epochs)
         self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
+        self.position = Position(residual=[0.0] * (links.size - 1))
+        self.files = StateFiles(place, method.problem.blocks)
+
+    def groups(self) -> Iterator[list[tuple[Window, Window]]]:
+        """The windows of the rest of the epoch, as many together as are reported together.
+
+        Reports are K times as far apart where each empties a pipeline, but not farther than a
+        sampler waits that learns from them.
+        """
+        flushed = self.rounds.alternates or self.method.solver.exact
+        every = self.options.train.report_every * (1 if flushed else self.links.size)
+        lag = getattr(self.options.sampler, "lag", every)
+        every = min(every, max(1, lag - self.method.round_batches + 1))
+        return self.windows.groups(self.position.epoch, self.position.step, every)
+
+    def run(self, pairs: Sequence[tuple[Window, Window]]) -> list[PhaseReport]:
+        """Run a round for each pair of windows, and count what it did."""
+        at, traffic = self.position, self.links.traffic
+        waited, sent = traffic.total_waiting, traffic.total_bytes
+        steps = sum(len(trained.batches) for trained, _ in pairs)
+        ends = at.step + steps == (at.epoch + 1) * self.method.steps
+        closing = self.windows.closing(at.epoch) if ends else None
+        reports = self.rounds.run(pairs, at.step, at.epoch, closing)
+        self.sampler.take_losses(self.rounds.losses)
+        at.step += steps
+        at.residual = reports[-1].residual or [0.0] * (self.links.size - 1)
+        at.totals["images"] += steps * self.options.train.batch_size
+        at.totals["idle_seconds"] += traffic.total_waiting - waited
+        at.totals["bytes_sent"] += traffic.total_bytes - sent
+        at.totals["gap_steps"] += self.rounds.gap_steps
+        at.totals["gap_seconds"] += self.rounds.gap_seconds
+        for report in reports:
+            at.totals[f"{report.phase}_seconds"] += report.seconds
+        return reports
+
+    def learning_rate(self, report: PhaseReport) -> float:
+        """Of the last step of a phase that has just ended."""
+        local = not self.rounds.alternates and report.phase == "parallel"
+        rate = self.windows.schedule(self.position.step - 1)
+        return rate * self.block.rates["local" if local else "exact"]
+
+    def collect(self) -> tuple[dict[str, Tensors], dict[str, Any]]:
+        """The files of states, and the manifest, of a checkpoint."""
+        files, shared = self.files.collect(self._parts(self._kinds))
+        manifest = {
+            **self.options.names,
+            **self._kinds,
+            **vars(self.position),
+            "steps_per_epoch": self.method.steps,
+            "seed": self.method.setup.seed,
+            "window": round_batches(self.method),
+            "cuts": self.method.problem.blocks.cuts,
+            "replicas": self.method.setup.replicas,
+            "carried_as": self.method.carried_layout,
+            "shared": shared,
+            "totals": self.links.gather(dict(self.position.totals)),
+        }
+        return files, manifest
+
+    def collect_units(self) -> dict[str, Tensors]:
+        """The files of weights, of the first replica alone: others have the same, or are ahead."""
+        place, blocks = self.links.place, self.method.problem.blocks
+        units = [] if place.replica else blocks.units_of(place.block)
+        return {unit.name: checkpoint.tensors_of(unit, self.block.optimizers) for unit in units}
+
+    def restore(self, folder: Path) -> list[str]:
+        """Go on from a checkpoint, which may be of another grid; give notices for the user."""
+        links, blocks, device = self.links, self.method.problem.blocks, self.block.device
+        with links.agreement():
+            manifest = checkpoint.read_manifest(folder)
+            check(RunPosition, manifest, folder / "manifest.json")
+            check_same_run(self.method, self.options.names, folder, manifest)
+            checkpoint.restore(folder, manifest, blocks.units_of(links.rank), self.block.optimizers)
+            number = links.place.number if self.files.same_grid(manifest) else None
+            self.position.restore(manifest, blocks.cuts, number)
+            parts = self._parts(manifest)
+            sampler = {"sampler": parts.pop("sampler")}
+            self.files.restore(sampler, folder, manifest, device, False)
+        if self.rounds.fill is not None:
+            # the sampler knows which mini-batches came before
+            before = self.windows.before(self.position.epoch, self.position.step)
+            self.rounds.fill.latest = before[::-1]
+        with links.agreement():
+            # variables of another layout are of no use: a forward pass makes new ones
+            fits = manifest["carried_as"] == self.method.carried_layout
+            self.files.restore(parts, folder, manifest, device, fits)
+        self.take_smaller_steps()
+        return self.files.describe_dropped(folder, manifest, parts)
 
     @property
-    def gaps(self) -> list[list[int]]:
-        """[middle, turn] of each block; empty where no gaps are filled."""
-        return [list(pair) for pair in self.method.gaps]
-
-    def parts(self, manifest: Mapping[str, Any] | None) -> dict[str, Stateful]:
-        """What a checkpoint keeps beside weights; of another solver's only what is common."""
-        mine = {
+    def _kinds(self) -> dict[str, Any]:
+        """What decides whose states a checkpoint holds."""
+        return {
             "solver": self.options.names["solver"],
-            "gaps": self.gaps,
+            "gaps": [list(pair) for pair in self.method.gaps],
             "sync": self.options.sync.name,
         }
-        of_checkpoint = manifest or mine
-        same = {key for key, value in mine.items() if of_checkpoint[key] == value}
+
+    def _parts(self, kinds: Mapping[str, Any]) -> dict[str, Stateful]:
+        """What a checkpoint of these kinds keeps beside weights; of another solver less."""
+        same = {key for key, value in self._kinds.items() if kinds[key] == value}
         parts: dict[str, Stateful] = {
             "rounds": self.rounds,
             "block": self.block,
             "sampler": self.sampler,
         }
-        if "solver" not in same:
-            return parts
-        if self.rounds.program is not None:
-            parts["program"] = self.rounds.program
-        if self.rounds.fill is not None and "gaps" in same:
-            parts["fill"] = self.rounds.fill
-        if self.block.sync is not None and "sync" in same:
-            parts["sync"] = self.block.sync  # after the program, whose weights it may keep
-        return parts
+        if "solver" in same:
+            if self.rounds.program is not None:
+                parts["program"] = self.rounds.program
+            if self.rounds.fill is not None and "gaps" in same:
+                parts["fill"] = self.rounds.fill
+            if self.block.sync is not None and "sync" in same:
+                parts["sync"] = self.block.sync  # after the program, whose weights it may keep
+        return {**parts, "callbacks": self.callbacks}
 
-    def groups(self, epoch: int, step: int) -> Iterator[list[tuple[Window, Window]]]:
-        """The windows of an epoch from a step on, as many together as are reported together."""
-        return self.windows.groups(epoch, step, self._report_every)
+    def take_smaller_steps(self) -> None:
+        """Settle the step sizes: a roll-back halves local steps, and a further one all steps.
 
-    def learning_rate(self, report: PhaseReport, step: int) -> float:
-        """Of the last step of a phase that has just ended, after `step` steps of the run."""
-        local = not self.rounds.alternates and report.phase == "parallel"
-        return self.windows.schedule(step - 1) * self.block.rates["local" if local else "exact"]
-
-    @property
-    def _report_every(self) -> int:
-        """Mini-batches between reports: K times as many where a report empties a pipeline.
-
-        At most as many as a sampler waits for that learns from reports.
+        Without local steps the first one halves exact steps, too.
         """
-        flushed = self.rounds.alternates or self.method.solver.exact
-        every = self.options.train.report_every * (1 if flushed else self.links.size)
-        lag = getattr(self.options.sampler, "lag", every)
-        return min(every, max(1, lag - self.method.round_batches + 1))
+        count = len(self.position.rollbacks)
+        exact = max(count - self.rounds.local, 0)
+        self.block.rates |= {"local": 0.5**count, "exact": 0.5**exact}
+
+    def check_weights(self) -> None:
+        """Raise DivergedError on all ranks if weights of any are not finite.
+
+        A loss is computed before its step, so the effect of the last step shows here first. Running
+        statistics count; other buffers do not, because a causal mask is full of infinities.
+        """
+        module = self.block.module
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+        tensors = [*module.parameters(), *(b for norm in norms for b in norm.buffers())]
+        finite = not tensors or bool(torch.stack([t.isfinite().all() for t in tensors]).all())
+        if self.links.first_of(None if finite else True):
+            raise DivergedError(f"the weights are not finite after step {self.position.step}")
+
+    def check_inputs(self, error: DivergedError) -> None:
+        """Raise AgreedError on all ranks if the next inputs have nan, which no step repairs."""
+        pairs = next(self.groups(), []) if self.position.epoch < self.options.train.epochs else []
+        sample: int | None = None
+        for batch in (batch for trained, _ in pairs for batch in trained.batches):
+            if self.block.first and sample is None:
+                spoilt = batch.images().isnan().flatten(1).any(1)
+                if spoilt.any():
+                    sample = int(batch.ids[spoilt.nonzero()[0].cpu()]) % self.num_samples
+        sample = self.links.first_of(sample)
+        if sample is not None:
+            raise AgreedError(
+                f"{error}: the input of sample {sample} has nan in it: correct it, or leave it out"
+            )

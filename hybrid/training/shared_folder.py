@@ -17,44 +17,25 @@ from hybrid.rounds.trace import Trace
 from hybrid.settings.config import CheckpointSettings
 
 
-class RankStatus(NamedTuple):
-    """What a rank reports to the first one at every report."""
+class Status(NamedTuple):
+    """What a rank reports to the first one, and what this makes of all reports for all ranks."""
 
     stop: str
-    """The signal that it received; empty without one."""
-    share: Share
-    due: bool
-    """Whether, by its clock, it is time for a checkpoint."""
-    failure: str
-    """Of a callback, empty without one."""
-
-
-class News(NamedTuple):
-    """What all ranks learn of their statuses."""
-
-    stop: str
-    """The first signal that a rank has received; empty without one."""
-    checkpoint: Progress | None
-    """Of the checkpoint that is being written; None without a folder."""
+    """The signal that the rank, or the first of all, has received; empty without one."""
+    checkpoint: Share | Progress
+    """The rank's part of the checkpoint that is being written, or what all ranks learn of it."""
     due: bool
     """Whether, by the first rank's clock, it is time for a checkpoint."""
     failure: str
-    """Of a callback, empty without one."""
+    """Of a callback, empty without one; the first rank has them."""
 
 
 class SharedFolder:
     """Does nothing where a run has no folder (`path` is None). All ranks call public methods."""
 
-    def __init__(
-        self,
-        path: Path | None,
-        links: RankLinks,
-        settings: CheckpointSettings,
-        made: Callable[[int, Path], None] = lambda step, folder: None,
-    ) -> None:
+    def __init__(self, path: Path | None, links: RankLinks, settings: CheckpointSettings) -> None:
         self.path, self.links, self.settings = path, links, settings
-        self.made = made
-        """Called on the first rank for every checkpoint that is complete."""
+        self._first = links.place.number == 0
         self._folder = RunFolder(path or Path())
         self._writer: Writer | None = None
         self._saved_at = monotonic()
@@ -80,23 +61,23 @@ class SharedFolder:
         self._writer = Writer(self._folder.checkpoints, self.links, last, token, check, best)
         return notices
 
-    def complete_own_part(self) -> None:
-        """Complete this rank's part of a checkpoint, even if another rank has failed."""
+    def release(self) -> None:
+        """Complete this rank's part of a checkpoint, and give up the ownership of the folder.
+
+        The other ranks need not call it: one of them may have failed.
+        """
         if self._writer is not None:
             self._writer.settle()
-
-    def release(self) -> None:
-        """Give up the ownership of the folder; only the first rank has it."""
         self._folder.release()
 
     def stored_summary(self) -> dict[str, Any] | None:
         """The summary of a run that has ended, which is printed again; None without one."""
         if self.path is None:
             return None
-        stored = self.links.broadcast(self._folder.summary() if self._first else None)
-        if stored is not None and self._first:
+        summary = self.links.broadcast(self._folder.summary() if self._first else None)
+        if summary is not None and self._first:
             self._folder.confirm()
-        return stored
+        return summary
 
     def open(self, config: Callable[[], str], from_step: int, rollbacks: int) -> None:
         """Begin to write after step `from_step` and this number of roll-backs."""
@@ -107,12 +88,10 @@ class SharedFolder:
 
     def checkpoints(self) -> list[Path]:
         """The whole checkpoints, oldest first, as the first rank sees them."""
-        found = checkpoint.complete(self._folder.checkpoints) if self._first else []
-        return list(self.links.broadcast(found))
-
-    def newest(self) -> Path | None:
-        """The newest whole checkpoint, as this rank sees it."""
-        return None if self.path is None else self._folder.newest()
+        whole = self.path is not None and self._first
+        return self.links.broadcast(
+            checkpoint.complete(self._folder.checkpoints) if whole else list[Path]()
+        )
 
     def rewind(self, to_step: int) -> None:
         """Continue after step `to_step`, to which the run has gone back."""
@@ -127,11 +106,6 @@ class SharedFolder:
             return ""
         self._folder.metric(line)
         return self._folder.notice()
-
-    @property
-    def share(self) -> Share:
-        """This rank's progress with its part of a checkpoint."""
-        return self._writer.share if self._writer else Share()
 
     @property
     def blocked_seconds(self) -> float:
@@ -151,24 +125,27 @@ class SharedFolder:
         self._writer.begin(step, units, states, manifest)
         self._saved_at, self.saved_since_rollback = monotonic(), True
 
-    def merge(self, everyone: list[RankStatus]) -> News:
-        """What all ranks shall know of their statuses; the first rank calls it."""
-        stop, first = next((one.stop for one in everyone if one.stop), ""), everyone[0]
-        shares, writer = [one.share for one in everyone], self._writer
-        progress = None if writer is None else writer.merge(shares)
-        return News(stop, progress, first.due, first.failure)
+    def status(self, stop: str, failure: str) -> Status:
+        """This rank's status, with a signal and a callback's failure, if there are any."""
+        share = self._writer.share if self._writer else Share()
+        return Status(stop, share, self.checkpoint_is_due(), failure)
 
-    def advance_checkpoint(self, progress: Progress | None) -> None:
-        """Advance the checkpoint by what the first rank makes of the ranks' reports."""
-        if self._writer is not None and progress is not None:
-            self._writer.hear(progress)
-            self._announce_checkpoints(self._writer)
+    def merge(self, everyone: list[Status]) -> Status:
+        """What all ranks shall know of their statuses; the first rank calls it."""
+        stop = next((one.stop for one in everyone if one.stop), "")
+        shares = [one.checkpoint for one in everyone if isinstance(one.checkpoint, Share)]
+        progress = self._writer.merge(shares) if self._writer else shares[0]
+        return everyone[0]._replace(stop=stop, checkpoint=progress)
+
+    def advance_checkpoint(self, merged: Status) -> None:
+        """Advance the checkpoint by what the first rank makes of the ranks' shares."""
+        if self._writer is not None and isinstance(merged.checkpoint, Progress):
+            self._writer.hear(merged.checkpoint)
 
     def finish_checkpoint(self) -> None:
         """Wait until the checkpoint that was begun last is complete."""
         if self._writer is not None:
             self._writer.finish()
-            self._announce_checkpoints(self._writer)
 
     def write_results(self, summary: dict[str, Any] | None, trace: Trace) -> None:
         """Write all ranks' traces, then the summary.
@@ -187,12 +164,3 @@ class SharedFolder:
 
     def _ending(self, summary: dict[str, Any] | None) -> AbstractContextManager[None]:
         return self.links.agreement() if summary else suppress(OSError, ValueError)
-
-    def _announce_checkpoints(self, writer: Writer) -> None:
-        while writer.made:
-            folder = writer.made.pop(0)
-            self.made(int(folder.name), folder)
-
-    @property
-    def _first(self) -> bool:
-        return self.links.place.number == 0

@@ -1,49 +1,86 @@
-"""What a run reports about itself: a line at its start, a summary at its end."""
+"""What a run says of itself: its config.toml, a line at its start, a summary at its end."""
 
 from __future__ import annotations
 
 import resource
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hybrid.method.method import Method
+from hybrid.settings import methods
+from hybrid.settings.config import Config, Section
+from hybrid.settings.text import to_toml
+from hybrid.solvers import registry
 from hybrid.training.options import RunOptions
+
+OWN_LOSS = "your own"
+"""The name that config.toml has for a loss of the caller's own."""
+
+OWN_DATA = "custom"
+"""The name of data that were given to `fit`."""
+
+
+def make_config_text(options: RunOptions, method: Method, cuts: Sequence[str]) -> str:
+    """Text of config.toml; objects of the caller's, which no file can hold, are only mentioned."""
+    name = method.solver.name
+    notes = ["# a run of the library"]
+    if name not in registry.names() or registry.solver_class(name) is not type(method.solver):
+        notes.append(f"# the solver is the caller's own: {type(method.solver).__name__}")
+        return "\n".join([*notes, f"# cuts = {list(cuts)}\n"])
+    tables = {
+        "model": {"name": options.names["model"]},
+        "data": {"name": options.names["data"]},
+        "solver": {"name": name, **methods.values(method.solver)},
+        "correction": methods.values(method.correction),
+        "rounds": method.rounds.model_dump(),
+        "split": {"blocks": len(cuts) + 1, "cuts": list(cuts), "replicas": options.replicas},
+    }
+    for section, known in methods.NAMED.items():
+        chosen = getattr(options, section)
+        if chosen.name in known and known[chosen.name] is type(chosen):
+            tables[section] = {"name": chosen.name, **methods.values(chosen)}
+        else:
+            notes.append(f"# the {known.kind} is the caller's own: {chosen.name}")
+    for section in ("train", "optimizer", "schedule", "delay", "links", "checkpoint"):
+        value = getattr(options, section)
+        if isinstance(value, Section):
+            tables[section] = value.model_dump()
+        else:
+            notes.append(f"# [{section}] is a function of the caller's, not what stands below")
+    for option in ("loss", "metrics", "batch_transform"):
+        if getattr(options, option) is not None:
+            notes.append(f"# {option} is the caller's own")
+    if options.loss is not None:
+        tables["train"]["loss"] = OWN_LOSS
+    return "\n".join([*notes, to_toml(Config.model_validate(tables))])
 
 
 def describe_run(method: Method, options: RunOptions, resumed_after: int) -> str:
     """Model, data, method and blocks on one line."""
-    names, blocks, device = options.names, method.problem.blocks, method.device
-    count = len(blocks)
+    names, blocks = options.names, method.problem.blocks
     cuts = f", cut before {' and '.join(blocks.cuts)}" if blocks.cuts else ""
-    replicas = ""
-    if options.replicas > 1:
-        replicas = f"; {options.replicas} replicas, {options.sync.name}"
-    resumed = f"; resumed after step {resumed_after}" if options.resume else ""
+    replicas = f"; {options.replicas} replicas, {options.sync.name}" * (options.replicas > 1)
     once = "" if method.solver.repeatable else "; not reproducible: threads without an order"
+    resumed = f"; resumed after step {resumed_after}" if options.resume else ""
     return (
         f"{names['model']} on {names['data']}: {names['solver']}, "
-        f"{count} block{'s' if count > 1 else ''}{cuts}{replicas}; "
-        f"{torch.get_num_threads()} thread(s) a block on {device}{once}{resumed}"
+        f"{len(blocks)} block{'s' * (len(blocks) > 1)}{cuts}{replicas}; "
+        f"{torch.get_num_threads()} thread(s) a block on {method.device}{once}{resumed}"
     )
-
-
-def explain_ended_run(run: Path | None, epochs: int, stopped: str) -> str:
-    """The message for a run that is resumed although it has ended."""
-    ended = f"{run} has ended after {epochs} epochs"
-    if stopped:
-        return f"{ended} ({stopped}), and stays as it is: to train on, let it wait for more epochs"
-    return f"{ended}, and stays as it is: to train on, give --epochs {epochs + 1} or more"
 
 
 def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
-    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    reserved = 0
+    if device.type == "cuda":
+        peak = int(torch.cuda.max_memory_allocated(device))
+        reserved = torch.cuda.max_memory_reserved(device)
     return {
         "totals": totals,
-        "peak_memory_bytes": _peak_memory_bytes(device),
+        "peak_memory_bytes": peak,
         "gpu_memory_bytes": reserved,
         "checkpoint_seconds": blocked,
     }
@@ -58,11 +95,15 @@ def make_summary(
     """The contents of summary.json, from every rank's share and the results of the run."""
     totals = everyone[0]["totals"]
     seconds = totals["serial_seconds"] + totals["parallel_seconds"]
+    share = method.options.train.batch_size // options.replicas
+    micro_batches, count = method.solver.num_micro_batches(share), method.setup.blocks
+    delays = [method.solver.delay(index, count) / micro_batches for index in range(count)]
+    tested = results["tested"]
     return {
         **options.names,
-        "test_accuracy": results["tested"].get("accuracy"),
-        "test_loss": results["tested"].get("loss"),
-        "test_metrics": {k: v for k, v in results["tested"].items() if k != "loss"},
+        "test_accuracy": tested.get("accuracy"),
+        "test_loss": tested.get("loss"),
+        "test_metrics": {k: v for k, v in tested.items() if k != "loss"},
         "blocks": len(method.problem.blocks),
         "cuts": method.problem.blocks.cuts,
         "replicas": options.replicas,
@@ -83,21 +124,8 @@ def make_summary(
         "gap_steps": [int(rank["totals"]["gap_steps"]) for rank in everyone],
         "gap_seconds": [rank["totals"]["gap_seconds"] for rank in everyone],
         "bytes_sent": [int(rank["totals"]["bytes_sent"]) for rank in everyone],
-        "delay": _delays(method),
+        # of every rank: the steps by which its own gradients are late
+        "delay": delays * options.replicas,
         **{key: [rank[key] for rank in everyone] for key in everyone[0] if key != "totals"},
         **results,
     }
-
-
-def _delays(method: Method) -> list[float]:
-    """For every rank, the steps by which its own gradients are late."""
-    solver, count, replicas = method.solver, method.setup.blocks, method.options.replicas
-    micro_batches = solver.num_micro_batches(method.options.train.batch_size // replicas)
-    own = [solver.delay(index, count) / micro_batches for index in range(count)]
-    return own * replicas
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,10 +31,10 @@ from hybrid.solvers import Solver, registry
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.kernels.choice import choose
-from hybrid.training.config_export import OWN_DATA, make_config_text
-from hybrid.training.evaluation import gather_outputs, measure_network
+from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.run import Run
+from hybrid.training.summary import OWN_DATA
 
 T = TypeVar("T")
 
@@ -110,7 +109,7 @@ class Trainer(RunOptions, RoundOptions):
             with no_exit():
                 data += as_data(train), as_data(test)
                 method = self.settle(data[0], 1 if comm is None else comm.size, data[1])
-                device, options = method.device, self.run_options(method)
+                device = method.device
                 kernels = choose(self.train.kernels, device.type == "cuda")
                 self._arrangement = method.arrangement
         except ValueError as error:
@@ -120,7 +119,7 @@ class Trainer(RunOptions, RoundOptions):
             if comm is not None:
                 with links.agreement():
                     let_go(self.blocks, links.rank)
-            run = Run(method, options, links, data[0], data[1], request, kernels)
+            run = Run(method, self, links, data[0], data[1], request, kernels)
             leave_if_asked(links, request)
             return run.fit()
 
@@ -133,61 +132,32 @@ class Trainer(RunOptions, RoundOptions):
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Mean loss and metrics of the network as it is over `data`, the same on every rank."""
-
-        def measure(
-            block: Block, links: RankLinks, known: Data, objectives: Objectives
-        ) -> dict[str, float]:
-            return measure_network(block, links, known, objectives.test, self.train.batch_size)
-
-        return self._use_network(data, measure)
-
-    def predict(self, data: Any) -> Any:
-        """The network's outputs for `data`, (N, ...), on every rank.
-
-        `data` is as in `fit`, or a tensor of inputs alone.
-        """
-
-        def gather(block: Block, links: RankLinks, known: Data, objectives: Objectives) -> Any:
-            return gather_outputs(block, links, known, self.train.batch_size)
-
-        inputs = (data, torch.zeros(len(data))) if isinstance(data, torch.Tensor) else data
-        return self._use_network(inputs, gather, has_targets=data is inputs)
-
-    def _use_network(
-        self,
-        given: Any,
-        use: Callable[[Block, RankLinks, Data, Objectives], T],
-        has_targets: bool = True,
-    ) -> T:
-        """What `use` gives of every rank's block, as it is, on data."""
         comm = launch.communicator()
         torch.set_num_threads(self.threads(len(self.blocks)))
         device = launch.device(self.train.device)
         failed: ValueError | None = None
-        objectives = Objectives.none()
         try:
             with no_exit():
-                data = as_data(given)
+                test = as_data(data)
                 self._check_ranks(1 if comm is None else comm.size)
-                self.blocks = self.blocks.with_bundles(data.sample(2)[0])
-                if has_targets:
-                    options = replace(self, batch_transform=None)
-                    objectives = Objectives.settle(options, self.blocks, data, data)
+                self.blocks = self.blocks.with_bundles(test.sample(2)[0])
+                options = replace(self, batch_transform=None)
+                objective = Objectives.settle(options, self.blocks, test, test).test
         except ValueError as error:
             failed = error
 
-        def program(links: RankLinks) -> T:
+        def program(links: RankLinks) -> dict[str, float]:
             module, rank = placed(self.blocks.module(links.rank), device), links.rank
             precision = getattr(torch, self.train.precision)
             block = Block(module, rank, links.size, {}, device, precision)
-            return use(block, links, data, objectives)
+            return measure_network(block, links, test, objective, self.train.batch_size)
 
         try:
             # under mpirun each replica has the weights; in one process one will do
             return self._start(program, 1 if comm is None else self.replicas, device, failed)
         finally:
-            if failed is None and data is not given:
-                data.close()
+            if failed is None and test is not data:
+                test.close()
 
     def _start(
         self,
@@ -224,12 +194,6 @@ class Trainer(RunOptions, RoundOptions):
         if self.train.compile or method.device.type == "cuda":
             caches.keep_private()
         return method
-
-    def run_options(self, method: Method) -> RunOptions:
-        """As they are now, with the text of config.toml that the settings give."""
-        options = RunOptions(**{f.name: getattr(self, f.name) for f in fields(RunOptions)})
-        options.describe = self.describe or partial(make_config_text, options, method)
-        return options
 
     def _check_ranks(self, ranks: int) -> None:
         if ranks > 1 or launch.communicator():

@@ -28,7 +28,7 @@ _OF_TORCHRUN = re.compile(
     re.M,
 )
 _ROOT_CAUSE = re.compile(r"Root Cause.*(?:\n.*)*?exitcode\s*: (-?\d+)")
-_SLOW = "torch._dynamo hybrid.runs.build hybrid.cli.app hybrid.folder.board"
+_SLOW = "torch._dynamo hybrid.training.build hybrid.cli.app hybrid.folder.board"
 _FORKING.set_forkserver_preload(_SLOW.split())
 
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from problems import trained_by_hand
 from torch import nn
 
-from hybrid import models
 from hybrid.bench.loops import PlainLoop, host_cores
 from hybrid.bench.recipes import BASE, MethodContender
 from hybrid.data import load
@@ -21,6 +20,7 @@ from hybrid.links.base import Start
 from hybrid.links.mpi import MpiLinks
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Batch

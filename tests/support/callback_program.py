@@ -39,7 +39,7 @@ def _noting(hook):
     return note
 
 
-for name in ("start", "report", "epoch", "checkpoint", "rollback", "end"):
+for name in ("start", "report", "epoch", "end"):
     setattr(Recorder, f"on_{name}", _noting(f"on_{name}"))
 Recorder.close = _noting("close")
 

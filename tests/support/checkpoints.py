@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybrid import models, split
+from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
+from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings

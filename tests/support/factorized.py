@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from hybrid import models
+from hybrid.networks import models
 from hybrid.solvers.layers.projection import Factorization
 
 

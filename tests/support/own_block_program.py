@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hybrid.ranks import launch
-from hybrid.runs import build
 from hybrid.settings.resolve import load
+from hybrid.training import build
 
 WIDTH, LAYERS = 256, 8
 SETTINGS = {

@@ -3,9 +3,9 @@
 from hybrid.links import Network
 from hybrid.networks.units import units
 from hybrid.plan import planner as plan
-from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers.exact.gaps import Cost
+from hybrid.training import build
 
 FORWARD, BACKWARD = 0.01, 0.02
 """Of a sample and a unit, so long that what else a rank does is nothing beside it."""

@@ -12,8 +12,9 @@ import torch
 from answers import refusal
 from torch import Tensor, nn
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
 from hybrid.folder import checkpoint, traces
+from hybrid.networks import models
 from hybrid.networks.blocks import SAMPLES
 from hybrid.settings.config import CheckpointSettings, TrainSettings
 from hybrid.solvers import Backprop, Solver
@@ -36,6 +37,10 @@ def network(name: str = "resnet8") -> nn.Sequential:
         hidden = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
     return models.build(name, classes=10, channels=1, image_size=8)
+
+
+OFTEN = CheckpointSettings(keep_last=0, minutes=1e-9)
+"""A checkpoint with every report."""
 
 
 def trainer_of(
@@ -114,6 +119,12 @@ def interrupted(run: Path, after: int) -> None:
     for folder in checkpoint.complete(run / "checkpoints")[after + 1 :]:
         shutil.rmtree(folder)
     (run / "summary.json").unlink()
+
+
+def stopped(run: Path, step: int) -> None:
+    """Leave what a run killed just after its checkpoint of a step leaves."""
+    steps = [int(folder.name) for folder in checkpoint.complete(run / "checkpoints")]
+    interrupted(run, max(i for i, each in enumerate(steps) if each <= step))
 
 
 def refused(made: Trainer, loaded: Data) -> str:

@@ -1,1 +1,174 @@
-"""What is called while a run trains: its progress line, early stopping, logs."""
+"""What is called while a run trains, and may ask it to stop; all ranks agree on failures."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybrid.errors import AgreedError, reason
+from hybrid.links import RankLinks
+from hybrid.rounds.report import PhaseReport
+from hybrid.solvers.state import State
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known of a run before its first step, or when it is resumed."""
+
+    names: Mapping[str, str]
+    """Of model, data and solver."""
+    cuts: Sequence[str]
+    """The first unit of every block but the first."""
+    epochs: int
+    """The number of epochs to train, in all."""
+    steps_per_epoch: int
+    step: int
+    """Steps done so far: 0 at a start, those of the checkpoint when resumed."""
+    results: Mapping[str, float | None]
+    """Newest test metrics; None: not measured yet."""
+    settings: Mapping[str, Any]
+    """section.key -> value of [train], [optimizer] and [schedule]."""
+    out: Path | None
+    """Run folder; None keeps nothing."""
+
+
+class Callback:
+    """Its methods are called on the first rank only, and training waits until they return.
+
+    An exception that it raises ends the run on all ranks, with one line that names its class. What
+    it needs to stop at the same epoch after a resume is kept in checkpoints by `state`.
+    """
+
+    reason: str = ""
+    """Why the run shall stop; empty if it shall not. Set by `on_epoch` and `load_state`."""
+
+    def on_start(self, run: RunInfo) -> None:
+        """Called before the first step; a resumed run has called `load_state` before."""
+
+    def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
+        """Called after every `train.report_every` mini-batches; `epoch` counts from 0."""
+
+    def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool | None:
+        """Called after `epoch` epochs; True asks the run to stop after all callbacks were called.
+
+        `results` has "step", "loss" (of the last report), "learning_rate" (of the last step) and
+        the test metrics, such as "test_accuracy"; None means not measured in this epoch.
+        """
+        return None
+
+    def on_end(self, summary: Mapping[str, Any]) -> None:
+        """Called when the run has ended without an error and its folder is complete."""
+
+    def close(self) -> None:
+        """Called last, also after a failure: close what is open. What it raises is ignored."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON can hold it; empty: nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` gave, when a run is resumed or goes back to a checkpoint.
+
+        It is not called where a checkpoint has nothing of it.
+        """
+
+
+class CallbackError(AgreedError):
+    """A callback has failed; every rank knows."""
+
+
+class Callbacks:
+    """A run's callbacks: `progress`, then the user's. All ranks call its methods but `load_state`.
+
+        first rank   on_report fails          reports        raises
+        others                                reports        raise
+                          |__ `failure`, kept __|__ `raise_failure` __|
+
+    After a failure no callback is called. The other ranks learn of the failure with the next report
+    (`raise_failure`), or in `agree`, which communicates only if the user has callbacks.
+    """
+
+    def __init__(self, progress: Callback, callbacks: Sequence[Callback], links: RankLinks) -> None:
+        self.links = links
+        self._agrees = links.broadcast(bool(callbacks))
+        self._all = [] if links.place.number else [progress, *callbacks]
+        self.failure = ""
+        """Of a callback, on the first rank; empty without one."""
+        self.stopped = ""
+        """Why the run stops early, on every rank."""
+        self._asked = ""
+        """The same on the first rank, before the others know it."""
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of every callback; the other ranks learn of a failure later."""
+        for callback in self._all:
+            self._try(callback, hook, *arguments)
+
+    def end_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
+        """Call `on_epoch`; all ranks agree whether the run stops."""
+        for callback in self._all:
+            if self._try(callback, "on_epoch", epoch, dict(results)):
+                self._ask(callback, callback.reason or f"asked for it after epoch {epoch}")
+        self.agree()
+
+    def close(self) -> None:
+        """Call `close` of every callback."""
+        for callback in self._all:
+            with suppress(Exception, SystemExit):  # the run has ended, for better or worse
+                callback.close()
+
+    def agree(self) -> None:
+        """Learn whether a callback asks to stop; CallbackError if one has failed."""
+        if self._agrees:
+            self.failure, self.stopped = self.links.broadcast((self.failure, self._asked))
+            self.raise_failure(self.failure)
+
+    def raise_failure(self, failure: str) -> None:
+        """Raise CallbackError if there is a failure, which is the same on all ranks."""
+        if failure:
+            raise CallbackError(failure)
+
+    def state(self) -> State:
+        """The states of the callbacks; CallbackError on all ranks if one cannot be kept."""
+        states = {name: self._try(callback, "state") for name, callback in self._named()}
+        self.agree()
+        return State(shared={name: state for name, state in states.items() if state})
+
+    def load_state(self, state: State) -> None:
+        """Restore the states; the ranks must `agree` afterwards. ValueError if a callback fails."""
+        self._asked = ""
+        for name, callback in self._named():
+            if name in state.shared:
+                self._try(callback, "load_state", state.shared[name])
+                if self.failure:
+                    raise ValueError(self.failure)
+                self._ask(callback, callback.reason)
+
+    def _ask(self, callback: Callback, why: str) -> None:
+        """Note the first callback that asks to stop."""
+        if why and not self._asked:
+            self._asked = f"{type(callback).__name__}: {why}"
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        """Each callback with its class and its number among those of its class."""
+        count = Counter[str]()
+        for callback in self._all:
+            name = type(callback).__name__
+            count[name] += 1
+            yield f"{name} {count[name]}", callback
+
+    def _try(self, callback: Callback, hook: str, *arguments: Any) -> Any:
+        """The result of a hook; None once one has failed."""
+        if self.failure:
+            return None
+        try:
+            result = getattr(callback, hook)(*arguments)
+            return json.loads(json.dumps(result)) if hook == "state" else result
+        except (Exception, SystemExit) as error:
+            self.failure = f"callback {type(callback).__name__} failed in {hook}: {reason(error)}"
+            return None

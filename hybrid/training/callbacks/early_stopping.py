@@ -4,45 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from hybrid.training.callbacks.base import Callback, RunInfo
+from hybrid.training.callbacks import Callback, RunInfo
 
-MODES = ("auto", "max", "min")
+Mode = Literal["auto", "max", "min"]
 
 
 class EarlyStopping(Callback):
     """Stops once `patience` epochs have passed since the one with the best `metric`.
 
     `metric` is a key of the results of an epoch, or `test`: the accuracy where there is one, else
-    the loss on the test set. Better is larger (`max`) or smaller (`min`) by more than `min_delta`;
-    auto: smaller for what has "loss" in its name. Epochs in which it was not measured count, but a
-    run stops only after one in which it was. ValueError for a value that cannot be.
+    the loss on the test set. Better is larger (`max`) or smaller (`min`); auto: smaller for what
+    has "loss" in its name. Epochs in which it was not measured count, but a run stops only after
+    one in which it was. ValueError for a value that cannot be.
     """
 
+    best: float | None = None
+
     def __init__(
-        self,
-        metric: str = "test_accuracy",
-        patience: int = 5,
-        min_delta: float = 0.0,
-        mode: Literal["auto", "max", "min"] = "auto",
+        self, metric: str = "test_accuracy", patience: int = 5, mode: Mode = "auto"
     ) -> None:
         if patience < 1:
             raise ValueError(f"patience is {patience}; it must be at least 1 epoch")
-        if not 0 <= min_delta < float("inf"):
-            raise ValueError(f"min_delta is {min_delta}; it must be at least 0, and finite")
-        if mode not in MODES:
-            raise ValueError(f"mode is {mode!r}; it must be {', '.join(MODES[:-1])} or {MODES[-1]}")
-        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
-        self.best: float | None = None
-        self._begin()
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode is {mode!r}; it must be {', '.join(get_args(Mode))}")
+        self.metric, self.patience, self.mode = metric, patience, mode
+        self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
 
     def on_start(self, run: RunInfo) -> None:
         if not run.step:
-            self._begin()
+            self.load_state({"best": None, "best_epoch": 0, "epoch": 0})
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> bool:
-        name = self._name(results)
+        name = self.metric
+        if name == "test":
+            measured = results.get("test_accuracy") is not None or "test_loss" not in results
+            name = "test_accuracy" if measured else "test_loss"
+        elif name not in results:
+            raise ValueError(
+                f"metric is {name!r}, which an epoch's results have not: choose "
+                f"{', '.join(sorted(results))} or test"
+            )
         value = results[name]
         if value is None:
             return False
@@ -56,16 +59,9 @@ class EarlyStopping(Callback):
         return {"best": self.best, "best_epoch": self.best_epoch, "epoch": self.epoch}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        best = state["best"]
-        self.best = None if best is None else float(best)
+        self.best = None if state["best"] is None else float(state["best"])
         self.best_epoch, self.epoch = int(state["best_epoch"]), int(state["epoch"])
         self._settle()
-
-    def _begin(self) -> None:
-        self.best = None
-        self.best_epoch = self.epoch = 0
-        """After which it was the best, and after which it was measured last."""
-        self.reason = ""
 
     def _settle(self) -> None:
         self.reason = ""
@@ -74,20 +70,8 @@ class EarlyStopping(Callback):
             than = "" if self.best is None else f" than {self.best:.6g} (epoch {self.best_epoch})"
             self.reason = f"no better {what}{than} up to epoch {self.epoch}"
 
-    def _name(self, results: Mapping[str, float | None]) -> str:
-        if self.metric == "test":
-            measured = results.get("test_accuracy") is not None or "test_loss" not in results
-            return "test_accuracy" if measured else "test_loss"
-        if self.metric not in results:
-            raise ValueError(
-                f"metric is {self.metric!r}, which an epoch's results have not: choose "
-                f"{', '.join(sorted(results))} or test"
-            )
-        return self.metric
-
     def _better(self, name: str, value: float) -> bool:
         if not isfinite(value) or self.best is None:
             return isfinite(value)
         smaller = self.mode == "min" or (self.mode == "auto" and "loss" in name)
-        gain = self.best - value if smaller else value - self.best
-        return gain > self.min_delta
+        return value < self.best if smaller else value > self.best

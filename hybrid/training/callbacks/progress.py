@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from time import perf_counter
 
 from hybrid.errors import tell
 from hybrid.rounds.report import PhaseReport
-from hybrid.training.callbacks.base import Callback, RunInfo
+from hybrid.training.callbacks import Callback, RunInfo
 
 SECONDS = 30
 """The least time between two lines within an epoch."""
@@ -22,16 +23,16 @@ class ProgressPrinter(Callback):
         self.images = 0
         """Number of images in the newest reports."""
         self.reports: Sequence[PhaseReport] = ()
+        self.tested = ""
+        """The newest test metrics."""
         self.start_time = self.last_line_time = perf_counter()
 
     def on_start(self, run: RunInfo) -> None:
         self.epochs, self.steps_per_epoch = run.epochs, run.steps_per_epoch
-        self.batch_size, self.start_step = run.batch_size, run.step
-        self.on_rollback(run)
+        self.batch_size = run.settings["train.batch_size"]
+        self.step = self.start_step = run.step
+        self.tested = format_test(run.results)
         self.start_time = self.last_line_time = perf_counter()
-
-    def on_rollback(self, run: RunInfo) -> None:
-        self.step, self.newest = run.step, select_test_results(run.results)
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
         """Print the newest losses, at most one line in `SECONDS`."""
@@ -39,14 +40,13 @@ class ProgressPrinter(Callback):
         self.reports = reports
         if perf_counter() - self.last_line_time > SECONDS:
             total = self.epochs * self.steps_per_epoch
-            self.say(f"step {step}/{total}  {self._describe(step, reports)}")
+            self.say(f"step {step}/{total}  {self._describe()}")
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         """Print one line for each epoch, with the newest test."""
-        self.newest = select_test_results(results) or self.newest
-        text = self._describe(epoch * self.steps_per_epoch, self.reports)
-        shown = f"test {format_test(self.newest)}  " if self.newest else ""
-        self.say(f"epoch {epoch}/{self.epochs}  {shown}{text}")
+        self.tested = format_test(results) or self.tested
+        tested = f"test {self.tested}  " if self.tested else ""
+        self.say(f"epoch {epoch}/{self.epochs}  {tested}{self._describe()}")
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -55,39 +55,31 @@ class ProgressPrinter(Callback):
             self.quiet = True
             tell("hybrid: nobody reads the output any more; the run goes on")
 
-    def _describe(self, step: int, reports: Sequence[PhaseReport]) -> str:
-        serial = reports[0]
+    def _describe(self) -> str:
+        first, last = self.reports[0], self.reports[-1]
         elapsed = perf_counter() - self.start_time
-        done = step - self.start_step
-        left = elapsed / max(1, done) * (self.epochs * self.steps_per_epoch - step)
-        seconds = sum(report.seconds for report in reports)
+        steps_left = self.epochs * self.steps_per_epoch - self.step
+        left = elapsed / max(1, self.step - self.start_step) * steps_left
+        seconds = sum(report.seconds for report in self.reports)
         parts = [
-            f"loss {serial.loss:.4f}",
-            *([] if serial.accuracy is None else [f"accuracy {serial.accuracy:6.2%}"]),
+            f"loss {first.loss:.4f}",
+            *([] if first.accuracy is None else [f"accuracy {first.accuracy:6.2%}"]),
             f"{self.images / max(seconds, 1e-9):,.0f} images/s",
+            *([f"residual {max(last.residual):.3f}"] if any(last.residual) else []),
         ]
-        if any(reports[-1].residual):
-            parts.append(f"residual {max(reports[-1].residual):.3f}")
-        return "  ".join([*parts, f"left {_format_seconds(left)}"])
+        return "  ".join([*parts, f"left {timedelta(seconds=round(left))}"])
 
 
-def select_test_results(results: Mapping[str, float | None]) -> dict[str, float]:
-    """Loss and metrics of the test, if it was made."""
-    found = {k.removeprefix("test_"): v for k, v in results.items() if k.startswith("test_")}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def format_test(tested: Mapping[str, float]) -> str:
-    """The accuracy in percent, other metrics by name and, without any, the loss by name."""
+def format_test(results: Mapping[str, float | None]) -> str:
+    """The accuracy in percent, other test metrics by name and, without any, the loss by name."""
+    tested = {
+        name.removeprefix("test_"): value
+        for name, value in results.items()
+        if name.startswith("test_") and value is not None
+    }
     shown = [
         f"{value:6.2%}" if name == "accuracy" else f"{name} {value:.4g}"
         for name, value in tested.items()
         if name != "loss" or len(tested) == 1
     ]
     return "  ".join(shown)
-
-
-def _format_seconds(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -9,21 +9,17 @@ from typing import Any, ClassVar
 
 from hybrid.folder.board import scalars
 from hybrid.rounds.report import PhaseReport
-from hybrid.training.callbacks.base import Callback, RunInfo
+from hybrid.training.callbacks import Callback, RunInfo
 
 
 class _Service(Callback, ABC):
     """Sends numbers under the tags of TensorBoard; a resumed run continues its record."""
 
     package: ClassVar[str]
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
-        """What the caller adds to the call that opens a record."""
-        self.id: str | None = None
-        """The name of the record at the service, which checkpoints keep."""
-        self._record: Any = None
-        """What takes the numbers; None while no record is open."""
+    record_id: str | None = None
+    """The name of the record at the service, which checkpoints keep."""
+    record: Any = None
+    """What takes the numbers; None while no record is open."""
 
     def on_start(self, run: RunInfo) -> None:
         try:
@@ -33,29 +29,36 @@ class _Service(Callback, ABC):
                 f"the package {self.package} is missing: pip install {self.package}, or leave this "
                 "callback out"
             ) from None
-        settings = {**run.names, "blocks": run.blocks, "cuts": list(run.cuts), **run.settings}
-        self._open_record(module, settings, self.id if run.step else None)
+        cuts = list(run.cuts)
+        settings = {**run.names, "blocks": len(cuts) + 1, "cuts": cuts, **run.settings}
+        self._open(module, settings, self.record_id if run.step else None)
 
     def on_report(self, step: int, epoch: int, reports: Sequence[PhaseReport]) -> None:
-        numbers = [tag for report in reports for tag in scalars(report.as_json())]
-        self._send(step, dict(numbers))
+        self._send(step, dict(tag for report in reports for tag in scalars(report.as_json())))
 
     def on_epoch(self, epoch: int, results: Mapping[str, float | None]) -> None:
         numbers = {key: x for key, x in results.items() if x is not None and key != "step"}
         self._send(int(results["step"] or 0), {**numbers, "epoch": epoch})
 
+    def close(self) -> None:
+        if self.record is not None:
+            self._end(failed=True)
+
     def state(self) -> dict[str, Any]:
-        return {"id": self.id} if self.id else {}
+        return {"id": self.record_id} if self.record_id else {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.id = state["id"]
+        self.record_id = state["id"]
 
     @abstractmethod
-    def _open_record(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
+    def _open(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
         """Open a new record at the service, or the `earlier` one again."""
 
     @abstractmethod
     def _send(self, step: int, numbers: dict[str, float]) -> None: ...
+
+    @abstractmethod
+    def _end(self, failed: bool) -> None: ...
 
 
 class WandbLogger(_Service):
@@ -67,32 +70,28 @@ class WandbLogger(_Service):
     package = "wandb"
 
     def __init__(self, project: str, **init_arguments: Any) -> None:
-        super().__init__({"project": project, **init_arguments})
+        self.arguments = {"project": project, **init_arguments}
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        self._record.summary.update(dict(summary))
-        self._finish(0)
+        self.record.summary.update(dict(summary))
+        self._end(failed=False)
 
-    def close(self) -> None:
-        self._finish(1)
-
-    def _open_record(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
-        resumed = {"id": earlier, "resume": "allow"} if earlier else {}
-        arguments = {**resumed, **self.arguments}
-        config = {**settings, **(arguments.pop("config", None) or {})}
-        self._record = module.init(config=config, **arguments)
-        self.id = self._record.id
+    def _open(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
+        arguments: dict[str, Any] = {"id": earlier, "resume": "allow"} if earlier else {}
+        arguments |= self.arguments
+        arguments["config"] = {**settings, **(arguments.get("config") or {})}
+        self.record = module.init(**arguments)
+        self.record_id = self.record.id
         # a run that was resumed or rolled back logs some steps for a second time
-        self._record.define_metric("step")
-        self._record.define_metric("*", step_metric="step")
+        self.record.define_metric("step")
+        self.record.define_metric("*", step_metric="step")
 
     def _send(self, step: int, numbers: dict[str, float]) -> None:
-        self._record.log({**numbers, "step": step})
+        self.record.log({**numbers, "step": step})
 
-    def _finish(self, status: int) -> None:
-        if self._record is not None:
-            self._record.finish(exit_code=status)
-        self._record = None
+    def _end(self, failed: bool) -> None:
+        self.record.finish(exit_code=int(failed))
+        self.record = None
 
 
 class MLflowLogger(_Service):
@@ -107,30 +106,25 @@ class MLflowLogger(_Service):
     def __init__(
         self, experiment: str, tracking_uri: str | None = None, **run_arguments: Any
     ) -> None:
-        super().__init__(run_arguments)
         self.experiment, self.tracking_uri = experiment, tracking_uri
+        self.arguments = run_arguments
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        self._record.log_dict(dict(summary), "summary.json")
-        self._finish("FINISHED")
+        self.record.log_dict(dict(summary), "summary.json")
+        self._end(failed=False)
 
-    def close(self) -> None:
-        self._finish("FAILED")
-
-    def _open_record(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
+    def _open(self, module: Any, settings: dict[str, Any], earlier: str | None) -> None:
         if self.tracking_uri is not None:
             module.set_tracking_uri(self.tracking_uri)
         module.set_experiment(self.experiment)
-        resumed = {"run_id": earlier} if earlier else {}
-        started = module.start_run(**{**resumed, **self.arguments})
-        self._record, self.id = module, started.info.run_id
+        started = module.start_run(**{**({"run_id": earlier} if earlier else {}), **self.arguments})
+        self.record, self.record_id = module, started.info.run_id
         if not earlier:  # MLflow does not allow parameters to change
             module.log_params(settings)
 
     def _send(self, step: int, numbers: dict[str, float]) -> None:
-        self._record.log_metrics(numbers, step=step)
+        self.record.log_metrics(numbers, step=step)
 
-    def _finish(self, status: str) -> None:
-        if self._record is not None:
-            self._record.end_run(status)
-        self._record = None
+    def _end(self, failed: bool) -> None:
+        self.record.end_run("FAILED" if failed else "FINISHED")
+        self.record = None

@@ -5,8 +5,8 @@ from math import prod
 import pytest
 import torch
 
-from hybrid import models
 from hybrid.bench.loops import PlainLoop
+from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.settings.config import OptimizerSettings
 

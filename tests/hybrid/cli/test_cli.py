@@ -10,8 +10,9 @@ from answers import assert_one_line, output
 from safetensors.torch import load_file
 from trainings import assert_same, newest, summary, weights
 
-from hybrid import data, models
+from hybrid import data
 from hybrid.cli.failure import run_command
+from hybrid.networks import models
 from hybrid.ranks.stopping import listening
 from hybrid.settings.resolve import load
 from hybrid.solvers import Block
@@ -61,9 +62,9 @@ def test_an_interrupted_command_says_so(capfd):
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--resume --model resnet14", ("a run of resnet8", "not of resnet14")),
+        ("--resume --model resnet14", ("model resnet8, not resnet14",)),
         ("--resume --seed 9", ("a run with seed 0, not 9",)),
-        ("--resume --batch-size 100", ("5 steps an epoch", "14")),
+        ("--resume --batch-size 100", ("steps_per_epoch 5, not 14",)),
         ("--resume --epochs 9 --lr 1e9", ("epoch 3", "the last good checkpoint is", "00000010")),
         ("", ("already holds a run", "--resume")),
     ],

@@ -19,9 +19,9 @@ from torch.utils.data import TensorDataset
 
 from hybrid.data import Augmentation, fetch, files, load, sources
 from hybrid.data.files import extract, read_cifar_binary
-from hybrid.runs import build
 from hybrid.settings.config import DataSettings
 from hybrid.solvers import named
+from hybrid.training import build
 
 CIFARS = [name for name, (_, kind) in sources.CATALOG.items() if isinstance(kind, sources.Cifar)]
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybrid import models, split
+from hybrid import split
 from hybrid.folder import checkpoint
+from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
 
 

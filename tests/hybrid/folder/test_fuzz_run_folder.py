@@ -116,7 +116,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     """A run that is opened, trains nothing and is closed; and no pictures."""
 
     def skip(run: Run) -> None:
-        run.epoch = run.options.train.epochs
+        run.training.position.epoch = run.options.train.epochs
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
     monkeypatch.setattr(Run, "_train_epoch", skip)

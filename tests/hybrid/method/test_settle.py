@@ -7,10 +7,11 @@ import pytest
 from answers import refusal
 from trainings import digits
 
-from hybrid import OptimizerSettings, Trainer, TrainSettings, models, split
+from hybrid import OptimizerSettings, Trainer, TrainSettings, split
 from hybrid.bench.recipes import Recipe
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
+from hybrid.networks import models
 from hybrid.settings.config import RoundSettings
 from hybrid.solvers import DDG, AugmentedLagrangian
 from hybrid.solvers.sync.local_sgd import LocalSGD

@@ -10,7 +10,8 @@ import torch
 from small_networks import Characters
 from torch import nn
 
-from hybrid import models, split
+from hybrid import split
+from hybrid.networks import models
 from hybrid.networks.own_units import LARGE, build_own, divide, let_go, share_memory
 
 WIDTH = 192

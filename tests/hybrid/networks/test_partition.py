@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hybrid import Trainer, TrainSettings, models, split
+from hybrid import Trainer, TrainSettings, split
+from hybrid.networks import models
 from hybrid.networks.costs import OPERATIONS_A_BYTE
 from hybrid.networks.partition import BALANCES, balance_starts
 

@@ -5,7 +5,7 @@ import torch
 from answers import refusal
 from torch import nn
 
-from hybrid import models
+from hybrid.networks import models
 from hybrid.optimizers import optimizer as optimizers
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
-from hybrid.models import Unit
 from planners import planner as planner_of
 from torch import nn
 
@@ -15,14 +14,15 @@ from hybrid.bench.recipes import BASE, Recipe
 from hybrid.errors import STOPPED
 from hybrid.links import Network, run_virtual
 from hybrid.links.grid import Grid, Place
+from hybrid.networks.models import Unit
 from hybrid.plan import planner as plan
 from hybrid.plan import standin
 from hybrid.plan.device import Device, Roofline, Wires
 from hybrid.plan.planner import Planner
-from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.sync.diloco import DiLoCo
+from hybrid.training import build
 
 ROOF = {"flops_per_second": 1e9, "bytes_per_second": 1e9}
 DEVICE = Device(roofline=Roofline(**ROOF))

@@ -3,16 +3,15 @@
 import pytest
 import torch
 from answers import assert_one_line, output, refusal
-from hybrid.models import units
 
 from hybrid.bench.recipes import BASE, Recipe
 from hybrid.links import Network
 from hybrid.links.grid import Grid
+from hybrid.networks.models import units
 from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.prediction import best
-from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.exact.gaps import Cost
@@ -20,6 +19,7 @@ from hybrid.solvers.sync.all_reduce import AllReduce
 from hybrid.solvers.sync.diloco import DiLoCo
 from hybrid.solvers.sync.hpsgd import HPSGD
 from hybrid.solvers.sync.local_sgd import LocalSGD
+from hybrid.training import build
 
 FAST, SLOW = Network(1e12, 0.0), Network(1e5)
 

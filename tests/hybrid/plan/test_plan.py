@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from answers import assert_one_line, output
-from hybrid.models import build as build_model
 
 from hybrid.bench.recipes import Recipe
 from hybrid.links import Network
 from hybrid.links.grid import Grid
+from hybrid.networks.models import build as build_model
 from hybrid.networks.partition import split
 from hybrid.plan import advice
 from hybrid.plan import planner as plan
 from hybrid.plan.memory import saved_bytes
 from hybrid.plan.prediction import best
-from hybrid.runs import build
 from hybrid.settings.config import RoundSettings
 from hybrid.settings.resolve import load
 from hybrid.solvers import (
@@ -33,6 +32,7 @@ from hybrid.solvers import (
 )
 from hybrid.solvers.delayed.ddg import LOST
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training import build
 
 DIGITS = {"data.name": "digits", "data.limit": 512, "train.batch_size": 64, "train.threads": 1}
 

@@ -131,7 +131,7 @@ def test_what_is_under_way_is_dropped_aloud_where_the_cuts_are_others(
     trained = train("fdg", tmp_path / "run", few, resume=True, blocks=3, quiet=False)
     assert all(bool(t.isfinite().all()) for t in trained.values())
     said = capsys.readouterr()
-    told = "what fdg had under way on 2 blocks is dropped, because the cuts changed"
+    told = "what fdg had under way is dropped, because the blocks, the replicas, the"
     assert (said.out + said.err).count(told) == 1
 
 

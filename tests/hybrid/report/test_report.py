@@ -13,7 +13,7 @@ from hybrid.report import write
 from hybrid.report.curves import RUN, Group, curves
 from hybrid.report.page import Chart, amount, drawing, page
 from hybrid.report.records import Line, Record, Summary, read
-from hybrid.runs import restore
+from hybrid.training import restore
 
 _GAPS = (("steps", ","), ("seconds", ".1f"))
 HOSTILE = "</td><script>alert('$\\frac$')</script>\ud800"

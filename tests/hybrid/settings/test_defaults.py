@@ -10,9 +10,10 @@ import pytest
 import typer
 from torch import nn
 
-from hybrid import Trainer, models, split
+from hybrid import Trainer, split
 from hybrid.cli import options
 from hybrid.cli.app import app
+from hybrid.networks import models
 from hybrid.settings import methods
 from hybrid.settings.config import Config, RoundSettings, SplitSettings, declared_settings
 from hybrid.settings.resolve import load

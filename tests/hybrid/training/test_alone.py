@@ -6,14 +6,11 @@ import pytest
 import torch
 from trainings import (
     BATCH,
-    assert_same,
     digits,
     interrupted,
     lines,
     newest,
-    refused,
     spans,
-    trained_weights,
     trainer,
 )
 
@@ -22,7 +19,6 @@ from hybrid.solvers import (
     DDG,
     FDG,
     AugmentedLagrangian,
-    AuxNet,
     Backprop,
     BlockADMM,
     LocalUpdates,
@@ -90,20 +86,6 @@ def test_residual_norms_of_every_cut_are_in_the_parallel_lines(few, tmp_path):
     assert all("primal" not in line for line in lines(tmp_path / "online"))
 
 
-@pytest.mark.parametrize(
-    ("solver", "settings", "share"),
-    [
-        (BlockADMM(rho=0.1, lam_step=0.5), KEPT | {"sweeps": 2}, 0.7),
-    ],
-    ids=["block-admm"],
-)
-def test_the_training_loss_falls_alone(solver, settings, share, few, tmp_path):
-    trainer(solver, tmp_path / "run", train={"epochs": 8}, **settings).fit(*few)
-    losses = [line["loss"] for line in lines(tmp_path / "run") if line["phase"] == "parallel"]
-    assert losses[-1] < share * losses[0]
-    assert spans(tmp_path / "run")["serial"] == 0
-
-
 def cut_files(run):
     """What the newest checkpoint keeps of the cuts."""
     return {p.name: p.read_bytes() for p in newest(run).glob("cut*")}
@@ -120,16 +102,6 @@ def batch_run(few, tmp_path):
     trainer(admm(), tmp_path / "run", **KEPT).fit(*few)
     interrupted(tmp_path / "run", after=1)
     return tmp_path / "run"
-
-
-def test_a_damaged_file_of_a_cut_is_named_in_one_line(batch_run, few):
-    (path,) = newest(batch_run).glob("cut*")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    said = refused(trainer(admm(), batch_run, resume=True, **KEPT), few)
-    assert said.startswith(f"{path} is ")
-    assert "resume from 00000000" in said
 
 
 @pytest.mark.parametrize(
@@ -167,23 +139,6 @@ def test_a_solver_that_trains_alone_takes_turns_with_serial_rounds(few, tmp_path
     assert summary["images_per_second"] == pytest.approx(
         sum(trained) / summary["train_seconds"], rel=1e-6
     )
-
-
-@pytest.mark.parametrize(("rounds", "rate"), [({}, 0.1), (ALONE, 1.0)], ids=["corrected", "alone"])
-def test_auxiliary_networks_alone_step_at_the_whole_rate(rounds, rate, few):
-    found = [
-        trained_weights(trainer(AuxNet(local_lr=asked), window=2, **ONCE, **rounds), few)
-        for asked in (None, rate)
-    ]
-    assert_same(*found)
-
-
-def test_running_statistics_alone_do_not_depend_on_how_often_a_run_reports(few):
-    found = [
-        trained_weights(trainer(AuxNet(), window=1, train={"report_every": every}, **ALONE), few)
-        for every in (3, WINDOW * BATCHES)
-    ]
-    assert_same(*found)
 
 
 @pytest.mark.parametrize(("solver", "reports"), [(Backprop(), 4), (FDG(), 2)])

@@ -12,19 +12,17 @@ from trainings import (
     digits,
     interrupted,
     network,
-    newest,
     refused,
     trained_weights,
     trainer,
 )
 
 from hybrid.data.sampling import epoch_order
-from hybrid.folder import checkpoint
-from hybrid.runs import build, restore
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings
 from hybrid.solvers import DDG, Backprop
 from hybrid.solvers.optimizers import muon
 from hybrid.solvers.optimizers.muon import orthogonalized
+from hybrid.training import build, restore
 
 CONSTANT = ScheduleSettings(name="constant", warmup_epochs=0)
 
@@ -106,21 +104,6 @@ def test_the_model_ends_with_the_average_of_a_plain_loop(few):
     assert_same(trained_weights(made, few), expected)
 
 
-def test_an_average_goes_on_with_other_blocks_and_ends_with_them(few, tmp_path):
-    found = trained_weights(trainer(Backprop(), tmp_path / "run", **AVERAGED), few)
-    folder = newest(tmp_path / "run")
-    unit = checkpoint.load_unit(folder, checkpoint.read_manifest(folder), "1")
-    assert not torch.equal(unit["1.weight"], unit["1.weight:ema.average"])
-    assert torch.equal(unit["1.weight:ema.average"], found["1.weight"])
-    interrupted(tmp_path / "run", after=1)
-    again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **AVERAGED)
-    assert_same(trained_weights(again, few), found)
-    # ended, it stays as it is
-    assert_same(
-        trained_weights(trainer(Backprop(), tmp_path / "run", resume=True, **AVERAGED), few), found
-    )
-
-
 def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
     given = {
         "train.ema": 0.5,
@@ -144,15 +127,6 @@ def test_the_command_tests_evaluates_and_exports_the_average(tmp_path):
 
 
 MUON = OptimizerSettings(name="muon", lr=0.05, weight_decay=0.1)
-
-
-@pytest.mark.parametrize("name", ["muon", "soap"])
-def test_a_run_goes_on_with_other_blocks_and_the_same_bits(name, few, tmp_path):
-    given = {"optimizer": OptimizerSettings(name=name), "model": "resnet8"}
-    found = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **given), few)
-    interrupted(tmp_path / "run", after=1)
-    again = trainer(Backprop(), tmp_path / "run", blocks=3, resume=True, **given)
-    assert_same(trained_weights(again, few), found)
 
 
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -53,14 +53,6 @@ class HalvesProgram(Program):
 
 
 @dataclass(frozen=True)
-class Sweeper(Halves):
-    """The same, by turns with a serial correction."""
-
-    name: ClassVar[str] = "sweeper"
-    alternates: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
 class First(Sampler):
     """The first samples of the data set, again and again."""
 
@@ -107,12 +99,6 @@ def test_a_method_that_trains_alone_does(digits):
     summary, start, moved = trained(Halves(), digits)
     assert torch.equal(moved["1.weight"], -0.75 * start["1.weight"])
     assert summary["serial_seconds"] == 0
-
-
-def test_a_method_that_alternates_gets_its_corrections(digits):
-    summary, start, moved = trained(Sweeper(), digits, window=1)
-    assert summary["serial_seconds"] > 0
-    assert not torch.equal(moved["1.weight"], -0.75 * start["1.weight"])
 
 
 def test_a_sampler_chooses_every_mini_batch(digits):

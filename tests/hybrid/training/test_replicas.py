@@ -1,26 +1,26 @@
 """A grid of blocks and replicas: the bits of one chain, and what a checkpoint gives back."""
 
 import hashlib
-import shutil
 
 import pytest
 from answers import output
 from trainings import (
     BATCH,
+    OFTEN,
     assert_same,
     digests,
     digits,
     interrupted,
     newest,
     refused,
+    stopped,
     summary,
     trained_weights,
     trainer,
     weights,
 )
 
-from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, LinkSettings, OptimizerSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import (
     DDG,
     FDG,
@@ -84,30 +84,6 @@ def test_replicas_have_the_bits_of_one_chain_that_accumulates(replicas, batch, b
     assert_same(learnt(found), learnt(expected))
 
 
-@pytest.mark.parametrize(("name", "replicas"), [*((name, 2) for name in EVERY), ("backprop", 4)])
-def test_replicas_of_the_same_data_are_one(name, replicas, few, monkeypatch):
-    """Each has the whole mini-batch, as if its samples came R times."""
-    solver = EVERY[name]
-    model = model_of(name)
-    expected = trained_weights(trainer(solver, model=model, **_window(name)), few)
-    monkeypatch.setattr("hybrid.solvers.windows.Batch.of_replica", _whole)
-    monkeypatch.setattr("hybrid.method.method.share_size", lambda size, replica, replicas: size)
-    start = AllReduce.start
-    monkeypatch.setattr(AllReduce, "start", lambda *args: start(*args[:-1], 1 / replicas))
-    made = trainer(solver, model=model, replicas=replicas, **_window(name))
-    assert_same(trained_weights(made, few), expected)
-
-
-def _whole(batch, replica, replicas):
-    return (
-        batch
-        if replicas == 1
-        else type(batch)(
-            batch.ids, batch.learning_rate, batch.source, batch.step, total=replicas * len(batch)
-        )
-    )
-
-
 def _window(name):
     if name == "augmented-lagrangian":
         return {"gaps": [(16, 8), (0, 24)]}
@@ -142,11 +118,11 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
     name, few, monkeypatch
 ):
     seen: dict[tuple[int, int], list[str]] = {}
-    begin = Run._build_training
+    make = Run._make_training
 
     def watched(run):
-        begin(run)
-        block, place = run.training.block, run.links.place
+        training = make(run)
+        block, place = training.block, run.links.place
         log = seen.setdefault((place.block, place.replica), [])
         after = block.sync.after_step
 
@@ -156,10 +132,11 @@ def test_replicas_are_equal_after_every_step_and_have_the_bits_of_virtual_clocks
             log.append(kind + hashlib.sha256(content).hexdigest())
 
         block.sync.after_step = noted
+        return training
 
     solver, settings = EVERY[name], {"replicas": 3, "model": model_of(name), **_window(name)}
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_build_training", watched)
+        patched.setattr(Run, "_make_training", watched)
         found = trained_weights(trainer(solver, **settings), few)
     for block in range(2):
         assert len(seen[block, 0]) >= 8
@@ -178,24 +155,12 @@ def test_resumed_is_uninterrupted(sync, few, tmp_path, monkeypatch):
     # where statistics are equal after a step alone, and a report comes in between
     solver = DDG(micro_batches=4) if SYNCS[sync].exact else Backprop()
     expected = trained_weights(trainer(solver, **seldom), few)
-    whole = tmp_path / "whole"
-    monkeypatch.setattr(
-        "hybrid.training.shared_folder.SharedFolder.checkpoint_is_due", lambda folder: True
-    )
-    every = CheckpointSettings(keep_last=0, minutes=1)
-    assert_same(
-        trained_weights(trainer(solver, whole, checkpoint=every, **settings), few), expected
-    )
-    for after in (6,):  # in the second epoch, with a sum or a round under way
-        run = shutil.copytree(whole, tmp_path / str(after))
-        for folder in checkpoint.complete(run / "checkpoints"):
-            if int(folder.name) > after:
-                shutil.rmtree(folder)
-        # a pipeline reports after each of its blocks
-        assert int(newest(run).name) == (after - after % 2 if SYNCS[sync].exact else after)
-        (run / "summary.json").unlink()
-        again = trainer(solver, run, checkpoint=every, resume=True, **settings)
-        assert_same(trained_weights(again, few), expected)
+    run = tmp_path / "run"
+    settings["checkpoint"] = OFTEN
+    assert_same(trained_weights(trainer(solver, run, **settings), few), expected)
+    stopped(run, 6)  # in the second epoch, with a sum or a round under way
+    assert int(newest(run).name) == 6
+    assert_same(trained_weights(trainer(solver, run, resume=True, **settings), few), expected)
 
 
 def test_a_checkpoint_has_weights_once_a_block(few, tmp_path):
@@ -256,24 +221,6 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "reason"), REFUSED)
 def test_what_replicas_cannot_do_is_refused(settings, reason, few):
     assert reason in refused(trainer(Backprop(), **settings), few)
-
-
-@pytest.mark.parametrize(
-    ("solver", "sync", "reason"),
-    [
-        (
-            AugmentedLagrangian(),
-            HPSGD(),
-            "'hpsgd', which works only where all steps are of one kind",
-        ),
-        (LocalUpdates(), DiLoCo(), "only where the solver trains no other weights"),
-        (AuxNet(), DiLoCo(), "only where the solver trains no other weights"),
-        (Backprop(clip_norm=0.5), HPSGD(), "'hpsgd', which works only where solver.clip_norm"),
-    ],
-)
-def test_strategies_that_a_solver_cannot_do_with_are_refused(solver, sync, reason, few):
-    made = trainer(solver, replicas=2, sync=sync, **_window(solver.name))
-    assert reason in refused(made, few)
 
 
 def test_batchnorm_over_all_replicas_is_that_of_one(few):

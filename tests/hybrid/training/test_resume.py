@@ -1,15 +1,31 @@
-"""A run that was interrupted at any checkpoint ends with the bits of an undisturbed one."""
+"""An interrupted run ends with the bits of an undisturbed one; kept variables follow their cuts."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
-from trainings import BATCH, digests, digits, interrupted, lines, newest, trainer
+from torch import Tensor
+from trainings import (
+    BATCH,
+    OFTEN,
+    assert_same,
+    digests,
+    digits,
+    interrupted,
+    lines,
+    network,
+    newest,
+    trained_weights,
+    trainer,
+)
 
+from hybrid import split
 from hybrid.folder import checkpoint
-from hybrid.settings.config import CheckpointSettings, OptimizerSettings
+from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import DDG, AugmentedLagrangian, AuxNet, Backprop, BlockADMM, Penalty
 from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.training.run import Run
 
 ALONE: dict[str, Any] = {"correct_every": 0}
 KEPT: dict[str, Any] = {"window": "all", "correct_every": 0}
@@ -44,6 +60,10 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "energy, balanced and carried": (FOLLOWING, KEPT | {"sweeps": 2}),
     "serial epochs": (DDG(micro_batches=4), {"serial_epochs": 1.5}),
     "serial epochs, carried": (BlockADMM(rho=0.1), KEPT | {"serial_epochs": 1.5}),
+    "auto": (
+        AugmentedLagrangian(),
+        {"window": "auto", "window_limit": 4, "residual_limit": 0.2, "sweeps": 2},
+    ),
     "RMSprop": (Backprop(), torch_optimizer("RMSprop", centered=True, momentum=0.5)),
     "NAdam without a stash": (
         DDG(micro_batches=2, stash=False),
@@ -66,13 +86,14 @@ BETAS = ("program/factor", "program/energy", "fill/record energies")
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(way, tmp_path):
+    """One of the resumed runs goes on on virtual clocks."""
     solver, settings = WAYS[way]
     train = {"epochs": 3, "report_every": 1, **settings.get("train", {})}
-    often = CheckpointSettings(keep_last=0, minutes=1e-9)
 
-    def fit(out, resume):
-        given = {"model": "plain", **settings, "train": train, "checkpoint": often}
-        trainer(solver, out, resume=resume, **given).fit(*digits(5))
+    def fit(out, resume, kind="threads"):
+        given = {"model": "plain", **settings, "train": train, "checkpoint": OFTEN}
+        links = LinkSettings(kind=kind)
+        trainer(solver, out, resume=resume, links=links, **given).fit(*digits(5))
 
     whole = tmp_path / "whole"
     fit(whole, resume=False)
@@ -83,9 +104,18 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(way, tmp_path):
         interrupted(run, after)
         if way.startswith("energy"):
             assert any(beta != 1 for beta in betas(newest(run))) or after == 1
-        fit(run, resume=True)
+        fit(run, resume=True, kind="virtual" if after == 1 else "threads")
         assert digests(run) == digests(whole)
         assert lines(run) == lines(whole)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "muon", "soap"])
+def test_a_run_goes_on_on_other_blocks_with_the_same_bits(optimizer, tmp_path):
+    settings = {"optimizer": OptimizerSettings(name=optimizer), "train": {"ema": 0.8}}
+    whole = trained_weights(trainer(Backprop(), tmp_path / "run", 2, **settings), digits(3))
+    interrupted(tmp_path / "run", after=1)
+    again = trainer(Backprop(), tmp_path / "run", 3, resume=True, **settings)
+    assert_same(trained_weights(again, digits(3)), whole)
 
 
 def betas(folder):
@@ -93,3 +123,62 @@ def betas(folder):
     manifest = checkpoint.read_manifest(folder)
     states = [checkpoint.load_state(folder, manifest, name) for name in manifest["states"]]
     return [x for state in states for k in BETAS if k in state for x in state[k].flatten().tolist()]
+
+
+CUTS = ["layer1.0", "layer2.0"]
+OTHERS = [[], ["layer2.0"], [*CUTS, "layer3.0"]]
+
+
+@pytest.fixture(scope="module")
+def few():
+    return digits(4)
+
+
+def make(out, cuts, resume=False):
+    solver = BlockADMM(rho=0.1, balance_ratio=1.01)
+    made = trainer(solver, out, window="all", correct_every=0, resume=resume)
+    made.blocks = split(network(), cuts=cuts) if cuts else split(network(), 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def stopped(few, tmp_path_factory):
+    """A run of three blocks after the first of two epochs."""
+    run = tmp_path_factory.mktemp("elastic") / "run"
+    make(run, CUTS).fit(*few)
+    interrupted(run, after=1)
+    return run
+
+
+def carried(run, few, cuts, patch):
+    """What the programs hold at each cut when a resumed run is about to go on."""
+    held: dict[str, dict[str, Tensor]] = {}
+
+    def look(self, notices):
+        program = self.training.rounds.program
+        held[self.training.files.before] = dict(program.state().cut)
+        return {}
+
+    with patch.context() as patched:
+        patched.setattr(Run, "_train", look)
+        make(run, cuts, resume=True).fit(*few)
+    return held
+
+
+@pytest.mark.parametrize("cuts", OTHERS, ids=lambda cuts: "+".join(cuts) or "one block")
+def test_kept_variables_follow_their_cuts_to_any_number_of_blocks(
+    cuts, stopped, few, tmp_path, monkeypatch
+):
+    run = Path(shutil.copytree(stopped, tmp_path / "run"))
+    manifest = checkpoint.read_manifest(newest(run))
+    held = carried(run, few, cuts, monkeypatch)
+    for cut in cuts:
+        kept = checkpoint.load_state(newest(run), manifest, f"cut before {cut}")
+        assert bool(kept) == (cut in CUTS)
+        mine = {f"program/{name}": tensor for name, tensor in held[f"cut before {cut}"].items()}
+        assert all(mine[name].equal(tensor) for name, tensor in kept.items())
+    make(run, cuts, resume=True).fit(*few)
+    ended = checkpoint.read_manifest(newest(run))
+    assert ended["cuts"] == cuts
+    assert sorted(n.split()[-1] for n in ended["states"] if n.startswith("cut")) == cuts
+    assert ended["totals"][0]["images"] == 2 * len(few[0])

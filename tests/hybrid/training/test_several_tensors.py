@@ -1,16 +1,15 @@
-"""Several inputs or outputs train as the one tensor that they make side by side."""
+"""A user's network: several inputs train as one, tests leave modes alone, samples are read once."""
 
 import pytest
 import torch
-from small_networks import TwoHeads
+from samples import Counted
 from torch import nn
-from torch.nn.functional import cross_entropy
 from trainings import assert_same
 
-from hybrid import Trainer, split
+from hybrid import Trainer, data, split
 from hybrid.data import as_data
 from hybrid.settings.config import TrainSettings
-from hybrid.solvers import DDG, AugmentedLagrangian, BlockADMM
+from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
 
 WIDE, NARROW, CLASSES, BATCH = 6, 3, 4, 32
 
@@ -101,29 +100,40 @@ def test_two_inputs_of_different_shapes_train_as_one_tensor_of_both(kind, method
     assert_same(found, expected)
 
 
-class OneHead(TwoHeads):
-    """Both outputs as one tensor."""
+SHORT = TrainSettings(epochs=2, batch_size=8, threads=1)
+
+
+class Dropping(nn.Module):
+    """One dropout module, called on both sides of a cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 32), nn.Linear(32, 3)
+        self.norm, self.dropout = nn.BatchNorm1d(32), nn.Dropout(0.5)
 
     def forward(self, x):
-        return torch.cat(super().forward(x), 1)
+        return self.b(self.dropout(self.norm(torch.relu(self.dropout(self.a(x))))))
 
 
-def loss(out, labels):
-    kind, size = out if isinstance(out, tuple) else out.split([CLASSES, 1], 1)
-    return cross_entropy(kind, labels) + size.square().mean()
+def test_tests_leave_every_modules_mode_alone_and_drop_nothing():
+    torch.manual_seed(0)
+    model, x = Dropping(), torch.randn(64, 4)
+    trainer = Trainer(split(model, cuts=["norm"], sample=x), Backprop(), train=SHORT, quiet=True)
+    # in batches as a test has them: a product of more rows may round otherwise
+    expected = torch.cat([model.eval()(rows) for rows in x.split(SHORT.batch_size)])
+    for module in model.modules():
+        module.training = module is model.norm
+    for _ in range(20):
+        assert trainer.evaluate((x, expected.argmax(1)))["accuracy"] == 1
+    assert [m for m in model.modules() if m.training] == [model.norm]
 
 
-@pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
-def test_block_admm_trains_two_outputs_as_one_tensor_of_both(order):
-    def trained(make):
-        torch.manual_seed(0)
-        network, items = make(WIDE, CLASSES), Items(torch.Tensor)
-        data = items.wide, items.labels
-        cut = split(network, cuts=["trunk.2"], sample=items.wide[:4])
-        train = TrainSettings(epochs=1, batch_size=BATCH, threads=1)
-        settings = {"train": train, "loss": loss, "metrics": {}, "window": 2, "quiet": True}
-        Trainer(cut, BlockADMM(rho=0.2, order=order, z_steps=2), **settings).fit(data, data)
-        return network.state_dict()
-
-    # the adjoints of two lie in other places of memory, by which kernels round
-    torch.testing.assert_close(trained(TwoHeads), trained(OneHead))
+@pytest.mark.parametrize("solver", [Backprop(), AugmentedLagrangian()], ids=lambda s: s.name)
+def test_a_sample_is_read_once_an_epoch(solver):
+    """By local steps on earlier mini-batches, too."""
+    train = Counted(64)
+    blocks = split(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), cuts=["2"])
+    gaps = {} if solver.name == "backprop" else {"gaps": [(8, 0), (0, 8)]}
+    trainer = Trainer(blocks, solver, train=SHORT, quiet=True, **gaps)
+    trainer.fit(data.Mapped(train), Counted(8))
+    assert len(train.read) <= 2 * 64 + 4  # and two to learn shapes by

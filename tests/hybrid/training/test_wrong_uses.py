@@ -7,13 +7,13 @@ import misused
 import pytest
 import torch
 from answers import refusal
-from misused import Items, X, Y, after, failing, fit, layers
+from misused import Exiting, Items, X, Y, after, failing, fit, layers, leaving
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from hybrid import Trainer, split
+from hybrid import Callback, Trainer, split
 from hybrid.data import Mapped
-from hybrid.errors import CodeError
+from hybrid.errors import CodeError, no_exit
 from hybrid.folder import checkpoint
 from hybrid.folder.runfolder import RunFolder
 from hybrid.solvers import AugmentedLagrangian, Backprop, LocalUpdates, Petra
@@ -267,6 +267,68 @@ WHILE = {
         *("a worker process of the data set ended", "set data.workers=0"),
     ),
 }
+
+
+ENDS = "would end the process: raise an error if the code fails, else return"
+HERE = "SystemExit: 0 (misused.py, line "
+
+
+class Quitting(Callback):
+    def on_epoch(self, epoch, results):
+        leaving()
+
+
+class Odd(BaseException):
+    pass
+
+
+def oddly(*given):
+    raise Odd("of its\nown kind")
+
+
+EXITS = {
+    "an item": ({"train": Exiting()}, "sample 30 of the data set", HERE, ENDS),
+    "a collate": (
+        {"train": Mapped(Items(), collate=after(2, default_collate, leaving))},
+        "do not make a batch: SystemExit: 0",
+    ),
+    "a loss": ({"loss": after(17, entropy, leaving)}, f"block 1: {HERE}", ENDS),
+    "a loss of one block": ({"loss": after(17, entropy, leaving), "blocks": 1}, HERE, ENDS),
+    "a metric": ({"metrics": {"accuracy": leaving}}, HERE, ENDS),
+    "a forward pass": (
+        {"model": nn.Sequential(nn.Linear(6, 6), misused.Careless(leaving, 4), nn.Linear(6, 3))},
+        *(f"block 1: {HERE}", ENDS),
+    ),
+    "a batch transform": ({"batch_transform": leaving}, HERE, ENDS),
+    "a schedule": ({"schedule": leaving}, HERE, ENDS),
+    "a callback": ({"callbacks": [Quitting()]}, "callback Quitting failed in on_epoch: SystemExit"),
+    "an exception of its own": (
+        {"loss": after(17, entropy, oddly)},
+        *("block 1: Odd: of its own kind (test_wrong_uses.py, line ", ENDS),
+    ),
+    "a process that reads ahead": (  # 3 s: it begins with an import of torch
+        {"train": Mapped(Exiting(), workers=1, worker_kind="forkserver")},
+        *(f"sample 30 of the data set: {HERE}", ENDS),
+    ),
+}
+
+
+@pytest.mark.parametrize("use", EXITS)
+def test_an_exit_in_a_training_is_an_error(use, tmp_path):
+    given, *parts = EXITS[use]
+    said = refusal(fit, tmp_path / "run", **given)
+    assert [part for part in parts if part not in said] == []
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_an_exit_in_what_is_measured_is_an_error():
+    made = Trainer(split(layers(), 2, sample=X[:4]), Backprop(), quiet=True)
+    assert ENDS in refusal(made.evaluate, Items(lambda i: leaving()))
+
+
+def test_an_interrupt_goes_on_as_it_is():
+    with pytest.raises(KeyboardInterrupt), no_exit():
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("use", WHILE)

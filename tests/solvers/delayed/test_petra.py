@@ -10,7 +10,8 @@ from problems import Fixed, Problem, exact_pass
 from setting_modes import alone
 from torch import nn
 
-from hybrid import models, split
+from hybrid import split
+from hybrid.networks import models
 from hybrid.networks.models.reversible import Residual
 from hybrid.solvers import Batch, Petra
 from hybrid.solvers.layers.residual import Reversible

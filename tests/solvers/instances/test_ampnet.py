@@ -16,8 +16,9 @@ from torch import nn
 from trainings import digits, interrupted, lines, trained_weights, trainer, weights
 from unit_steps import trained as by_units
 
-from hybrid import models, split
+from hybrid import split
 from hybrid.links import run_virtual
+from hybrid.networks import models
 from hybrid.plan.memory import saved_bytes
 from hybrid.report.single import write
 from hybrid.settings.config import CheckpointSettings

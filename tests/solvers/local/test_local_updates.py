@@ -9,7 +9,8 @@ from problems import assert_same, copied, make_problem
 from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
-from hybrid import Trainer, data, models, split
+from hybrid import Trainer, data, split
+from hybrid.networks import models
 from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates

@@ -104,7 +104,6 @@ class Run:
             self.folder.write_results(found, self.trace)
             return found
         finally:
-            self.folder.complete_own_part()
             self.folder.release()
 
     @property

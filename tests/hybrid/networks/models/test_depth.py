@@ -5,7 +5,8 @@ import torch
 from answers import refusal
 from trainings import assert_same, digits, trained_weights, trainer
 
-from hybrid import models, split
+from hybrid import split
+from hybrid.networks import models
 from hybrid.networks.models.residual import BasicBlock, Bottleneck, PreActBlock
 from hybrid.settings.config import LinkSettings
 from hybrid.solvers import Backprop

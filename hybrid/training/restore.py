@@ -23,13 +23,13 @@ from hybrid.method.options import Options
 from hybrid.networks import models
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
-from hybrid.runs import build, references
 from hybrid.settings import resolve
 from hybrid.settings.config import Config
 from hybrid.settings.sections.base import is_reference
 from hybrid.solvers.blocks.block import Block
-from hybrid.training.config_export import OWN_LOSS
+from hybrid.training import build, references
 from hybrid.training.evaluation import measure_one_block
+from hybrid.training.summary import OWN_LOSS
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -49,33 +49,33 @@ class OwnCode(NamedTuple):
     """Where the data of this package's sources lie by now."""
 
 
+class Restored(NamedTuple):
+    """The network of a run's checkpoint, on the CPU, and what it was tested on."""
+
+    settings: Config
+    checkpoint: Path
+    network: nn.Module
+    test: Data
+
+
 NO_CODE = OwnCode()
 
 
 def evaluate(
-    run: Path,
-    own: OwnCode = NO_CODE,
-    best: bool = False,
+    run: Path, own: OwnCode = NO_CODE, best: bool = False
 ) -> tuple[dict[str, float], Path]:
     """Loss and metrics of a run's newest (or best) checkpoint, on one device; and its folder."""
-    resolved, folder, network, test = restore(run, own, best)
-    device = launch.device(resolved.train.device)
-    _check_code_is_given(run, "--loss", resolved.train.loss, own.loss)
-    name = own.loss or resolved.train.loss
-    if name == OWN_LOSS:
-        raise ValueError(
-            f"{run} was trained with a loss of your own: give --loss package.module:function, or "
-            "the name of a loss"
-        )
-    loss = references.load_function(name, "--loss") if is_reference(name) else None
-    named = resolved.train.model_copy(update={} if loss else {"loss": name})
+    settings, folder, network, test = restore(run, own, best)
+    train = settings.train
+    name = _name(run, "--loss", train.loss, own.loss, train.loss != OWN_LOSS)
+    loss = references.load_loss(name)
+    named = train.model_copy(update={} if loss else {"loss": name})
     blocks = split(network, 1).with_bundles(test.sample(2)[0])
     options = Options(train=named, loss=loss, metrics=references.load_metrics(own.metrics))
-    objectives = Objectives.settle(options, blocks, test, test)
-    precision = getattr(torch, resolved.train.precision)
+    objective = Objectives.settle(options, blocks, test, test).test
+    device, precision = launch.device(train.device), getattr(torch, train.precision)
     block = Block(placed(blocks.module(0), device), 0, 1, {}, device, precision)
-    threads = len(os.sched_getaffinity(0))
-    return measure_one_block(block, test, objectives.test, threads), folder
+    return measure_one_block(block, test, objective, len(os.sched_getaffinity(0))), folder
 
 
 def load(
@@ -94,67 +94,26 @@ def load(
     if model is None:
         return restore(Path(run), OwnCode(data_dir=data_dir), best).network.eval()
     _, folder, manifest = _open_run(Path(run), best)
-    made = model if isinstance(model, nn.Module) else model()
-    return _load_weights(made, folder, manifest, "model=").eval()
-
-
-class Restored(NamedTuple):
-    """The network of a run's checkpoint, on the CPU, and what it was tested on."""
-
-    settings: Config
-    checkpoint: Path
-    network: nn.Module
-    test: Data
+    network = model if isinstance(model, nn.Module) else model()
+    return _load_weights(network, folder, manifest, "model=").eval()
 
 
 def restore(run: Path, own: OwnCode = NO_CODE, best: bool = False) -> Restored:
     """Rebuild the composed network of a run; ValueError if something of one's own is missing."""
-    resolved, folder, manifest = _open_run(run, best)
+    settings, folder, manifest = _open_run(run, best)
+    stored = settings.data.name
+    known = stored in data.NAMES or bool(data.reference(stored))
+    news = {"name": _name(run, "--data", stored, own.data, known), "limit": 0}
     if own.data_dir is not None:
-        resolved.data = resolved.data.model_copy(update={"dir": own.data_dir})
-    named = own.data or resolved.data.name
-    if named in data.NAMES or data.reference(named):
-        _check_code_is_given(run, "--data", resolved.data.name, own.data)
-    else:
-        raise ValueError(
-            f"{run} was trained on data of your own ({named}): give --data "
-            "package.module:function, which gives (training, test) data"
-        )
-    _, test = build.load_data_sets(resolved.data.model_copy(update={"name": named, "limit": 0}))
-    model = own.model or resolved.model.name
+        news["dir"] = own.data_dir
+    _, test = build.load_data_sets(settings.data.model_copy(update=news))
+    known = is_reference(settings.model.name) or bool(models.NAME.fullmatch(settings.model.name))
+    model = _name(run, "--model", settings.model.name, own.model, known)
     if is_reference(model):
-        _check_code_is_given(run, "--model", resolved.model.name, own.model)
-        network = references.make_network(model)
-        where = f"--model {model}"
-    elif models.NAME.fullmatch(model) is None:
-        raise ValueError(
-            f"{run} holds a model of your own ({model}): give --model "
-            "package.module:function, which makes one like it"
-        )
+        network, where = references.make_network(model), f"--model {model}"
     else:
-        network, where = build.build_model(resolved, test), f"{run / 'config.toml'}"
-    return Restored(resolved, folder, _load_weights(network, folder, manifest, where), test)
-
-
-def _check_code_is_given(run: Path, flag: str, stored: str, given: str | None) -> None:
-    """ValueError for a function that the run's file names and the command line does not."""
-    if given is None and is_reference(stored):
-        raise ValueError(
-            f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
-        )
-
-
-def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
-    """The network, with its weights replaced by those of a checkpoint."""
-    tensors = checkpoint.load_model(folder, manifest)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{folder} is not of the model that {where} describes: put back what it was trained "
-            f"with ({' '.join(str(error).split())[:200]})"
-        ) from None
-    return network
+        network, where = build.build_model(settings, test), f"{run / 'config.toml'}"
+    return Restored(settings, folder, _load_weights(network, folder, manifest, where), test)
 
 
 def export(run: Path, file: Path, best: bool = False) -> None:
@@ -173,34 +132,60 @@ def export(run: Path, file: Path, best: bool = False) -> None:
     write_atomically(file, content)
 
 
+def _name(run: Path, flag: str, stored: str, given: str | None, known: bool) -> str:
+    """The name that is given, or else the run's own.
+
+    ValueError for one that only a script knows, and for code that would run although the command
+    line does not name it.
+    """
+    if given is None and not known:
+        raise ValueError(
+            f"{run} was made with {flag} of your own ({stored}): give {flag} "
+            "package.module:function, one like it"
+        )
+    if given is None and is_reference(stored):
+        raise ValueError(
+            f"{run} was made with {flag} {stored}, code that would run: give {flag} {stored} again"
+        )
+    return given or stored
+
+
+def _load_weights(network: Model, folder: Path, manifest: dict[str, Any], where: str) -> Model:
+    """The network, with its weights replaced by those of a checkpoint."""
+    tensors = checkpoint.load_model(folder, manifest)
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{folder} is not of the model that {where} describes: put back what it was trained "
+            f"with ({' '.join(str(error).split())[:200]})"
+        ) from None
+    return network
+
+
 def _open_run(run: Path, best: bool) -> tuple[Config, Path, dict[str, Any]]:
+    """The settings of a run, its newest or best checkpoint, and the manifest of that."""
     folder = RunFolder(run).newest()
     if folder is None or not os.path.lexists(run / "config.toml"):
         raise ValueError(f"{run} is not a run folder with a checkpoint")
-    resolved = resolve.load(None, {}, base=run / "config.toml")
-    if best:
-        folder = _best_checkpoint(run, resolved)
-    manifest = checkpoint.read_manifest(folder)
-    if manifest["model"] != resolved.model.name:
+    settings = resolve.load(None, {}, base=run / "config.toml")
+    kept = settings.checkpoint
+    if best and not kept.best and kept.keep_last:
         raise ValueError(
-            f"{run / 'config.toml'} says {resolved.model.name}, {folder} of {manifest['model']}: "
-            "put back the settings it was trained with"
-        )
-    return resolved, folder, manifest
-
-
-def _best_checkpoint(run: Path, resolved: Config) -> Path:
-    """The best checkpoint; ValueError if the run did not keep it."""
-    settings = resolved.checkpoint
-    if not settings.best and settings.keep_last:
-        raise ValueError(
-            f"{run} kept its newest {settings.keep_last} checkpoints, not the best one: leave out "
+            f"{run} kept its newest {kept.keep_last} checkpoints, not the best one: leave out "
             "--best, or train with --set checkpoint.best=true"
         )
-    found = best_of(checkpoint.complete(RunFolder(run).checkpoints))
-    if found is None:
+    if best:
+        folder = best_of(checkpoint.complete(RunFolder(run).checkpoints))
+    if folder is None:
         raise ValueError(
             f"{run} has no checkpoint of weights that were tested: leave out --best, or train to "
             "the end of an epoch that train.evaluate_every and checkpoint.every share"
         )
-    return found
+    manifest = checkpoint.read_manifest(folder)
+    if manifest["model"] != settings.model.name:
+        raise ValueError(
+            f"{run / 'config.toml'} says {settings.model.name}, {folder} of {manifest['model']}: "
+            "put back the settings it was trained with"
+        )
+    return settings, folder, manifest

@@ -21,7 +21,6 @@ from hybrid.networks.blocks import SAMPLES, Blocks
 from hybrid.networks.own_units import Division
 from hybrid.networks.partition import split
 from hybrid.ranks import launch
-from hybrid.runs import references
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
 from hybrid.settings.resolve import load
@@ -30,7 +29,8 @@ from hybrid.settings.text import read_toml, to_toml
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
 from hybrid.solvers.layers.projection import Projection
-from hybrid.training.config_export import OWN_DATA
+from hybrid.training import references
+from hybrid.training.summary import OWN_DATA
 from hybrid.training.trainer import Trainer
 
 
@@ -38,33 +38,39 @@ def read_settings(
     path: Path | None, overrides: Mapping[str, Any], out: Path | None, resume: bool
 ) -> Config:
     """Settings of a run: defaults < the run's own (to resume) < TOML file < command line."""
-    if not resume:
-        resolved = load(path, overrides)
-        references.check_code_is_given(resolved, overrides)
-        return _settle_grid(resolved)
-    if out is None:
-        raise ValueError("--resume needs --out, the run folder to go on with")
-    RunFolder(out).check(resume=True)
-    stored = out / "config.toml"
-    resolved = load(path, overrides, base=stored if stored.exists() else None)
+    stored = None
+    if resume:
+        if out is None:
+            raise ValueError("--resume needs --out, the run folder to go on with")
+        RunFolder(out).check(resume=True)
+        stored = out / "config.toml"
+    resolved = load(path, overrides, base=stored if stored and stored.exists() else None)
     references.check_code_is_given(resolved, overrides)
+    if resume:
+        _resume_grid(resolved, overrides)
+    _settle_grid(resolved)
+    if resume and resolved.split.replicas == 1:
+        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
+    return resolved
+
+
+def _resume_grid(resolved: Config, overrides: Mapping[str, Any]) -> None:
+    """Let a run that is resumed have its own grid, another one that is asked for, or what fits."""
     before = Grid(len(resolved.split.cuts) + 1, resolved.split.replicas)
     asked = Grid(overrides.get("split.blocks", 0), overrides.get("split.replicas", 0))
     comm = launch.communicator()
-    if comm is None:
-        grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
-    else:
+    grid = Grid(asked.blocks or before.blocks, asked.replicas or before.replicas)
+    if comm is not None:
         grid = before.resumed(asked, comm.size)
-    resolved.split = resolved.split.model_copy(update=grid._asdict())
+    _update(resolved, "split", **grid._asdict())
     if grid.blocks != before.blocks:
-        resolved.split = resolved.split.model_copy(update={"cuts": []})
+        _update(resolved, "split", cuts=[])
         if "rounds.gaps" not in overrides:
-            # they are of other blocks
-            resolved.rounds = resolved.rounds.model_copy(update={"gaps": ()})
-    resolved = _settle_grid(resolved)
-    if resolved.split.replicas == 1:
-        _drop_settings_of_replicas(resolved, {} if path is None else read_toml(path), overrides)
-    return resolved
+            _update(resolved, "rounds", gaps=())  # they are of other blocks
+
+
+def _update(resolved: Config, section: str, **values: Any) -> None:
+    setattr(resolved, section, getattr(resolved, section).model_copy(update=values))
 
 
 def _drop_settings_of_replicas(
@@ -73,10 +79,29 @@ def _drop_settings_of_replicas(
     """Leave out what a run has kept of its replicas and one has no use for, unless it was given."""
     if "sync" not in file and not any(name.startswith("sync.") for name in overrides):
         resolved.sync = dict(Config().sync)
-    if "train.sync_batchnorm" not in overrides and "sync_batchnorm" not in file.get("train", {}):
-        resolved.train = resolved.train.model_copy(update={"sync_batchnorm": False})
-    if "split.side_by_side" not in overrides and "side_by_side" not in file.get("split", {}):
-        resolved.split = resolved.split.model_copy(update={"side_by_side": "auto"})
+    for section, key, value in (
+        ("train", "sync_batchnorm", False),
+        ("split", "side_by_side", "auto"),
+    ):
+        if f"{section}.{key}" not in overrides and key not in file.get(section, {}):
+            _update(resolved, section, **{key: value})
+
+
+def _settle_grid(resolved: Config) -> None:
+    """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
+
+    Where one of the two is asked for, the ranks tell the other; else each rank is a block.
+    """
+    wanted, comm = resolved.split, launch.communicator()
+    blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
+    if wanted.cuts and blocks != len(wanted.cuts) + 1:
+        raise ValueError(
+            f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "
+            f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
+        )
+    grid = Grid(blocks, wanted.replicas)
+    grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
+    _update(resolved, "split", **grid._asdict())
 
 
 def repair_run_folder(out: Path, anew: bool) -> tuple[bool, list[str]]:
@@ -171,6 +196,7 @@ def build_model(resolved: Config, images: Data) -> models.Chain:
         return models.stochastic_depth(chain, resolved.model.survival)
     except ValueError as error:
         raise ValueError(f"model.{error}") from None
+    return chain
 
 
 def build_network(resolved: Config, data: Data) -> nn.Module:
@@ -291,21 +317,3 @@ def _cut_at_projections(blocks: Blocks, explicit: bool) -> Blocks:
         nearest = min(starts[1:], key=lambda start: abs(start - index))
         starts[starts.index(nearest)] = index
     return replace(blocks, starts=sorted(starts))
-
-
-def _settle_grid(resolved: Config) -> Config:
-    """Settle the grid: blocks times replicas are the ranks under mpirun; else 2 blocks, 1 replica.
-
-    Where one of the two is asked for, the ranks tell the other; else each rank is a block.
-    """
-    wanted, comm = resolved.split, launch.communicator()
-    blocks = wanted.blocks or (len(wanted.cuts) + 1 if wanted.cuts else 0)
-    if wanted.cuts and blocks != len(wanted.cuts) + 1:
-        raise ValueError(
-            f"split.blocks is {blocks} but split.cuts names {len(wanted.cuts)} cuts, which make "
-            f"{len(wanted.cuts) + 1} blocks: leave one of the two out"
-        )
-    grid = Grid(blocks, wanted.replicas)
-    grid = Grid(blocks or 2, wanted.replicas or 1) if comm is None else grid.on(comm.size)
-    resolved.split = wanted.model_copy(update=grid._asdict())
-    return resolved

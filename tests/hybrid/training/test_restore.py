@@ -1,16 +1,19 @@
-"""Functions of a user's own on the command line: they run if it names them, and only then."""
+"""Run folders read again, and functions of a user's own: they run if the command names them."""
 
 import json
 import sys
 
 import pytest
 import torch
-from answers import assert_one_line
+from answers import assert_one_line, output
 from commands import command
+from misused import fit
 from safetensors.torch import load_file
 from sklearn.metrics import r2_score
+from trainings import assert_same
 
-import hybrid
+import hybrid as package
+from hybrid.folder import checkpoint
 
 CODE = """
 import torch
@@ -54,6 +57,18 @@ class Largest:
 largest = Largest()
 
 number = 3
+
+
+def failing():
+    raise KeyError("out of luck")
+
+
+def leaving():
+    raise SystemExit(0)
+
+
+def one():
+    return torch.zeros(4)
 """
 NAMED = ("--model", "mine:network", "--data", "mine:data", "--loss", "mine:loss")
 SHORT = ("--epochs", "1", "--batch-size", "16", "--set", "train.threads=1", "--lr", "0.01")
@@ -94,7 +109,7 @@ def test_metrics_of_ones_own_are_measured_over_the_whole_test_set(trained):
     wanted = ("--metric", "R2=mine:r_squared", "--metric", "worst=mine:largest")
     status, out, err = command("evaluate", "run", *NAMED, *wanted)
     assert status == 0, err
-    network = hybrid.load("run", sys.modules["mine"].network)
+    network = package.load("run", sys.modules["mine"].network)
     x, y = sys.modules["mine"].data()[1].tensors
     with torch.no_grad():
         answers = network(x)
@@ -128,7 +143,7 @@ def test_a_run_of_ones_own_is_evaluated_exported_reported_and_goes_on(trained, f
     assert last_test(trained)["epoch"] == 2
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     model.load_state_dict(load_file(folder / "network.safetensors"))
-    again = hybrid.load(trained, model)
+    again = package.load(trained, model)
     assert not again.training
 
 
@@ -150,16 +165,72 @@ def test_a_file_alone_runs_no_code(trained, arguments, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("train", "--model", "mine.py:network"), "the name of a file: give --model mine:network"),
-        (("train", "--model", "mine:netwrk"), "mine has no netwrk; did you mean 'network'?"),
-        (("train", "--data", "custom"), "made by a script, on data of its own"),
+        (("--model", "mine.py:network"), "the name of a file: give --model mine:network"),
+        (("--model", "mine:netwrk"), "mine has no netwrk; did you mean 'network'?"),
+        (("--data", "custom"), "made by a script, on data of its own"),
+        (("--model", "nowhere:f"), "nowhere cannot be imported"),
+        (("--model", "os:path"), "object is not callable"),
+        (("--model", "mine:number"), "object is not callable"),
+        (("--model", "mine:failing"), "failed: KeyError: 'out of luck'"),
+        (("--model", "mine:one"), "gave a Tensor, not a torch.nn.Module"),
+        (("--model", "mine:leaving"), "mine:leaving failed: SystemExit: 0"),
+        (("--data", "mine:failing"), "--data mine:failing"),
+        (("--data", "mine:one"), "gave a Tensor, not (training, test) data"),
     ],
 )
-def test_slips_are_answered_with_what_was_meant(words, said):
-    assert_one_line(command(*words), said)
+def test_what_is_no_function_or_gives_the_wrong_thing_is_refused(words, said, tmp_path):
+    assert_one_line(command("train", *words, "--out", tmp_path / "run"), said)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_the_library_is_evaluated_with_its_model_alone(tmp_path):
+    fit(tmp_path / "run")
+    answer = command("evaluate", tmp_path / "run")
+    assert_one_line(answer, "was made with --data of your own (custom)", "give --data")
 
 
 def test_units_by_name_are_cut_by_name(trained, folder):
     status, _, err = command("train", *NAMED[2:], *SHORT, "--model", "mine:units", "--out", "units")
     assert (status, err) == (0, "")
     assert json.loads((folder / "units" / "summary.json").read_text())["cuts"] == ["second"]
+
+
+@pytest.fixture
+def first_is_best(run_folder):
+    """A run whose first epoch did best, and that kept it."""
+    config = run_folder / "config.toml"
+    config.write_text(config.read_text().replace("\nbest = false", "\nbest = true"))
+    return told(run_folder, tested={"accuracy": 1.0})
+
+
+def told(run, **news):
+    """Let the checkpoint of the first epoch tell other things; gives it."""
+    folder = run / "checkpoints" / "00000005"
+    body = {**checkpoint.read_manifest(folder), **news}
+    text = json.dumps({**body, "sha256": checkpoint.digest(body)})
+    (folder / "manifest.json").write_text(text)
+    return folder
+
+
+def test_evaluate_takes_the_best_if_asked(hybrid, run_folder, first_is_best):
+    assert f"({first_is_best})" in output(hybrid("evaluate", run_folder, "--best"))
+    assert "00000010)" in output(hybrid("evaluate", run_folder))
+
+
+def test_export_takes_the_best_if_asked(hybrid, run_folder, first_is_best, tmp_path):
+    file = tmp_path / "model.safetensors"
+    output(hybrid("export", run_folder, file, "--best"))
+    manifest = checkpoint.read_manifest(first_is_best)
+    assert_same(load_file(file), checkpoint.load_model(first_is_best, manifest))
+
+
+def test_a_run_that_kept_no_best_says_how_to(hybrid, run_folder, tmp_path):
+    for words in (("evaluate", run_folder), ("export", run_folder, tmp_path / "m.safetensors")):
+        answer = hybrid(*words, "--best")
+        assert_one_line(answer, "kept its newest 2 checkpoints", "checkpoint.best=true")
+
+
+def test_a_run_without_a_tested_checkpoint_has_no_best(hybrid, run_folder, first_is_best):
+    told(run_folder, tested_step=None)
+    (run_folder / "checkpoints" / "00000010" / "manifest.json").unlink()
+    assert_one_line(hybrid("evaluate", run_folder, "--best"), "weights that were tested")

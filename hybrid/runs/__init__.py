@@ -1,1 +1,0 @@
-"""Settings into runs, and what reads a run folder again."""

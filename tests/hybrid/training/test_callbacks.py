@@ -1,0 +1,331 @@
+"""Callbacks are called in order on the first rank, stop a run, show it, and fail on all ranks."""
+
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from answers import refusal
+from callback_program import STEPS, STILL, Failing, Recorder, few, short
+from trainings import interrupted, refused, summary
+
+from hybrid import Callback, EarlyStopping, MLflowLogger, WandbLogger
+from hybrid.folder.checkpoint import complete, read_manifest
+from hybrid.rounds.base import Rounds
+from hybrid.rounds.report import DivergedError, PhaseReport
+from hybrid.training.callbacks import RunInfo
+from hybrid.training.callbacks.progress import ProgressPrinter
+
+HOOKS = ("on_start", "on_report", "on_epoch", "state", "on_end")
+
+
+class Stopping(Callback):
+    """Asks to stop after an epoch."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_epoch(self, epoch, results):
+        return epoch == self.after
+
+
+def test_the_hooks_are_called_in_order_in_the_first_blocks_thread(tmp_path):
+    told = Recorder()
+    found = short([told], tmp_path / "run").fit(*few())
+    epoch = ["on_report", "on_report", "on_epoch"]
+    assert told.hooks() == ["on_start", *epoch, *epoch, "on_end", "close"]
+    assert [(step, number) for step, number, _ in told.of("on_report")] == [
+        *((4, 0), (STEPS, 0), (STEPS + 4, 1), (2 * STEPS, 1))
+    ]
+    assert told.of("on_end") == [[found]]
+    assert told.threads == {"block-0"}
+    ((run,),) = told.of("on_start")
+    assert (len(run.cuts), run.epochs, run.steps_per_epoch, run.step) == (1, 2, STEPS, 0)
+    assert (run.names["solver"], run.settings["optimizer.lr"]) == ("backprop", 0.1)
+    assert (run.results, run.out) == ({}, tmp_path / "run")
+
+
+def test_an_epochs_results_have_a_test_metric_where_it_was_measured():
+    told = Recorder()
+    short([told], epochs=3, train={"evaluate_every": 2}).fit(*few())
+    results = [results for _, results in told.of("on_epoch")]
+    assert [one.get("test_accuracy") is None for one in results] == [True, False, False]
+    assert [one["step"] for one in results] == [STEPS, 2 * STEPS, 3 * STEPS]
+    reports = [reports[0].loss for _, _, reports in told.of("on_report")]
+    assert [one["loss"] for one in results] == reports[1::2]
+    assert results[0]["learning_rate"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_callback_can_stop_a_run_which_ends_as_finished(blocks, tmp_path):
+    told = Recorder()
+    run = tmp_path / "run"
+    # without a test in that epoch: one is made up for
+    settings = {"epochs": 9, "train": {"evaluate_every": 4}}
+    found = short([Stopping(2), told], run, blocks=blocks, **settings).fit(*few())
+    assert summary(run) == found
+    assert found["epochs"] == 2
+    assert found["stopped_early"] == "Stopping: asked for it after epoch 2"
+    assert found["test_accuracy"] is not None
+    assert read_manifest(complete(run / "checkpoints")[-1])["step"] == 2 * STEPS
+    assert told.hooks()[-2:] == ["on_end", "close"]
+
+
+class Odd(Callback):
+    def state(self):
+        return {"x": object()}
+
+
+FAILURES = {
+    **{hook: (Failing(hook), f"Failing failed in {hook}: out of luck") for hook in HOOKS},
+    "what no user should see": (
+        Failing("on_epoch", KeyError("x")),
+        r"Failing failed in on_epoch: KeyError: 'x' \(details in .*\)",
+    ),
+    "a state that is no JSON": (Odd(), "Odd failed in state: TypeError: Object of type object .*"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_an_exception_in_a_callback_ends_the_run_with_one_line(kind, tmp_path):
+    (callback, said), told, run = FAILURES[kind], Recorder(), tmp_path / "run"
+    assert re.fullmatch(f"callback {said}", refused(short([callback, told], run), few()))
+    assert told.hooks()[-1] == "close"
+    # what fails at the very end costs no result
+    assert (run / "summary.json").exists() == (kind == "on_end")
+    assert run.exists() == (kind != "on_start")
+    assert not [path for path in run.rglob("*") if "partial" in path.name]
+
+
+def test_a_resumed_run_stops_where_the_undisturbed_one_did(tmp_path):
+    def fit(run, **settings):
+        made = short([EarlyStopping(patience=3)], run, epochs=9, optimizer=STILL, **settings)
+        return made.fit(*few())
+
+    whole = fit(tmp_path / "run")
+    assert whole["epochs"] == 4
+    for after in (2, 4):  # before it stopped; at its end, but for the summary
+        interrupted(tmp_path / "run", after)
+        again = fit(tmp_path / "run", resume=True)
+        assert [again[key] for key in ("epochs", "stopped_early")] == [
+            *(whole["epochs"], whole["stopped_early"])
+        ]
+
+
+def test_a_run_that_was_stopped_stays_as_it_is_until_it_may_wait_longer(tmp_path, capsys):
+    def fit(patience):
+        made = short([EarlyStopping(patience=patience)], tmp_path / "run", epochs=9, resume=True)
+        made.optimizer, made.quiet = STILL, False
+        made.resume = (tmp_path / "run").exists()
+        return made.fit(*few())["epochs"]
+
+    assert fit(patience=1) == 2
+    assert "stopped early after epoch 2: EarlyStopping: no better" in capsys.readouterr().out
+    assert fit(patience=1) == 2
+    assert "or let it wait for more epochs" in capsys.readouterr().out
+    assert fit(patience=2) == 3
+
+
+def test_a_state_that_a_callback_does_not_take_is_told(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    short([EarlyStopping()], run, epochs=1).fit(*few())
+    stopping = EarlyStopping()
+    monkeypatch.setattr(EarlyStopping, "load_state", lambda self, state: state["since"])
+    said = refused(short([stopping], run, resume=True), few())
+    assert "callback EarlyStopping failed in load_state: KeyError" in said
+
+
+def diverging_once(monkeypatch, epoch):
+    """The last report of an epoch is of a loss that is not finite, for once; of one block."""
+    failed = []
+
+    def check(rounds, windows, first_step, number, closing):
+        found = run(rounds, windows, first_step, number, closing)
+        if number == epoch and first_step % STEPS and not failed:
+            failed.append(True)
+            raise DivergedError("the loss is not finite, for once")
+        return found
+
+    run = Rounds.run
+    monkeypatch.setattr(Rounds, "run", check)
+
+
+def test_early_stopping_forgets_what_a_roll_back_has_left(tmp_path, monkeypatch):
+    diverging_once(monkeypatch, epoch=1)
+    stopping = EarlyStopping(patience=2)
+    settings = {"epochs": 9, "blocks": 1, "optimizer": STILL}
+    assert short([stopping], tmp_path / "run", **settings).fit(*few())["epochs"] == 3
+    assert stopping.best_epoch == 1
+
+
+NAN = float("nan")
+
+
+def stops_after(stopping, values, metric):
+    """The first epoch after which it asks to stop; 0: none."""
+    told = enumerate(values, 1)
+    return next((epoch for epoch, x in told if stopping.on_epoch(epoch, {metric: x})), 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "after"),
+    [
+        ([0.1, 0.2, 0.2, 0.19, 0.3], {"patience": 2}, 4),
+        ([0.1, 0.2, 0.2, 0.19, 0.3], {"patience": 3}, 0),
+        ([0.1, None, None, 0.1], {"patience": 2}, 4),
+        ([0.1, 0.1, 0.2], {"patience": 1, "mode": "min"}, 2),
+        ([3.0, 2.0, 1.0, 1.5, 1.5], {"patience": 2, "metric": "test_loss"}, 5),
+        ([NAN, 0.1, 0.2], {"patience": 2}, 0),
+        ([NAN, NAN, 0.2], {"patience": 2}, 2),
+        ([float("inf"), 0.1, 0.1], {"patience": 2}, 0),
+    ],
+)
+def test_a_run_stops_after_epochs_without_a_better_metric(values, settings, after):
+    stopping = EarlyStopping(**settings)
+    assert stops_after(stopping, values, stopping.metric) == after
+
+
+@pytest.mark.parametrize("results", [{"test_accuracy": 0.5, "test_loss": 1.0}, {"test_loss": 1.0}])
+def test_the_test_metric_is_the_accuracy_or_else_the_loss(results):
+    stopping = EarlyStopping("test", patience=1)
+    assert not stopping.on_epoch(1, results)
+    better = {"test_accuracy": 0.6, "test_loss": 2.0} if len(results) > 1 else {"test_loss": 0.5}
+    assert not stopping.on_epoch(2, better)
+    assert stopping.on_epoch(3, better)
+    assert stopping.reason.startswith("no better test metric than 0.")
+
+
+def test_an_unknown_metric_is_named_with_those_there_are():
+    said = refused(short([EarlyStopping("accuracy")]), few())
+    assert "metric is 'accuracy'" in said
+    assert "choose learning_rate, loss, step, test_accuracy, test_loss or test" in said
+
+
+@pytest.mark.parametrize("wrong", [{"patience": 0}, {"mode": "best"}])
+def test_what_cannot_be_is_refused(wrong):
+    ((name, value),) = wrong.items()
+    assert refusal(EarlyStopping, **wrong).startswith(f"{name} is {value!r}; it must be ")
+
+
+def test_the_setting_stops_a_run_and_a_second_fit_begins_anew():
+    made = short([], epochs=9, train={"early_stop": 2}, optimizer=STILL)
+    assert made.fit(*few())["epochs"] == 3
+    stopping = EarlyStopping(patience=2)
+    made = short([stopping], epochs=9, optimizer=STILL)
+    assert [made.fit(*few())["epochs"] for _ in range(2)] == [3, 3]
+
+
+@pytest.mark.parametrize("train", [{"early_stop": 8}, {"early_stop": 3, "evaluate_every": 5}])
+def test_a_setting_that_comes_too_late_to_stop_anything_is_refused(train):
+    said = refused(short([], epochs=9, train=train), few())
+    assert said.startswith(f"train.early_stop is {train['early_stop']}, which has an effect only")
+
+
+REPORTS = [
+    PhaseReport("serial", samples=1000, loss=1.5, accuracy=0.5, seconds=2.0),
+    PhaseReport("parallel", 1000, 1.4, 0.5, seconds=2.0, residual=[0.1, 0.3]),
+]
+
+
+def started(epochs):
+    """Of epochs of 10 steps of 100 images."""
+    progress = ProgressPrinter(quiet=False)
+    progress.on_start(RunInfo({}, [], epochs, 10, 0, {}, {"train.batch_size": 100}, None))
+    return progress
+
+
+def test_a_plain_line_an_epoch(capsys):
+    progress = started(epochs=4)
+    progress.on_report(10, 0, REPORTS)
+    progress.on_epoch(1, {"test_accuracy": 0.75})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch 1/4  test 75.00%  loss 1.5000  accuracy 50.00%  250 images/s")
+    assert "residual 0.300" in line
+    assert "left" in line
+    progress.on_epoch(2, {"test_accuracy": None})
+    assert "test 75.00%" in capsys.readouterr().out, "the newest test"
+    progress.quiet = True
+    progress.on_epoch(3, {"test_accuracy": 0.5})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_epoch_speaks_in_between(capsys):
+    progress = started(epochs=4)
+    progress.last_line_time -= 31
+    progress.on_report(5, 0, REPORTS)
+    progress.on_report(6, 0, REPORTS)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("step 5/40")
+
+
+LOGGERS = {"wandb": WandbLogger, "mlflow": MLflowLogger}
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    made = ModuleType("wandb")
+    made.run = Mock(id="abc", summary={})
+    made.init = Mock(return_value=made.run)
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    return made
+
+
+@pytest.fixture
+def mlflow(monkeypatch):
+    made = Mock()
+    made.start_run.return_value = SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+    monkeypatch.setitem(sys.modules, "mlflow", made)
+    return made
+
+
+@pytest.mark.parametrize("package", LOGGERS)
+def test_a_missing_package_is_answered_with_the_command(package, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused(short([LOGGERS[package]("mine")], tmp_path / "run"), few())
+    assert f"pip install {package}," in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_gets_settings_curves_and_the_summary(wandb):
+    found = short([WandbLogger("mine", name="first", config={"note": "x"})]).fit(*few())
+    (given,) = (call.kwargs for call in wandb.init.call_args_list)
+    assert (given["project"], given["name"]) == ("mine", "first")
+    assert given["config"]["optimizer.lr"] == 0.1
+    assert given["config"]["note"] == "x"
+    logged = [call.args[0] for call in wandb.run.log.call_args_list]
+    assert [line["step"] for line in logged if "serial/loss" in line] == [4, 5, 9, 10]
+    assert logged[-1]["test_accuracy"] == found["test_accuracy"]
+    assert wandb.run.summary == found
+    wandb.run.finish.assert_called_once_with(exit_code=0)
+
+
+def test_mlflow_gets_settings_curves_and_the_summary(mlflow):
+    found = short([MLflowLogger("mine", "file:x", run_name="first")]).fit(*few())
+    mlflow.set_tracking_uri.assert_called_once_with("file:x")
+    mlflow.set_experiment.assert_called_once_with("mine")
+    mlflow.start_run.assert_called_once_with(run_name="first")
+    assert mlflow.log_params.call_args.args[0]["train.epochs"] == 2
+    numbers, last = mlflow.log_metrics.call_args.args[0], mlflow.log_metrics.call_args.kwargs
+    assert numbers["test_accuracy"] == found["test_accuracy"]
+    assert last == {"step": 2 * STEPS}
+    mlflow.log_dict.assert_called_once_with(found, "summary.json")
+    mlflow.end_run.assert_called_once_with("FINISHED")
+
+
+def test_a_resumed_run_goes_on_with_the_run_at_the_service(wandb, mlflow, tmp_path):
+    run = tmp_path / "run"
+    short([WandbLogger("mine"), MLflowLogger("mine")], run).fit(*few())
+    interrupted(run, 1)
+    short([WandbLogger("mine"), MLflowLogger("mine")], run, resume=True).fit(*few())
+    first, second = (call.kwargs for call in wandb.init.call_args_list)
+    assert "id" not in first
+    assert (second["id"], second["resume"]) == ("abc", "allow")
+    assert [call.kwargs for call in mlflow.start_run.call_args_list] == [{}, {"run_id": "abc"}]
+    assert mlflow.log_params.call_count == 1
+
+
+def test_a_run_that_fails_is_a_failed_one_at_the_service(wandb, mlflow):
+    refused(short([WandbLogger("mine"), MLflowLogger("mine"), Failing("on_epoch")]), few())
+    wandb.run.finish.assert_called_once_with(exit_code=1)
+    mlflow.end_run.assert_called_once_with("FAILED")
