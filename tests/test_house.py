@@ -43,7 +43,7 @@ ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.runs", "hybrid.training"),
-    *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
+    *("hybrid.method", "hybrid.rounds"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.cuts", "hybrid.links", "hybrid.data", "hybrid.models"),
     *("hybrid.settings", "hybrid.samplers.registry", "hybrid.links.registry"),

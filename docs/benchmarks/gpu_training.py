@@ -28,7 +28,7 @@ from torch import nn
 
 from hybrid import Trainer, data, models, split
 from hybrid.links import threads
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.method.blocks import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian
 from hybrid.solvers.blocks.graphs import StepGraphs

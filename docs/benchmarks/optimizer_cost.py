@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hybrid import models
-from hybrid.method.blocks import placed
-from hybrid.optimizers.optimizer import make_optimizer, output_weight
+from hybrid.method.blocks import make_optimizer, output_weight, placed
 from hybrid.ranks.launch import keep_memory
 from hybrid.settings.config import OptimizerSettings
 

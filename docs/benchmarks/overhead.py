@@ -20,11 +20,10 @@ from torch import nn
 from hybrid import data, models
 from hybrid.cuts.partition import split
 from hybrid.links import run_threads
-from hybrid.method.blocks import make_block
+from hybrid.method.blocks import make_block, make_optimizer
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings

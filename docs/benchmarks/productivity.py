@@ -38,7 +38,7 @@ from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.links import RankLinks, run_virtual
 from hybrid.method.blocks import make_block
-from hybrid.optimizers.schedule import Schedule
+from hybrid.method.schedule import Schedule
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings

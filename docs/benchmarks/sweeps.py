@@ -22,8 +22,7 @@ from hybrid.cuts.partition import split
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi.links import MpiLinks
-from hybrid.method.blocks import make_block
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.method.blocks import make_block, make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings

@@ -37,7 +37,7 @@ from tolerance_optimizers import (
 from torch import nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.optimizers.optimizer import Factory, make_optimizer
+from hybrid.method.blocks import Factory, make_optimizer
 from hybrid.settings.config import (
     CheckpointSettings,
     DelaySettings,

@@ -23,7 +23,7 @@ from hybrid.bench.comparison import Bench
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.ranks import launch
 from hybrid.runs import build
-from hybrid.settings.text import parse_override
+from hybrid.settings.resolve import parse_override
 
 
 def main() -> None:

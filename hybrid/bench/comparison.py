@@ -23,9 +23,9 @@ from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.registry import LINKS
+from hybrid.method import schedule as schedules
 from hybrid.method.problem import Problem, check_size
 from hybrid.models import Chain, units
-from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
 from hybrid.ranks.grid import Grid, factorizations, share_size
 from hybrid.rounds.report import DivergedError

@@ -60,7 +60,7 @@ def train(
 ) -> None:
     """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
     from hybrid.runs import build
-    from hybrid.settings.text import to_toml
+    from hybrid.settings.resolve import to_toml
 
     comm = launch.communicator()
     going_on, notices = False, list[str]()
@@ -79,7 +79,6 @@ def train(
     given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
         resolved = build.read_settings(config, given, out, resume)
-    options.say_notices(resolved)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return

@@ -12,7 +12,7 @@ from typing import Any
 from hybrid.bench.recipes import BASE
 from hybrid.errors import StoppedError
 from hybrid.links import Network
-from hybrid.method.checks import check_replicas
+from hybrid.method.settle import check_replicas
 from hybrid.plan.device import Device
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import Prediction, best, waste

@@ -15,8 +15,8 @@ from hybrid.cuts.costs import Moved, Passes, count_moved, survival_rate
 from hybrid.folder.files import write_atomically
 from hybrid.links import Network
 from hybrid.models import Unit
+from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import Section, first_fault
-from hybrid.settings.text import read_toml
 from hybrid.solvers.exact.pipeline import Cost
 
 Positive = Annotated[float, Field(gt=0)]

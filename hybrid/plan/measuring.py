@@ -14,9 +14,8 @@ from torch import nn
 from hybrid.cuts.costs import count_moved
 from hybrid.errors import one_line
 from hybrid.folder.files import check_place
-from hybrid.method.blocks import placed
+from hybrid.method.blocks import make_optimizer, placed
 from hybrid.models import Unit
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.plan.device import Device, Measured
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch

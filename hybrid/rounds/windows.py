@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
-from hybrid.optimizers.schedule import Rate
-from hybrid.rounds.controller import Controller
 from hybrid.samplers.batch_sampler import BatchSampler
 from hybrid.solvers.windows import Batch, Window
+
+Rate = Callable[[int], float]
+"""The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
 CLOSING = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
@@ -89,7 +90,7 @@ class Windows:
 
     data: Data
     sampler: BatchSampler
-    round_batches: int
+    window: int
     """Mini-batches of a round."""
     whole: bool
     sweeps: int
@@ -99,8 +100,6 @@ class Windows:
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
     mix: Mix | None = None
-    controller: Controller | None = None
-    """What chooses window and sweeps anew for every round; None: they stay."""
     replica: int = 0
     """Whose share of every mini-batch this is."""
     replicas: int = 1
@@ -117,16 +116,15 @@ class Windows:
         if not self.sampler.learns:
             self._expect(epoch, range(batches))
         while start < batches:
-            length, sweeps = self._pace
-            numbers = range(start, min(start + length, batches))
+            numbers = range(start, min(start + self.window, batches))
             if self.sampler.learns:
                 self._expect(epoch, numbers)
             source = self._source(epoch)
-            trained = Window(self._batches(numbers, source, epoch, first_step), sweeps)
+            trained = Window(self._batches(numbers, source, epoch, first_step), self.sweeps)
             swept = trained
             if apart:
                 source, order = self._source(epoch, augment=False), 0 if self.carried else epoch
-                swept = Window(self._batches(numbers, source, order, first_step), sweeps)
+                swept = Window(self._batches(numbers, source, order, first_step), self.sweeps)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
@@ -139,13 +137,6 @@ class Windows:
         if not self._source(epoch).mixes:
             order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
         self.data.expect(order, self.seed, epoch)
-
-    @property
-    def _pace(self) -> tuple[int, int]:
-        """Mini-batches and sweeps of the next window."""
-        if self.controller is None:
-            return self.round_batches, self.sweeps
-        return self.controller.now.window, self.controller.now.sweeps
 
     def before(self, epoch: int, step: int) -> list[Batch]:
         """The mini-batches of an epoch that come before a step."""

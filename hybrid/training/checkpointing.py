@@ -157,11 +157,6 @@ def read_totals(manifest: dict[str, Any], rank: int | None) -> dict[str, float]:
     return {name: counted.get(name, 0.0) for name in (_COMMON if rank is None else TOTALS)}
 
 
-def round_batches(method: Method) -> int | str:
-    """Mini-batches of every round, or `auto`: this decides where in an epoch rounds begin."""
-    return "auto" if method.rounds.window == "auto" else method.round_batches
-
-
 def check_same_run(
     method: Method, names: Mapping[str, str], folder: Path, manifest: dict[str, Any]
 ) -> None:
@@ -187,10 +182,10 @@ def check_same_run(
             f"settings {method.steps}: resume with its data and batch size"
         )
     stopped_at = manifest["step"] % method.steps
-    if stopped_at and manifest["window"] != round_batches(method):
+    if stopped_at and manifest["window"] != method.setup.window:
         raise ValueError(
             f"{path} stopped after step {stopped_at} of an epoch with a window of "
-            f"{manifest['window']}, not {round_batches(method)}: resume with its --window"
+            f"{manifest['window']}, not {method.setup.window}: resume with its --window"
         )
 
 

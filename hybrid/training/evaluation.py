@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hybrid.data import Data
 from hybrid.links import RankLinks, run_threads
-from hybrid.rounds.scores import Scores
+from hybrid.rounds.report import Scores
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.objective import Objective
 

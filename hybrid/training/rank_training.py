@@ -7,9 +7,9 @@ from typing import Any
 
 from hybrid.data import Data
 from hybrid.links import RankLinks
+from hybrid.method.blocks import peak_rate
 from hybrid.method.method import Method
-from hybrid.optimizers import optimizer as optimizers
-from hybrid.optimizers import schedule as schedules
+from hybrid.method.schedule import make_schedule
 from hybrid.rounds.report import PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.samplers.batch_sampler import BatchSampler
@@ -40,9 +40,9 @@ class RankTraining:
                 optimizer_state(exact, group["params"][0])
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
-        self.peak = optimizers.peak_rate(exact)
-        schedule = schedules.make_schedule(options.schedule, self.peak, method.steps, train.epochs)
-        self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
+        self.peak = peak_rate(exact)
+        schedule = make_schedule(options.schedule, self.peak, method.steps, train.epochs)
+        self.windows = method.windows(data, schedule, self.sampler, place)
 
     @property
     def gaps(self) -> list[list[int]]:
@@ -91,4 +91,4 @@ class RankTraining:
         flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
         lag = getattr(self.options.sampler, "lag", every)
-        return min(every, max(1, lag - self.method.round_batches + 1))
+        return min(every, max(1, lag - self.method.setup.window + 1))

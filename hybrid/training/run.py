@@ -23,6 +23,7 @@ from hybrid.training import checkpointing, rollback
 from hybrid.training.callbacks.base import RunInfo
 from hybrid.training.callbacks.calling import CallbackError, Callbacks, make_run_info
 from hybrid.training.callbacks.progress import ProgressPrinter
+from hybrid.training.config_export import make_config_text
 from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions
 from hybrid.training.rank_training import RankTraining
@@ -96,8 +97,8 @@ class Run:
         options = self.options
         self.callbacks.call("on_start", self._run_info())
         self.callbacks.agree()
-        assert options.describe is not None
-        described = partial(options.describe, self.blocks.cuts)
+        describe = options.describe or partial(make_config_text, options, self.method)
+        described = partial(describe, self.blocks.cuts)
         self.folder.open(described, self.step, len(self.rollbacks))
         self.progress.say(describe_run(self.method, options, self.step))
         for notice in self.notices:
@@ -308,7 +309,7 @@ class Run:
                 "epoch": self.epoch,
                 "steps_per_epoch": method.steps,
                 "seed": method.setup.seed,
-                "window": checkpointing.round_batches(method),
+                "window": method.setup.window,
                 "cuts": blocks.cuts,
                 "replicas": method.setup.replicas,
                 "sync": self.options.sync.name,

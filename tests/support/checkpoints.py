@@ -11,7 +11,7 @@ from hybrid.cuts.blocks import Blocks
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.method.blocks import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 
 MANIFEST = {"model": "resnet8", "epoch": 1}

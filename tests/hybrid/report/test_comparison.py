@@ -11,8 +11,6 @@ from trainings import digits, trained_weights, trainer
 
 from hybrid.report.chart import Chart
 from hybrid.report.comparison import compared
-from hybrid.report.curves import curves
-from hybrid.report.records import Line
 from hybrid.solvers import DDG, Backprop
 
 FLAGS = ("--epochs", 2, "--set", "data.limit=128", "--batch-size", 32, "--set", "train.threads=1")
@@ -149,10 +147,6 @@ def test_ticks_of_a_logarithmic_axis_tell_their_value_and_are_few():
         shown = ticks(chart)
         assert least <= len(shown) <= 8, shown
         assert all(re.fullmatch(r"[\d.,]+(e-\d+)?", label) for label in shown)
-    rung = {"window": 8, "sweeps": 1, "correct_every": 1}
-    made = [Line(step=step, epoch=0, phase="parallel", **rung) for step in (8, 16)]
-    rounds = curves(made)["Rounds that follow residual and learning rate"]
-    assert ticks(rounds) == ["1", "2", "4", "8"]
 
 
 def ticks(chart):

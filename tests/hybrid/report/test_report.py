@@ -179,15 +179,14 @@ def test_curves_are_drawn_of_what_the_lines_hold():
     fewer = norms.model_copy(update={"residual": [0.2], "primal": [1.0], "dual": []})
     zeros = parallel.model_copy(update={"residual": [0.0, float("nan")]})
     assert list(curves([serial, zeros])) == ["Loss of each phase, on training images"]
-    paced = norms.model_copy(update={"window": 4, "sweeps": 1})
     drawn = curves([serial, norms, fewer, tested])
     assert [title.split()[0] for title in drawn] == ["Loss", "Test", "Relative", "Primal"]
     timed = {"samples": 10, "seconds": 2.0, "learning_rate": 0.1, "idle": [0.5, 0.25]}
-    drawn |= curves([serial, paced, norms, tested, serial.model_copy(update=timed)])
+    drawn |= curves([serial, norms, tested, serial.model_copy(update=timed)])
     chosen = Line(step=1, epoch=0, phase="sampler", accepted=0.5, accepted_by_class=[0.4, None])
     drawn |= curves([serial, chosen])
     found = [title.split()[0] for title in drawn][4:]
-    assert found == ["Learning", "Throughput", "Idle", "Rounds", "Candidates"]
+    assert found == ["Learning", "Throughput", "Idle", "Candidates"]
     assert heights(drawn["Throughput"]) == [[5.0]]
     assert heights(drawn["Idle share of each rank"]) == [[50.0], [25.0]]
 

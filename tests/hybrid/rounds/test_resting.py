@@ -2,7 +2,7 @@
 
 from unittest.mock import Mock
 
-from hybrid.rounds.alternating import AlternatingRounds
+from hybrid.rounds.kinds import AlternatingRounds
 from hybrid.solvers.windows import PhaseStats, Window
 
 

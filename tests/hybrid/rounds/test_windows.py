@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid import data
-from hybrid.optimizers.schedule import Schedule
+from hybrid.method.schedule import Schedule
 from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.samplers import Uniform
 from hybrid.samplers.batch_sampler import BatchSampler

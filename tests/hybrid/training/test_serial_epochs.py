@@ -51,7 +51,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "windows": (BlockADMM(rho=0.1), WINDOWS),
     "uncorrected": (BlockADMM(rho=0.1), WINDOWS | {"correct_every": 0}),
     "kept": (BlockADMM(rho=0.1), KEPT),
-    "auto": (AugmentedLagrangian(), {"window": "auto", "window_limit": 2}),
     "auxnet": (AuxNet(), WINDOWS),
 }
 
@@ -115,7 +114,6 @@ def test_ranks_of_mpirun_and_of_the_virtual_clock_begin_as_threads_do(few, world
         (DDG(), 2, {}),
         (DDG(), 1.6, {"window": 2, "correct_every": 2}),
         (AugmentedLagrangian(), 1.3, {}),
-        (AugmentedLagrangian(), 1.6, {"window": "auto", "window_limit": 2}),
         (BlockADMM(rho=0.1), 1.1, KEPT),
     ],
     ids=str,
@@ -131,7 +129,6 @@ def test_epochs_that_leave_the_method_nothing_are_refused(solver, epochs, settin
     ("solver", "epochs", "settings"),
     [
         (DDG(micro_batches=4), 1.5, {"window": 1, "correct_every": 4}),
-        (AugmentedLagrangian(), 1.5, {"window": "auto", "window_limit": 2}),
         (BlockADMM(rho=0.1), 1, KEPT),
     ],
     ids=str,

@@ -10,7 +10,7 @@ from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
 from hybrid import Trainer, data, models, split
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.method.blocks import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates
 from hybrid.solvers.blocks.heads import Head

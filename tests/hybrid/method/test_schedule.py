@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from hybrid.optimizers import schedule as schedules
-from hybrid.optimizers.schedule import Schedule
+from hybrid.method import schedule as schedules
+from hybrid.method.schedule import Schedule
 from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers.acting import Known, check
 

@@ -6,8 +6,8 @@ from answers import refusal
 from torch import nn
 
 from hybrid import models
-from hybrid.optimizers import optimizer as optimizers
-from hybrid.optimizers.optimizer import make_optimizer
+from hybrid.method import blocks as optimizers
+from hybrid.method.blocks import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 from hybrid.solvers import Block
 from hybrid.solvers.acting import Known, check
