@@ -107,7 +107,7 @@ def time(folder: Path, names: list[str]) -> None:
             comm.barrier()
             start = perf_counter()
             first = turn * TIMED_STEPS
-            pairs = list(run.training.windows.of_epoch(0, 0, first))[
+            pairs = list(run.training.windows.of_epoch(0, first))[
                 : TIMED_STEPS // run.training.windows.window
             ]
             if ROWS[name].strategy is not None or comm.rank == 0:

@@ -225,7 +225,7 @@ class Bench:
         windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
         totals = dict.fromkeys(rows, 0.0)
         for epoch in range(epochs):
-            trained, _ = next(windows.of_epoch(epoch, epoch * every))
+            trained, _ = next(windows.of_epoch(epoch))
             for name in list(totals):
                 try:
                     totals[name] += timed(self.comm, partial(_epoch, rows[name], trained.batches))

@@ -159,18 +159,15 @@ class Method:
         """One rank's rounds."""
         solver, setup = self.solver, self.setup
         exact = ExactPass(self.correction, block, links, setup)
+        own = setup.stored_batches or not solver.alternates  # else gaps alone are filled
+        program = solver.start(block, links, setup) if own else None
+        every = 0 if solver.exact else setup.correct_every
+        common = links, exact, program, every, trace, setup.serial_steps
         if not solver.alternates:
-            every = 0 if solver.exact else setup.correct_every
-            program = solver.start(block, links, setup)
-            return MiniBatchRounds(links, exact, program, every, trace, setup.serial_steps)
+            return MiniBatchRounds(*common)
         return AlternatingRounds(
-            links,
-            exact,
-            solver.start(block, links, setup) if setup.stored_batches else None,
-            self._fill(block, links) if self.gaps else None,
-            setup.correct_every,
-            trace,
-            setup.serial_steps,
+            *common,
+            fill=self._fill(block, links) if self.gaps else None,
             observe=self.observe,
             carried=setup.carried,
             statistics=self.problem.normed,

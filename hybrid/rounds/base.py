@@ -59,15 +59,16 @@ class Rounds(ABC):
         self,
         links: RankLinks,
         exact: ExactPass,
-        correct_every: int,
+        program: Program | None = None,
+        correct_every: int = 1,
         trace: Trace | None = None,
         serial_steps: int = 0,
     ) -> None:
-        self.links, self.exact, self.correct_every = links, exact, correct_every
+        self.links, self.exact, self.program = links, exact, program
+        self.correct_every = correct_every
         self.serial_steps = serial_steps
         """Steps at the start, in rounds without a parallel phase, which `count` leaves out."""
         self.trace = trace or Trace(links.place, links.now)
-        self.program: Program | None = None
         self.fill: BubbleFill | None = None
         self.report_status: Callable[[], Any] = str
         """Gives what this rank reports to the first one at the end of a call."""

@@ -40,17 +40,17 @@ class AlternatingRounds(Rounds):
         links: RankLinks,
         exact: ExactPass,
         program: Program | None = None,
-        fill: BubbleFill | None = None,
         correct_every: int = 1,
         trace: Trace | None = None,
         serial_steps: int = 0,
         *,
+        fill: BubbleFill | None = None,
         observe: bool = False,
         carried: bool = False,
         statistics: bool = False,
     ) -> None:
-        super().__init__(links, exact, correct_every, trace, serial_steps)
-        self.program, self.fill = program, fill
+        super().__init__(links, exact, program, correct_every, trace, serial_steps)
+        self.fill = fill
         self.observe = observe
         """Record in a pass of its own: the swept images differ from the trained ones."""
         self.carried = carried
@@ -166,23 +166,11 @@ class MiniBatchRounds(Rounds):
     """
 
     alternates = False
-    program: Program
-
-    def __init__(
-        self,
-        links: RankLinks,
-        exact: ExactPass,
-        program: Program,
-        correct_every: int = 0,
-        trace: Trace | None = None,
-        serial_steps: int = 0,
-    ) -> None:
-        super().__init__(links, exact, correct_every, trace, serial_steps)
-        self.program = program
 
     def train(
         self, windows: WindowPairs, serial: PhaseStats, parallel: PhaseStats, closing: Window | None
     ) -> None:
+        assert self.program is not None
         exact = self.program.solver.exact
         phase, own = ("serial", serial) if exact else ("parallel", parallel)
         for trained, _ in windows:

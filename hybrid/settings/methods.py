@@ -83,12 +83,7 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
         many = ", ".join(having)
         return f"{dotted} is a setting of {many}; this run's {section}.name is {chosen}"
     near = _named(key, known)
-    others = [] if near and section != "solver" else _methods_with(key)
-    if section == "solver" and not near and not others:
-        likely = nearest(key, _keys_of_methods(), 0.6)
-        key, others = (likely, _methods_with(likely)) if likely else (key, [])
-        if name in others:
-            return f"unknown setting {dotted!r}; did you mean 'solver.{key}'?"
+    others = [] if near and section != "solver" else _having("solver", key)
     if others:
         text = f"solver.{key} is a setting of {', '.join(others)}; this run's solver is {name}"
     else:
@@ -101,8 +96,7 @@ def unknown(dotted: str, name: str, names: Mapping[str, str] | None = None) -> s
 def sections_of(key: str) -> list[str]:
     """Every "section.key" with this key that there is with any solver."""
     anywhere = [*declared_settings(), *(f"correction.{key}" for key in field_docs(PassSettings))]
-    own = [f"solver.{key}"] * bool(_methods_with(key))
-    own += [f"{section}.{key}" for section in NAMED if _having(section, key)]
+    own = [f"{section}.{key}" for section in ("solver", *NAMED) if _having(section, key)]
     return [*_named(key, anywhere), *own]
 
 
@@ -111,29 +105,12 @@ def _named(key: str, known: Iterable[str]) -> list[str]:
 
 
 def _having(section: str, key: str) -> list[str]:
-    """What there is for a section of `NAMED` that has a setting."""
-    known, found = NAMED[section], []
+    """The solvers, or what there is for a section of `NAMED`, that have a setting."""
+    known: Named[Any] = registry.SOLVERS if section == "solver" else NAMED[section]
+    found = []
     for name in known:
         with suppress(ValueError):  # one that another package gives, and that cannot be had
-            found += [name] * (key in (f.name for f in fields(known[name])))
-    return found
-
-
-def _keys_of_methods() -> list[str]:
-    """Every setting that some method has."""
-    found: dict[str, None] = {}
-    for name in registry.names():
-        with suppress(ValueError):
-            found |= dict.fromkeys(field_docs(registry.solver_class(name)))
-    return [*found]
-
-
-def _methods_with(key: str) -> list[str]:
-    """The methods that have a setting."""
-    found = []
-    for name in registry.names():
-        with suppress(ValueError):  # a method that another package gives, and that cannot be had
-            found += [name] * (key in field_docs(registry.solver_class(name)))
+            found += [name] * (key in field_docs(known[name]))
     return found
 
 

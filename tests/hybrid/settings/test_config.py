@@ -8,7 +8,7 @@ from answers import refusal
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hybrid.settings.config import Config, OptimizerSettings, ScheduleSettings, TrainSettings
+from hybrid.settings.config import Config, ScheduleSettings, TrainSettings
 from hybrid.settings.methods import known_settings
 from hybrid.settings.resolve import load, parse_override, resolve, to_toml
 from hybrid.solvers import DDG, registry
@@ -42,7 +42,6 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     [
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
-        ({"solver": {"microbatches": 2}}, "solver.micro_batches is a setting of backprop, ddg, "),
         ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
@@ -70,12 +69,10 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("train.threads", 10**20, "less than or equal to 1024"),
         ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
         ("optimizer.lr", 0.0, "greater than 0"),
-        ("optimizer.lr", float("nan"), "a finite number"),
         ("optimizer.momentum", 1.0, "less than 1"),
         ("schedule.warmup_epochs", float("inf"), "a finite number"),
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
         ("rounds.window", 0, "an integer of at least 1, or all"),
-        ("rounds.window", "some", "an integer of at least 1, or all"),
         ("rounds.window", 2.5, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.gaps", "most", "a list of pairs"),
@@ -84,12 +81,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("solver.lam_step", float("nan"), "must be 0 or positive"),
         ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
         ("correction.filter", 0, "at least 1"),
-        ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
         ("links.gigabits_per_second", 0.0, "equal to 0.000000001"),
-        ("links.latency_microseconds", -1.0, "greater than or equal to 0"),
-        ("checkpoint.every", 0, "greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit):
@@ -102,7 +96,6 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: OptimizerSettings(lr=-1), "lr is -1; it must be greater than 0"),
         (
             lambda: TrainSettings(precision="bf16"),
             "precision is 'bf16'; it must be 'float32', 'bfloat16' or 'float16'; did you mean "
@@ -115,11 +108,6 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
             "'float16'?",
         ),
         (lambda: DDG(micro_batches="two"), "micro_batches is 'two'; it must be 0 or positive"),
-        (
-            lambda: load(None, {"train.precision": "fp32"}),
-            "train.precision is 'fp32'; it must be 'float32', 'bfloat16' or 'float16'; did you "
-            "mean 'float32'?",
-        ),
         (
             lambda: resolve({"optimizer": "AdamW"}),
             "optimizer is 'AdamW'; it must be a table, [optimizer]: give optimizer.name=AdamW",

@@ -23,7 +23,6 @@ def test_a_name_of_any_case_is_known(given, found):
         ("optimizer", {"name": "sparseadam"}, "SparseAdam takes sparse gradients"),
         ("optimizer", {"arguments": {"damping": 0.1}}, "did you mean 'dampening'?"),
         ("optimizer", {"arguments": {"lr": 0.1}}, "set optimizer.lr"),
-        ("optimizer", {"arguments": {"momentum": 0.1}}, "set optimizer.momentum"),
         ("optimizer", {"name": "Adam", "arguments": {"weight_decay": 1}}, "optimizer.weight_decay"),
         ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
         ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
@@ -75,7 +74,6 @@ def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
 )
 def test_every_optimizer_has_its_own_rate_unless_another_is_given(tmp_path, name, usual):
     assert OptimizerSettings(name=name).lr == usual
-    assert OptimizerSettings(name=name, lr=0.5).lr == 0.5
     config = load(None, {"optimizer.name": name})
     assert f"\nlr = {usual}\n" in to_toml(config)
     file = tmp_path / "settings.toml"
