@@ -26,9 +26,8 @@ from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, Batch, Window
-from hybrid.solvers.exact.exact_pass import PassSettings
 
 
 def main() -> None:
@@ -58,9 +57,9 @@ def main() -> None:
             loss.item()
 
     blocks = split(ours, 1)
-    settings = Options(train=TrainSettings(batch_size=options.batch_size))
+    settings = Options(Backprop(), train=TrainSettings(batch_size=options.batch_size))
     problem = Problem.of(settings, blocks, train)
-    method = settle(problem, Backprop(), PassSettings(), RoundSettings(), settings)
+    method = settle(problem, settings)
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 

@@ -31,10 +31,15 @@ from hybrid.solvers.sync.registry import STRATEGIES
 T = TypeVar("T")
 
 
-class _Field(Generic[T]):
-    """A field of a dataclass that holds something else than what it is given."""
+class Given(Generic[T]):
+    """A field that takes an object of a kind, its class or its name, and holds an object.
 
-    default: str
+    A name or a class stands for the object with its defaults. ValueError for anything else.
+    """
+
+    def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
+        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
+        self.kind, self.by_name, self.default = kind, by_name, default
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -50,45 +55,34 @@ class _Field(Generic[T]):
         held: T = vars(options)[self.name]
         return held
 
+    def __set__(self, options: object, value: T | type[T] | Mapping[str, Any] | str) -> None:
+        vars(options)[self.name] = self._understood(value)
 
-class Given(_Field[T]):
-    """A field that takes an object of a kind, its class or its name, and holds an object.
-
-    A name or a class stands for the object with its defaults. ValueError for anything else.
-    """
-
-    def __init__(self, kind: type[T], by_name: Callable[[str], type[T]], default: str) -> None:
-        """`by_name` raises ValueError for an unknown name and suggests the nearest one."""
-        self.kind, self.by_name, self.default = kind, by_name, default
-
-    def __set__(self, options: object, value: T | type[T] | str) -> None:
-        vars(options)[self.name] = understood(value, self.kind, self.name, self.by_name)
+    def _understood(self, value: Any) -> Any:
+        return understood(value, self.kind, self.name, self.by_name)
 
 
-class GivenSettings(_Field[T]):
+class GivenSettings(Given[T]):
     """A field that takes settings, a mapping of them or the name alone, and holds settings.
 
     Of a kind that is `callable` it takes and holds a function, too. ValueError for anything else.
     """
 
     def __init__(self, kind: type[Section], callable: bool = False) -> None:
-        self.kind, self.callable = kind, callable
+        self.settings, self.callable = kind, callable
         self.default = ""  # which stands for settings without any
 
-    def __set__(self, options: object, value: T | Mapping[str, Any] | str) -> None:
-        vars(options)[self.name] = self._understood(value)
-
     def _understood(self, value: Any) -> Any:
-        if isinstance(value, self.kind) or (self.callable and callable(value)):
+        if isinstance(value, self.settings) or (self.callable and callable(value)):
             return value
-        first = next(iter(self.kind.model_fields))
+        first = next(iter(self.settings.model_fields))
         if isinstance(value, str) and (not value or first in ("name", "kind", "mend")):
             value = {first: value} if value else {}
         if isinstance(value, Mapping):
-            return self.kind.of(self.name, value)
+            return self.settings.of(self.name, value)
         also = ", or a function as hybrid.Trainer describes it" if self.callable else ""
         raise ValueError(
-            f"{self.name} is {repr(value)[:80]}; it must be {self.kind.__name__}(...) or a dict of "
+            f"{self.name} is {repr(value)[:80]}; it must be {self.settings.__name__}(...) or a dict of "
             f"its settings{also}"
         )
 

@@ -110,7 +110,8 @@ def _having(section: str, key: str) -> list[str]:
     found = []
     for name in known:
         with suppress(ValueError):  # one that another package gives, and that cannot be had
-            found += [name] * (key in field_docs(known[name]))
+            owner: Any = known[name]
+            found += [name] * (key in field_docs(owner))
     return found
 
 
