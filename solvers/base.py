@@ -236,8 +236,6 @@ class Solver(Settings, ABC):
     """Whether its sub-problems can fill the gaps of the exact pass."""
     factorizes: ClassVar[bool] = False
     """Whether it can train a factorization at a cut."""
-    captures: ClassVar[bool] = False
-    """Whether its local steps can be CUDA graphs."""
     has_auxiliary_weights: ClassVar[bool] = False
     """Whether it trains weights that are not the network's."""
     reads: ClassVar[frozenset[str]] = frozenset()

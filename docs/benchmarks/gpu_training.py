@@ -4,9 +4,8 @@
         [--turns 2] [--precision bfloat16] [--out FILE]
 
 The rows take turns. Blocks are threads of one process with a stream each, whose launches take turns
-in Python and in autograd's one thread a device. `graphs` replays local steps as CUDA graphs, and
-the whole step of the plain loop. The hybrid's rate counts the images of its serial and of its
-parallel phase, since it trains on each twice.
+in Python and in autograd's one thread a device. The hybrid's rate counts the images of its serial
+and of its parallel phase, since it trains on each twice.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ from hybrid.links import threads
 from hybrid.method.blocks import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian
-from hybrid.solvers.blocks.graphs import StepGraphs
 
 BATCH = 128
 
 
-def plain(name: str, steps: int, precision: str, device: str, graphs: bool) -> Callable[[], float]:
+def plain(name: str, steps: int, precision: str, device: str) -> Callable[[], float]:
     """A loop over the data; gives images a second."""
     torch.manual_seed(0)
     model = models.build(name, 10, 3, 32).to(device, memory_format=torch.channels_last).train()
@@ -50,22 +48,15 @@ def plain(name: str, steps: int, precision: str, device: str, graphs: bool) -> C
         loss.backward()
         return (loss.detach(),)
 
-    captured = StepGraphs(list(model.parameters())) if graphs else None
-
     def run() -> float:
         wait(device)
         start = perf_counter()
         for ids in torch.arange(steps * BATCH).split(BATCH):
             images, labels = train.batch(ids, 0, 0).to(device), train.targets(ids).to(device)
-            if captured is None:
-                compute(images, labels)
-            else:
-                captured("step", compute, images, labels)
+            compute(images, labels)
             sgd.step()
             sgd.zero_grad(set_to_none=True)
         wait(device)
-        if captured is not None and captured.reason:
-            raise RuntimeError(captured.reason)
         return steps * BATCH / (perf_counter() - start)
 
     run()  # warms up
@@ -73,7 +64,7 @@ def plain(name: str, steps: int, precision: str, device: str, graphs: bool) -> C
 
 
 def hybrid(
-    name: str, steps: int, precision: str, device: str, blocks: int, graphs: bool, kernels: str
+    name: str, steps: int, precision: str, device: str, blocks: int, kernels: str
 ) -> Callable[[], float]:
     """K blocks; gives images a second of both phases, after the first epoch."""
     train, test = (d.take(steps * BATCH) for d in data.load("synthetic"))
@@ -85,20 +76,16 @@ def hybrid(
             batch_size=BATCH,
             precision=precision,
             device=device,
-            graphs=graphs,
             kernels=kernels,
             evaluate_every=epochs,
         )
         cut = split(models.build(name, 10, 3, 32), blocks, balance="operations")
         trainer = Trainer(cut, AugmentedLagrangian(), window=10, train=settings, quiet=True)
         summary = trainer.fit(train, test.take(BATCH))
-        for reason in summary["graphs"]:
-            if graphs and not reason.isdigit():
-                raise RuntimeError(reason)
         return float(summary["train_seconds"])
 
     def run() -> float:
-        # what the first epoch spends on warm-up and captures drops out
+        # what the first epoch spends on warm-up drops out
         first, both = seconds(1), seconds(3)
         return 2 * 2 * steps * BATCH / (both - first)
 
@@ -129,19 +116,12 @@ def rows(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     common = name, options.steps, options.precision, options.device
     gpu = options.device == "cuda"
     makers: dict[str, Callable[[], Callable[[], float]]] = {
-        "plain loop": lambda: plain(*common, False),
-        **{
-            f"hybrid, K = {k}{', graphs' if gpu else ''}": partial(hybrid, *common, k, gpu, "auto")
-            for k in options.blocks
-        },
+        "plain loop": lambda: plain(*common),
+        **{f"hybrid, K = {k}": partial(hybrid, *common, k, "auto") for k in options.blocks},
     }
     if gpu:
-        makers["plain loop, graphs"] = lambda: plain(*common, True)
-        makers["hybrid, K = 4"] = partial(hybrid, *common, 4, False, "auto")
-        makers["hybrid, K = 4, kernels by torch"] = partial(hybrid, *common, 4, False, "torch")
-        makers["hybrid, K = 4, one stream"] = lambda: on_one_stream(
-            hybrid(*common, 4, False, "auto")
-        )
+        makers["hybrid, K = 4, kernels by torch"] = partial(hybrid, *common, 4, "torch")
+        makers["hybrid, K = 4, one stream"] = lambda: on_one_stream(hybrid(*common, 4, "auto"))
     rates: dict[str, list[float]] = {row: [] for row in makers}
     memory: dict[str, int] = dict.fromkeys(makers, 0)
     failed: dict[str, str] = {}

@@ -15,7 +15,6 @@ from hybrid.settings import torch_classes
 from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Draws
-from hybrid.solvers.blocks.graphs import StepGraphs
 from hybrid.solvers.blocks.optimizer_state import Average, optimizer_state
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.optimizers.mends import Extrapolation
@@ -67,9 +66,7 @@ def make_block(
         steps["ema"] = Average(weights, train.ema)
     if train.compile:
         module.compile(dynamic=False)
-    graphs, last = None, index == len(blocks) - 1
-    if train.graphs and device.type == "cuda":
-        graphs = StepGraphs(list(module.parameters()), module=module)
+    last = index == len(blocks) - 1
     return Block(
         module.train(),
         index,
@@ -78,7 +75,6 @@ def make_block(
         device,
         getattr(torch, train.precision),
         cut_after=None if last else leading_projection(blocks.module(index + 1)),
-        graphs=graphs,
         draws=Draws(train.seed, drawing, replica) if drawing else None,
     )
 

@@ -82,8 +82,8 @@ class GivenSettings(Given[T]):
             return self.settings.of(self.name, value)
         also = ", or a function as hybrid.Trainer describes it" if self.callable else ""
         raise ValueError(
-            f"{self.name} is {repr(value)[:80]}; it must be {self.settings.__name__}(...) or a dict of "
-            f"its settings{also}"
+            f"{self.name} is {repr(value)[:80]}; it must be {self.settings.__name__}(...) or a "
+            f"dict of its settings{also}"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from hybrid.method.blocks import keeps_state, make_optimizer, output_weight
@@ -141,7 +140,7 @@ def known(method: Method) -> Known:
     """The facts of a training by the names that conditions use."""
     options, problem = method.options, method.problem
     facts = {**vars(problem), **vars(options), **vars(method), "draws": problem.draws}
-    facts |= {"command": "train", "gpu": torch.cuda.is_available()}
+    facts |= {"command": "train"}
     if options.replicas > 1:
         facts["optimizer_keeps_state"] = keeps_state(options.optimizer)
     return Known(**facts)

@@ -14,7 +14,7 @@ from hybrid.errors import one_line
 from hybrid.folder import checkpoint
 from hybrid.method.method import Method
 from hybrid.ranks.grid import Place
-from hybrid.solvers.splitting.store import channels_last
+from hybrid.solvers.splitting.variables import channels_last
 from hybrid.solvers.state import State, Stateful, Tensors
 
 FLIGHTS = "under way on block "

@@ -380,7 +380,7 @@ class Run:
 
     def _make_summary(self) -> dict[str, Any]:
         blocked = self.folder.blocked_seconds
-        mine = share_of_rank(self.totals, self.block, self.options.train.graphs, blocked)
+        mine = share_of_rank(self.totals, self.block.device, blocked)
         results: dict[str, Any] = {
             "kernels": self.kernels,
             "links": self.links.name,

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hybrid.method.method import Method
-from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.kernels.choice import memory_pools
 from hybrid.training.options import RunOptions
 
@@ -40,17 +39,13 @@ def explain_ended_run(run: Path | None, epochs: int, stopped: str) -> str:
     return f"{ended}, and stays as it is: to train on, give --epochs {epochs + 1} or more"
 
 
-def share_of_rank(
-    totals: dict[str, float], block: Block, graphs: bool, blocked: float
-) -> dict[str, Any]:
+def share_of_rank(totals: dict[str, float], device: torch.device, blocked: float) -> dict[str, Any]:
     """What one rank adds to the summary; `blocked`: seconds that it waited for checkpoints."""
-    device = block.device
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return {
         "totals": totals,
         "peak_memory_bytes": _peak_memory_bytes(device),
         "gpu_memory_bytes": reserved + memory_pools(),
-        "graphs": _graphs(block, graphs),
         "checkpoint_seconds": blocked,
     }
 
@@ -101,15 +96,6 @@ def _delays(method: Method) -> list[float]:
     micro_batches = solver.num_micro_batches(method.options.train.batch_size // replicas)
     own = [solver.delay(index, count) / micro_batches for index in range(count)]
     return own * replicas
-
-
-def _graphs(block: Block, asked: bool) -> str:
-    """The number of CUDA graphs that a rank replays, or why it has none."""
-    if not asked:
-        return "off"
-    if block.graphs is None:
-        return "none: no GPU"
-    return block.graphs.reason or str(block.graphs.count)
 
 
 def _peak_memory_bytes(device: torch.device) -> int:

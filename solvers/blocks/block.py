@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map
 
 from hybrid.solvers.blocks.clipping import Chain, clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.blocks.draws import Draws, Key
-from hybrid.solvers.blocks.graphs import StepGraphs
 from hybrid.solvers.blocks.objective import Objective
 from hybrid.solvers.blocks.optimizer_state import Average, clone_optimizer, restrict_to
 from hybrid.solvers.blocks.user_code import FAULTS, described, failure
@@ -47,8 +46,6 @@ class Block:
     """The next block's first layer, if it is a projection: the constraint on lam at that cut."""
     rates: dict[str, float] = field(default_factory=lambda: {"exact": 1.0, "local": 1.0})
     """Factors of the learning rate by kind of step."""
-    graphs: StepGraphs | None = None
-    """Runs local steps as CUDA graphs; None: there are no graphs."""
     sync: Sync | None = None
     """How the block's replicas agree on its weights; None: there is one replica."""
     draws: Draws | None = None
@@ -127,7 +124,7 @@ class Block:
         """Within it torch computes in the block's precision."""
         if self.precision is torch.float32:
             return nullcontext()
-        # weights are used once in each pass, and a cache must not outlive a captured graph
+        # weights are used once in each pass
         return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=False)
 
     def classify(self, out: Any, labels: Tensor, weight: Tensor | None = None) -> Classified:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
 from hybrid.solvers.base import Program, Recorder
 from hybrid.solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
-from hybrid.solvers.exact.filling import BubbleFill
 from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
 from hybrid.solvers.exact.pipeline import Op, pass_order
 from hybrid.solvers.exact.wire import Wire, WireFormat
@@ -74,35 +74,68 @@ class ExactPass(Program):
     running statistics are updated m times in each step: m > 1 is a different, equally valid
     training run.
 
-    A `BubbleFill` can use the idle slots for local steps.
+    A `Filling` can use the idle slots for local steps.
     """
 
     solver: PassSettings
 
     def train(
-        self, window: Window, recorder: Recorder | None = None, fill: BubbleFill | None = None
+        self, window: Window, recorder: Recorder | None = None, fill: Filling | None = None
     ) -> PhaseStats:
         """One exact step for each mini-batch, which `recorder` records.
 
-        `fill` computes local gradients in the gaps, and has a recorder of its own.
+        `fill` does local work in the gaps of the pass, and has a recorder of its own.
         """
         stats = PhaseStats()
+        train_step = self.train_step if fill is None else partial(fill.train_step, self)
         with stats.timed(self.links):
             for rows, batch in window.recorded():
-                self.gradient(batch, rows, recorder, stats, fill)
-                if fill is None:
-                    self.step(batch)
-                else:
-                    fill.step(batch, lambda batch=batch: self.step(batch))  # type: ignore[misc]
+                train_step(batch, rows, recorder, stats)
             self.links.flush()
         return stats
+
+    def train_step(
+        self, batch: Batch, rows: slice, recorder: Recorder | None, stats: PhaseStats
+    ) -> None:
+        """Step on the exact gradient of one mini-batch."""
+        self.gradient(batch, rows, recorder, stats, is_final=type(self).step is ExactPass.step)
+        self.step(batch)
+
+    def gradient(
+        self,
+        batch: Batch,
+        rows: slice,
+        recorder: Recorder | None,
+        stats: PhaseStats,
+        is_final: bool = False,
+    ) -> None:
+        """Leave the exact gradient of the batch-mean loss in the parameters.
+
+        `is_final`: whether a step follows on this gradient as it is, so that replicas may add up
+        parts of it while the last backward pass is under way.
+        """
+        block = self.block
+        passes = MicroBatchPasses(self, batch, stats)
+        recorders = [] if recorder is None else [(recorder, rows.start)]
+        for op in pass_order(block.index, block.count, passes.count):
+            if op is Op.FORWARD:
+                passes.forward()
+            else:
+                ends = is_final and passes.left == 1
+                with block.last_pass("exact") if ends else nullcontext():
+                    passes.backward(recorders)
+        passes.count_batch()
+
+    def step(self, batch: Batch) -> None:
+        """Step on the exact gradient at hand."""
+        self.block.step("exact", batch.learning_rate, self.solver.clip_norm, self.links)
 
     def observe(self, window: Window, recorder: Recorder) -> PhaseStats:
         """Record an exact pass over the window; weights and statistics stay as they are."""
         stats = PhaseStats()
         with stats.timed(self.links), frozen_statistics(self.block.module):
             for rows, batch in window.recorded():
-                self.gradient(batch, rows, recorder, stats, steps=False)
+                self.gradient(batch, rows, recorder, stats)
                 self.block.module.zero_grad(set_to_none=True)
             self.links.flush()
         return stats
@@ -137,119 +170,95 @@ class ExactPass(Program):
             links.flush()
         return stats
 
-    def gradient(
+
+class Filling(Protocol):
+    """What works in the gaps of exact passes, and so has their loop."""
+
+    def train_step(
         self,
+        exact: ExactPass,
         batch: Batch,
         rows: slice,
         recorder: Recorder | None,
         stats: PhaseStats,
-        fill: BubbleFill | None = None,
-        steps: bool = True,
     ) -> None:
-        """Leave the exact gradient of the batch-mean loss in the parameters.
-
-        `steps`: whether a step on it follows.
-        """
-        recorders: list[tuple[Callable[[Record], None], int]] = []
-        if recorder is not None:
-            recorders.append((recorder.record, rows.start))
-        if fill is not None:
-            recorders.append((fill.record, fill.next_row))
-        plain = steps and fill is None and type(self).step is ExactPass.step
-        run = _Pass(self, batch, recorders, plain)
-        m, gaps = len(run.parts), None if fill is None else fill.gaps
-        for op in pass_order(self.block.index, self.block.count, m, gaps):
-            if op is Op.FORWARD:
-                run.forward(stats)
-            elif op is Op.BACKWARD:
-                run.backward()
-            else:
-                assert fill is not None
-                with fill.watch.timing(self.links):
-                    fill.work(op)
-        stats.samples += len(batch)
-        stats.steps += 1
-        if run.losses:
-            stats.losses.append(torch.stack(run.losses).sum())
-
-    def step(self, batch: Batch) -> None:
-        """Step on the exact gradient at hand."""
-        clip = self.solver.clip_norm
-        self.block.step("exact", batch.learning_rate, clip, self.links)
+        """In place of `ExactPass.train_step`."""
 
 
-class _Pass:
-    """One mini-batch on its way through one block."""
+class MicroBatchPasses:
+    """The forward and backward passes of one mini-batch's micro-batches through one block."""
 
-    def __init__(
-        self,
-        program: ExactPass,
-        batch: Batch,
-        recorders: list[tuple[Callable[[Record], None], int]],
-        plain: bool,
-    ) -> None:
-        settings, block = program.solver, program.block
-        self.block, self.links, self.recorders = block, program.links, recorders
+    def __init__(self, program: ExactPass, batch: Batch, stats: PhaseStats) -> None:
+        settings, self.block, self.links = program.solver, program.block, program.links
+        self.batch, self.stats = batch, stats
         self.recompute = settings.recompute
         self.wire = Wire(settings.messages, settings.filter)
-        self.parts = split_into_micro_batches(batch, settings.micro_batches, block)
+        self.waiting = deque(split_into_micro_batches(batch, settings.micro_batches, self.block))
+        """Micro-batches before their forward pass."""
+        self.count = self.left = len(self.waiting)
+        """m, and the micro-batches before the end of their backward pass."""
         self.graphs: deque[tuple[MicroBatch, Tensor, Tensor]] = deque()
         self.captured: deque[Tensors] = deque()
         """Buffers as each forward pass found them: when it is run again, it gives the same."""
         self.losses: list[Tensor] = []
-        self.forwards = 0
-        self.plain = plain
-        """Whether the step is on this pass's gradient, unchanged."""
 
-    def forward(self, stats: PhaseStats) -> None:
-        part = self.parts[self.forwards]
-        self.forwards += 1
-        if part.images is not None:
-            lam = part.images
-        else:
-            lam = self.wire.receive(self.links.from_previous, self.block.dtype)
+    def forward(self) -> None:
+        """The next micro-batch: fetch lam_k, compute x_k or the loss, and send x_k up."""
+        part, block = self.waiting.popleft(), self.block
+        lam = part.images
+        if lam is None:
+            lam = self.wire.receive(self.links.from_previous, block.dtype)
             lam = lam.detach().requires_grad_()
-        if self.recompute:
-            with captured_buffers(self.block.module, norms=True) as buffers:
-                out = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
-            for earlier in self.captured:  # what this pass changed, they found unchanged
-                earlier.update(buffers | earlier)
-            self.captured.append(buffers)
-        else:
-            out = self.block.forward(lam, part.key)
-        if part.labels is not None:
-            found = self.block.classify(out, part.labels, part.weight)
-            stats.scored(found)
-            out = found.loss * part.share
-            self.losses.append(found.loss.detach() * part.own_share)
-        else:
+        out = self._recomputable(lam, part) if self.recompute else block.forward(lam, part.key)
+        if part.labels is None:
             self.wire.send(self.links.to_next, out.detach())
+        else:
+            classified = block.classify(out, part.labels, part.weight)
+            self.stats.scored(classified)
+            out = classified.loss * part.share
+            self.losses.append(classified.loss.detach() * part.own_share)
         self.graphs.append((part, lam, out))
 
-    def backward(self) -> None:
+    def backward(self, recorders: Sequence[tuple[Recorder, int]]) -> None:
+        """The oldest micro-batch: fetch p_{k+1}, add its gradient, send p_k down, and record it.
+
+        For each recorder the mini-batch begins at a row of its own.
+        """
         part, lam, out = self.graphs.popleft()
-        p_out = p_in = None
-        if not self.block.last:
-            dtype = out.dtype if self.block.scaler is None else torch.float32
+        block, p_out, p_in = self.block, None, None
+        if not block.last:
+            dtype = out.dtype if block.scaler is None else torch.float32
             p_out = self.wire.receive_adjoint(self.links.from_next, dtype, part.size)
-        ends = self.plain and not self.graphs and self.forwards == len(self.parts)
-        with (
-            replaced_buffers(self.block.module, self.captured.popleft())
-            if self.recompute
-            else nullcontext(),
-            self.block.last_pass("exact") if ends else nullcontext(),
-        ):
-            self.block.backward(out, p_out, key=part.key)
-        if not self.block.first:
-            p_in = self.block.input_adjoint(lam)
+        buffers = self.captured.popleft() if self.recompute else {}
+        with replaced_buffers(block.module, buffers) if buffers else nullcontext():
+            block.backward(out, p_out, key=part.key)
+        if not block.first:
+            p_in = block.input_adjoint(lam)
             self.wire.send_adjoint(self.links.to_previous, p_in, part.size)
-        for record, start in self.recorders:
-            record(
+        self.left -= 1
+        for recorder, row in recorders:
+            recorder.record(
                 Record(
-                    slice(start + part.start, start + part.stop),
-                    lam=None if self.block.first else lam.detach(),
-                    p_in=None if p_in is None else self.block.stored_adjoint(p_in * part.size),
-                    out=None if self.block.last else out.detach(),
-                    p_out=None if p_out is None else self.block.stored_adjoint(p_out * part.size),
+                    slice(row + part.start, row + part.stop),
+                    lam=None if block.first else lam.detach(),
+                    p_in=None if p_in is None else block.stored_adjoint(p_in * part.size),
+                    out=None if block.last else out.detach(),
+                    p_out=None if p_out is None else block.stored_adjoint(p_out * part.size),
                 )
             )
+
+    def _recomputable(self, lam: Tensor, part: MicroBatch) -> Tensor:
+        """x_k without its graph, which the backward pass makes from lam_k."""
+        with captured_buffers(self.block.module, norms=True) as buffers:
+            out: Tensor = checkpoint(self.block.forward, lam, part.key, use_reentrant=False)
+        for earlier in self.captured:  # what this pass changed, they found unchanged
+            earlier.update(buffers | earlier)
+        self.captured.append(buffers)
+        return out
+
+    def count_batch(self) -> None:
+        """Count the mini-batch, all of whose passes have ended."""
+        self.stats.samples += len(self.batch)
+        self.stats.steps += 1
+        if self.losses:
+            self.stats.losses.append(torch.stack(self.losses).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from typing import get_args
 
@@ -11,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hybrid.solvers.base import SubProblems
+from hybrid.solvers.base import Recorder, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms, total_norm
-from hybrid.solvers.exact.pipeline import FillStep, Gaps, Op
+from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
+from hybrid.solvers.exact.pipeline import FillStep, Gaps, Op, pass_order
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.stopwatch import Stopwatch
-from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows
+from hybrid.solvers.windows import Batch, PhaseStats, Rows
 
 _RECORDS = "record "
 """Prefix of the records' names in a checkpoint."""
@@ -95,14 +97,33 @@ class BubbleFill:
         for age, batch in enumerate(self.latest[:held]):
             self._history.append(((self._slot - 1 - age) % self.slots, batch))
 
-    @property
-    def next_row(self) -> int:
-        """First row of the mini-batch that is being recorded."""
-        return self._slot * self.samples
+    def train_step(
+        self,
+        exact: ExactPass,
+        batch: Batch,
+        rows: slice,
+        recorder: Recorder | None,
+        stats: PhaseStats,
+    ) -> None:
+        """A step of `exact` on a mini-batch, with local work in the gaps of its passes.
 
-    def record(self, record: Record) -> None:
-        """Record a part of the mini-batch; the parts come in the mini-batch's order."""
-        self.program.record(record)
+        What `recorder` records begins at `rows`; this program's records begin at a row of its own.
+        """
+        block = self.block
+        passes = MicroBatchPasses(exact, batch, stats)
+        recorders: list[tuple[Recorder, int]] = [(self.program, self._slot * self.samples)]
+        if recorder is not None:
+            recorders.insert(0, (recorder, rows.start))
+        for op in pass_order(block.index, block.count, passes.count, self.gaps):
+            if op is Op.FORWARD:
+                passes.forward()
+            elif op is Op.BACKWARD:
+                passes.backward(recorders)
+            else:
+                with self.watch.timing(exact.links):
+                    self.work(op)
+        passes.count_batch()
+        self.step(batch, partial(exact.step, batch))
 
     def work(self, op: Op) -> None:
         """Add up the local gradients of the samples for this gap: MIDDLE or TURN."""

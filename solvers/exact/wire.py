@@ -26,6 +26,8 @@ class Wire:
 
     def __init__(self, number_format: WireFormat = "float32", filter: int = 1) -> None:
         self.format, self.filter = number_format, filter
+        self.as_it_is = number_format == "float32" and filter == 1
+        """Whether a message is the tensor itself."""
 
     @property
     def tensors(self) -> int:
@@ -34,6 +36,9 @@ class Wire:
 
     def send(self, put: Callable[[Tensor], None], x: Tensor) -> None:
         """Pass the tensors of x's message to `put`."""
+        if self.as_it_is:
+            put(x)
+            return
         dtype = x.dtype if self.format == "float32" else getattr(torch, self.format)
         packed, scale = pack(x, dtype, self.filter)
         put(packed)
@@ -42,6 +47,8 @@ class Wire:
 
     def receive(self, get: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
         """x, of `dtype`, from the tensors that `get` gives."""
+        if self.as_it_is:
+            return get()
         packed = get()
         scale = get() if self.format == "int8" else None
         return unpack(

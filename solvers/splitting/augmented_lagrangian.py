@@ -8,16 +8,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hybrid.solvers.acting import Acts, NotNegative
+from hybrid.solvers.acting import NotNegative
 from hybrid.solvers.base import Setup, program_of
 from hybrid.solvers.kernels import Stepped, step_limit
-from hybrid.solvers.splitting.penalty import CORRECTED, Penalty, PenaltyProgram
-from hybrid.solvers.windows import Record, Rows
-
-MOVES = Acts(
-    "multipliers move, between several sweeps or from carried records",
-    lambda run: run.solver.moves(run.setup),
-)
+from hybrid.solvers.splitting.conditions import CORRECTED, MOVES
+from hybrid.solvers.splitting.penalty import Penalty, PenaltyProgram
+from hybrid.solvers.windows import Rows
 
 
 @dataclass(frozen=True)
@@ -62,43 +58,31 @@ class AugmentedLagrangian(Penalty):
         before, after = super().buffers(setup)
         return before + (["kappa_in"] if self.moves(setup) else []), [*after, "kappa_out"]
 
+    def first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
+        if p is None or self.multiplier_start == "zero":
+            return torch.zeros_like(x)
+        return -(self.filter**2) * p
+
+    @property
+    def kappa_rate(self) -> float:
+        return self.kappa_step * self.lam_step
+
 
 @program_of(AugmentedLagrangian)
 class AugmentedLagrangianProgram(PenaltyProgram):
-    """`PenaltyProgram` with multipliers."""
+    """`PenaltyProgram` with multipliers, which may go to the limit of their step."""
 
     solver: AugmentedLagrangian
 
-    def _start_variables(self, record: Record) -> None:
-        super()._start_variables(record)
-        if record.lam is not None and self.solver.moves(self.setup):
-            kappa = self._start_multiplier(record.lam, record.p_in)
-            self._store.put("kappa_in", record.rows, kappa)
-        if record.out is not None:
-            kappa = self._start_multiplier(record.out, record.p_out)
-            self._store.put("kappa_out", record.rows, kappa)
+    def begin(self) -> None:
+        super().begin()
+        self._limit = self.solver.lam_move == "limit"
 
-    def _start_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
-        if p is None or self.solver.multiplier_start == "zero":
-            return torch.zeros_like(self._pool(x))
-        return -(self.solver.filter**2) * self._pool(p)
-
-    def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
-        return self._store.raw(name, rows)
-
-    @property
-    def _kappa_rate(self) -> float:
-        return self.solver.kappa_step * self.solver.lam_step
-
-    @property
-    def _limit(self) -> bool:
-        return self.solver.lam_move == "limit"
-
-    def _lam_update(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
+    def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
         if not self._limit:
-            return super()._lam_update(rows, lam, x, p_in)
-        kappa, solver = self._store.raw("kappa_in", rows), self.solver
-        beta, flat = self._before.step_beta, not self._whole
+            return super()._step_lam(rows, lam, x, p_in)
+        kappa, solver, variables = self.store.raw("kappa_in", rows), self.solver, self.variables
+        beta, flat = variables.before.step_beta, not variables.whole
         return step_limit(lam, x, kappa, p_in, beta, solver.kappa_step, solver.filter, flat)
 
     def _message(self, new: Stepped) -> Tensor:
@@ -111,5 +95,5 @@ class AugmentedLagrangianProgram(PenaltyProgram):
         if not self._limit:
             super()._receive(rows, message)
             return
-        self._store.put("target", rows, self._store.raw("sent", rows))
-        self._store.put("kappa_out", rows, message)
+        self.store.put("target", rows, self.store.raw("sent", rows))
+        self.store.put("kappa_out", rows, message)

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
-from hybrid.solvers.acting import Acts, Count, Needs, NotNegative, Positive
+from hybrid.solvers.acting import Count, Needs, NotNegative, Positive
 from hybrid.solvers.base import Setup, program_of, values_of
-from hybrid.solvers.layers.projection import projection
-from hybrid.solvers.splitting.augmented_lagrangian import AugmentedLagrangian
-from hybrid.solvers.splitting.online import OnlineSweeps
-from hybrid.solvers.splitting.store import FORMATS, channels_last
+from hybrid.solvers.kernels import Stepped, ascend, complete_step, couple, descend
+from hybrid.solvers.layers.factorization import Factorization
+from hybrid.solvers.layers.projection import leading_projection, projection, skipping
+from hybrid.solvers.splitting.augmented_lagrangian import (
+    AugmentedLagrangian,
+    AugmentedLagrangianProgram,
+)
+from hybrid.solvers.splitting.conditions import (
+    CARRIED,
+    EXCHANGES,
+    FACTORIZED,
+    PLAIN_CUT,
+    STEPS_OF_Z,
+)
+from hybrid.solvers.splitting.factors import FactorCut
+from hybrid.solvers.splitting.variables import FORMATS, Coefficients, channels_last
 from hybrid.solvers.state import State
+from hybrid.solvers.uncompiled import paired
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
-
-EXCHANGES = Acts(
-    "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
-    lambda run: run.setup.exchanges,
-)
-CARRIED = Acts(
-    "duals outlive a window (rounds.window is all, rounds.correct_every not 1)",
-    lambda run: run.setup.carried,
-)
-FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
-PLAIN_CUT = Acts(
-    "a cut has no factorization, whose Z has a closed form",
-    lambda run: _has_plain_cut(run),
-)
-STEPS_OF_Z = Acts(
-    "a cut has no factorization, or solver.order is 'jacobi' in a window whose Z are not kept",
-    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
-)
 
 
 @dataclass(frozen=True)
@@ -136,33 +132,45 @@ class BlockADMM(AugmentedLagrangian):
     def own_momentum(self) -> bool:
         return self.optimizer != "shared"
 
+    @property
+    def kappa_rate(self) -> float:
+        return self.kappa_step
+
 
 @program_of(BlockADMM)
-class BlockADMMProgram(OnlineSweeps):
+class BlockADMMProgram(AugmentedLagrangianProgram):
     """`AugmentedLagrangianProgram` in either order, with constraints and factorizations."""
 
     solver: BlockADMM
 
     def begin(self) -> None:
         super().begin()
-        solver, block = self.solver, self.block
+        solver, block, variables = self.solver, self.block, self.variables
         if solver.optimizer == "sgd" and solver.momentum is None:
             block.own_optimizer(0.0)
         elif solver.optimizer == "adam":
             groups = block.optimizers["exact"].param_groups
-            own = [{"weight_decay": 0.0, **group} for group in groups]
-            own = [{key: group[key] for key in ("params", "weight_decay")} for group in own]
-            block.optimizers["local"] = torch.optim.AdamW(own, lr=0.0)
+            groups = [{"weight_decay": 0.0, **group} for group in groups]
+            groups = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+            block.optimizers["local"] = torch.optim.AdamW(groups, lr=0.0)
+        self._layer = None if block.first else leading_projection(block.module)
+        everywhere = projection(solver.constraint)
+        self._factors: FactorCut | None = None
+        if isinstance(self._layer, Factorization):
+            self._factors = FactorCut(self._layer, self.store)
+        elif not block.first:
+            variables.constraint_before = self._layer or everywhere
+        if not block.last and not isinstance(block.cut_after, Factorization):
+            variables.constraint_after = block.cut_after or everywhere
         self._start_norm: float | None = None
+        """||U_k|| as the window's records started it; None: it has not been measured."""
 
-    def _start_variables(self, record: Record) -> None:
-        super()._start_variables(record)
-        if record.lam is not None:
+    def record(self, record: Record) -> None:
+        super().record(record)
+        if self.variables.starts_lam(record):
             self._start_norm = None
-            if not self.setup.carried:
-                self._store.put("x", record.rows, self._pool(record.lam))
             if self._factors is not None:
-                self._factors.record(record.rows, self._lam(record.rows))
+                self._factors.record(record.rows, self.variables.lam(record.rows))
 
     def train(self, window: Window) -> PhaseStats:
         """Sweep the window, then limit the duals if they outlive it."""
@@ -177,13 +185,25 @@ class BlockADMMProgram(OnlineSweeps):
         """Solve every sub-problem once: Z, then w, and with an exchange U."""
         if self.setup.carried:
             return super().sweep(window, number, exchange)
-        return self.online_sweep(window, number, exchange)
+        stats, jacobi = PhaseStats(), self.solver.order == "jacobi"
+        self._sweep = number
+        for rows, batch in window.sweep(number):
+            for left in reversed(range(self.solver.z_steps if jacobi else 0)):
+                # the norms are those of the last step
+                self._jacobi_step(batch, rows, PhaseStats() if left else stats)
+            if not jacobi:
+                self._gauss_seidel_step(batch, rows, stats)
+            self.gradient(batch, rows, False, stats)
+            self._weight_steps(batch, rows)
+        if exchange:
+            self._dual_steps(window, number)
+        return stats
 
     def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
-        visit = self._jacobi if self.solver.order == "jacobi" else self._gauss_seidel
+        visit = self._jacobi_visit if self.solver.order == "jacobi" else self._gauss_seidel_visit
         visit(batch, rows, exchange, stats)
 
-    def _jacobi(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
+    def _jacobi_visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
         x, p_in = self.gradient(batch, rows, exchange, stats)
         if exchange and not self.block.last:
             self._send_output(rows, x)
@@ -194,22 +214,145 @@ class BlockADMMProgram(OnlineSweeps):
         if z is not None:
             self._send_lam(rows, z, stats)
 
-    def _gauss_seidel(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
-        block = self.block
-        if exchange and not block.first:
+    def _gauss_seidel_visit(
+        self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats
+    ) -> None:
+        if exchange and not self.block.first:
             x = self.links.from_previous()
             self._send_lam(rows, self._z_update(batch, rows, x), stats)
         self.gradient(batch, rows, False, stats)
         self._weight_steps(batch, rows)
-        if exchange and not block.last:
+        if exchange and not self.block.last:
             self._send_output(rows, self._output(batch, rows))
+
+    def _jacobi_step(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
+        """Step Z_k once from the old values of all blocks, and exchange Z and x."""
+        block, links = self.block, self.links
+        if block.first and not block.last:
+            self._send_output(rows, self._output(batch, rows))
+        elif not block.first:
+            x, p_in = self._adjoint(batch, rows, self._input(rows))
+            if x is not None:
+                self._send_output(rows, x)
+            self.store.put("x", rows, links.from_previous())
+            self._send_lam(rows, self._z_step(batch, rows, 1, p_in), stats)
+        if not block.last:
+            self.store.put("target", rows, links.from_next())
+
+    def _gauss_seidel_step(self, batch: Batch, rows: Rows, stats: PhaseStats) -> None:
+        """Step Z_k after Z_{k+1}, beginning with the last cut."""
+        if not self.block.last:
+            self.store.put("target", rows, self.links.from_next())
+        if not self.block.first:
+            self._send_lam(rows, self._z_step(batch, rows, self.solver.z_steps), stats)
+
+    def _z_step(self, batch: Batch, rows: Rows, steps: int, p_in: Tensor | None = None) -> Stepped:
+        """Z_k after `steps` steps towards the stored x; U_k stays."""
+        x = self.store.raw("x", rows)
+        return self._z_update(batch, rows, x, p_in, steps)._replace(kappa=None)
+
+    def _z_update(
+        self,
+        batch: Batch,
+        rows: Rows,
+        x: Tensor,
+        p_in: Tensor | None = None,
+        steps: int | None = None,
+    ) -> Stepped:
+        """Z_k and kappa_k after a visit; `p_in`: the adjoint at the old Z_k, if it is known."""
+        variables, cut, filter_ = self.variables, self.variables.before, self.solver.filter
+        old, new = variables.stored_lam(rows), variables.lam(rows)
+        kappa = variables.multiplier("kappa_in", rows)
+        steps = self.solver.z_steps if steps is None else steps
+        if self._factors is not None:
+            if p_in is None:
+                p_in = self._adjoint(batch, rows, self._input(rows))[1]
+            rho, u_rho = 2 * cut.step_beta, self.store.get("kappa_in", rows)
+            anchor = x.to(new.dtype) - u_rho / rho
+            new = self._factors.step(rows, anchor, p_in, rho, self.solver.factor_rho)
+        elif steps == 1:
+            if p_in is None:
+                p_in = self._adjoint(batch, rows, new)[1]
+            return self._step_lam(rows, old, x, p_in)
+        else:
+            for number in range(steps):
+                if number or p_in is None:
+                    p_in = self._adjoint(batch, rows, new)[1]
+                new = descend(new, x, kappa, p_in, cut.step_beta, self._eta, filter_)
+            new = variables.constraint_before.project(variables.as_input(new))
+        rate = self.solver.kappa_rate * 2 * cut.step_beta
+        return complete_step(new, old, x, kappa, cut.step_beta, rate, filter_)
+
+    def _weight_steps(self, batch: Batch, rows: Rows) -> None:
+        """Take theta_steps steps, the first on the gradient at hand."""
+        for number in range(self.solver.theta_steps):
+            if number:
+                self.gradient(batch, rows, False, PhaseStats(), number)
+            self._step(batch)
+
+    def _dual_steps(self, window: Window, number: int) -> None:
+        """Send x_k of the new weights up, and step U on both sides of a cut."""
+        block, store, variables = self.block, self.store, self.variables
+        for rows, batch in window.sweep(number):
+            if not block.last:
+                self._send_output(rows, self._output(batch, rows))
+                lam = store.raw("target", rows)
+                self._dual_step("kappa_out", rows, lam, "sent", variables.after)
+            if not block.first:
+                store.put("x", rows, self.links.from_previous())
+                # as the previous block has received it
+                lam = store.raw("lam", rows)
+                lam = variables.shared_lam(variables.lam(rows)) if variables.whole else lam
+                self._dual_step("kappa_in", rows, lam, "x", variables.before)
+
+    def _dual_step(self, name: str, rows: Rows, lam: Tensor, x: str, cut: Coefficients) -> None:
+        kappa, rate = self.store.raw(name, rows), self.solver.kappa_rate * 2 * cut.step_beta
+        self.store.put(name, rows, ascend(kappa, lam, self.store.raw(x, rows), rate))
+
+    def gradient(
+        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._factors is not None:
+            self._factors.update_factors(rows, self.variables.lam(rows))
+        with skipping(self._layer):
+            return super().gradient(batch, rows, with_input, stats, visit)
+
+    def _input(self, rows: Rows) -> Tensor:
+        return super()._input(rows) if self._factors is None else self._factors.input(rows)
+
+    def _output(self, batch: Batch, rows: Rows) -> Tensor:
+        """x_k."""
+        with torch.no_grad(), skipping(self._layer):
+            lam = batch.images() if self.block.first else self._input(rows)
+            x: Tensor = self.block.forward(lam, (2, batch.step, self._sweep))
+            return x
+
+    def _adjoint(self, batch: Batch, rows: Rows, z: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(x_k, p_in) at Z_k = z, without the network's output; the weights' gradients stay."""
+        block, scale = self.block, self.block.loss_scale
+        z = z.detach().requires_grad_()
+        with skipping(self._layer):
+            x = block.forward(z, (2, batch.step, self._sweep))
+        samples = len(batch) / scale  # scaled before it is rounded to x's format
+        with block.span("backward"):
+            if block.last:
+                labels = batch.labels()
+                classified = block.classify(x, labels, block.part_weight(batch, labels))
+                end = classified.loss * scale
+            else:
+                target, kappa = (self.store.raw(name, rows) for name in ("target", "kappa_out"))
+                beta, filter_ = self.variables.after.weight_beta, self.solver.filter
+                end = paired(x, couple(x.detach(), target, kappa, beta, filter_, samples).p_out)
+            (p,) = torch.autograd.grad(end, z)
+        p_in = block.stored_adjoint(p.to(z.dtype) * samples)
+        return None if block.last else x.detach(), p_in
 
     def _limit_duals(self, stats: PhaseStats) -> None:
         """Reset duals that have grown too large; both sides of a cut decide alike."""
-        block, limit, mine = self.block, self.solver.dual_limit, None
-        if not block.first:
-            mine = self._dual_norm(), max(self._start_norm or 0.0, self._store.norm("lam"))
-        for k, measured in enumerate(self.links.agree(mine)):
+        index, limit, norms = self.block.index, self.solver.dual_limit, None
+        if not self.block.first:
+            norms = self._dual_norm(), max(self._start_norm or 0.0, self.store.norm("lam"))
+        for k, measured in enumerate(self.links.agree(norms)):
             if measured is None:
                 continue
             norm, size = measured
@@ -218,13 +361,13 @@ class BlockADMMProgram(OnlineSweeps):
                     f"block-admm: the dual at cut {k} has grown to {norm:.3g}, its Z is "
                     f"{size:.3g} (limit: {limit:g} times); it starts again from zero"
                 )
-                if k in (block.index, block.index + 1):
-                    self._store.clear("kappa_in" if k == block.index else "kappa_out")
+                if k in (index, index + 1):
+                    self.store.clear("kappa_in" if k == index else "kappa_out")
 
     def _dual_norm(self) -> float:
         """||U_k|| over the window."""
-        rho = 2 * self._before.step_beta
-        return 0.0 if self.block.first else self._store.norm("kappa_in") / rho
+        rho = 2 * self.variables.before.step_beta
+        return 0.0 if self.block.first else self.store.norm("kappa_in") / rho
 
     def state(self) -> State:
         state, carried = super().state(), self.setup.carried
@@ -232,7 +375,7 @@ class BlockADMMProgram(OnlineSweeps):
             state.cut["start"] = torch.tensor(self._start_norm, dtype=torch.float64)
         if self._factors is not None:
             state.cut |= self._factors.state()
-            state.cut |= self._store.state(["codes", "factor_dual"]) if carried else {}
+            state.cut |= self.store.state(["codes", "factor_dual"]) if carried else {}
         return state
 
     def load_state(self, state: State) -> None:
@@ -243,14 +386,8 @@ class BlockADMMProgram(OnlineSweeps):
             self._start_norm = float(before["start"])
         super().load_state(state)
         if self._factors is not None and "lam" in before:
-            everything = slice(0, self._store.samples)
+            everything = slice(0, self.store.samples)
             for name in ("codes", "factor_dual"):
-                self._store.put(name, everything, channels_last(before)[name])
+                self.store.put(name, everything, channels_last(before)[name])
             # RuntimeError if their shapes do not fit
-            self._store.get("factor_dual", everything) + self._factors.input(everything)
-
-
-def _has_plain_cut(run: Any) -> bool:
-    """Whether a cut has no factorization."""
-    setup = run.setup
-    return not setup.factorized or len(setup.factorized) < setup.blocks - 1
+            self.store.get("factor_dual", everything) + self._factors.input(everything)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hybrid.solvers.layers.factorization import Factorization
-from hybrid.solvers.splitting.store import Store
+from hybrid.solvers.splitting.variables import Store
 from hybrid.solvers.windows import Rows
 
 

@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from hybrid.solvers.acting import Acts, Count, NotNegative, OverOne, Positive, Share
-from hybrid.solvers.base import Setup, Solver, SubProblems, program_of, values_of
+from hybrid.solvers.acting import NotNegative, Positive, Share
+from hybrid.solvers.base import SubProblems, program_of
+from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.blocks.draws import Key
-from hybrid.solvers.kernels import Constraint, Stepped, ascend, step
-from hybrid.solvers.splitting.auxiliary_store import AuxiliaryStore
-from hybrid.solvers.splitting.coefficients import Coefficients
-from hybrid.solvers.splitting.store import FORMATS
-from hybrid.solvers.splitting.subproblem import classification_step, coupling_step
-from hybrid.solvers.windows import Batch, Classified, PhaseStats, Rows, Window
-
-CORRECTED = Acts(
-    "corrections give the adjoint to start from (rounds.correct_every is above 0)",
-    lambda run: run.setup.correct_every,
-)
-LAM_STEPS = Acts(
-    "lam takes steps, between several sweeps or from carried records",
-    lambda run: run.solver.steps_lam(run.setup),
-)
-LAM_STEPS_OR_STARTS = Acts(
-    "lam takes steps, between several sweeps or as it starts (solver.lam_start 'stepped')",
-    lambda run: (
-        run.solver.steps_lam(run.setup)
-        or (run.solver.lam_start == "stepped" and run.setup.correct_every)
-    ),
-)
-COMPARED = Acts(
-    "whole rounds, or the residuals of a third sweep and the second, can be compared "
-    "(rounds.correct_every is 1, or rounds.sweeps at least 4)",
-    lambda run: run.setup.correct_every == 1 or run.setup.sweeps >= 4,
-)
-OWN_STEPS = Acts(
-    "local steps are their own, in a window or with rounds.fill_step 'own'",
-    lambda run: run.setup.stored_batches or run.setup.own_fill or not run.setup.fills,
-)
-FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
+from hybrid.solvers.kernels import Coupling, Stepped, ascend, couple, step
+from hybrid.solvers.splitting.conditions import COMPARED, OWN_STEPS
+from hybrid.solvers.splitting.variables import AuxiliaryVariables, Splitting
+from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.uncompiled import paired
+from hybrid.solvers.windows import Batch, PhaseStats, Record, Rows, Window
 
 
 @dataclass(frozen=True)
-class Penalty(Solver):
+class Penalty(Splitting):
     r"""min_{w, lam}  phi(x_{K-1}, y) + sum_k beta ||S lam_k - S x_{k-1}||^2,   k = 1..K-1.
 
     Local loss per sample, block k < K-1:  beta ||S lam_{k+1} - S x_k||^2,   block K-1:  phi
@@ -76,73 +49,32 @@ class Penalty(Solver):
     name: ClassVar[str] = "penalty"
     alternates: ClassVar[bool] = True
     fills: ClassVar[bool] = True
-    captures: ClassVar[bool] = True
 
-    beta: Positive = 5e-4
-    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
-    beta_unit: Literal["square", "energy"] = "square"
-    """What beta multiplies: squared norms, or squared norms over the activations' energy."""
-    lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
-    """Penalty coefficient of the steps of lam (and of kappa); unset: beta."""
-    lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
-    """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
-    lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"
-    """Where lam starts: the recorded activations, or one lam step from them."""
     local_lr: Positive = 0.6
     """Learning rate of the parallel phase, relative to the schedule's."""
     momentum: Annotated[Share | None, OWN_STEPS] = None
     """Momentum of the parallel phase's own SGD; unset: it shares the exact pass's optimizer."""
     clip_norm: NotNegative = 0.0
     """Largest norm of one block's gradient in the parallel phase; 0: no clipping."""
-    filter: Count = 1
-    """Side of the squares that the coupling averages over (the downsampling filter S)."""
-    filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
-    """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
-    storage: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Number format of what is stored and exchanged."""
-    balance_ratio: Annotated[OverOne, LAM_STEPS] = 0.0
-    """Ratio of primal to dual residual, either way, at which beta changes, usually 10; 0: never."""
     return_ratio: Annotated[Positive, COMPARED] = 3.0
     """Growth of a cut's relative residual between probes at which training returns to serial."""
 
-    def moves(self, setup: Setup) -> bool:
-        """Whether auxiliary variables move, not only weights."""
-        return setup.exchanges
-
-    def steps_lam(self, setup: Setup) -> bool:
-        """Whether lam takes steps of `lam_step` once it has started."""
-        return self.moves(setup)
-
-    def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
-        """Names of what is stored per sample at the cut before and at the cut after a block."""
-        return ["lam"], ["target"] + (["sent"] if self.moves(setup) else [])
-
-    def memory(self, setup: Setup, index: int) -> int:
-        before, after = self.buffers(setup)
-        lam, out = values_of(setup.shape_before(index)), values_of(setup.shape_after(index))
-        values = len(after) * (out // self.filter**2)
-        for name in before:
-            whole = name == "lam" and self.filter_mode == "coupling"
-            values += lam // (1 if whole else self.filter**2)
-        return setup.samples * values * FORMATS[self.storage].itemsize
-
-    def coefficients(self) -> Coefficients:
-        """Those of a cut at the start."""
-        return Coefficients(self.beta, self.beta if self.lam_beta is None else self.lam_beta)
-
-    def layout(self) -> list[object]:
-        return [self.filter, self.filter_mode]
+    @property
+    def kappa_rate(self) -> float:
+        """Step of the multipliers, in units of 2 beta."""
+        return 0.0
 
 
 @program_of(Penalty)
-class PenaltyProgram(AuxiliaryStore, SubProblems):
+class PenaltyProgram(SubProblems):
     """One rank's auxiliary variables, and its steps on its local loss."""
 
     solver: Penalty
 
     def begin(self) -> None:
-        super().begin()
         solver, block = self.solver, self.block
+        self.variables = AuxiliaryVariables(solver, block.index, self.setup)
+        self.store = self.variables.store
         self.local_lr, self.clip_norm = solver.local_lr, solver.clip_norm
         self._sweep = 0
         if solver.momentum is not None:
@@ -156,12 +88,12 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
         total = PhaseStats()
         before: list[float] = []
         links, carried = self.links, self.setup.carried
-        self._carried = (False, False)
+        self.variables.carried = (False, False)
         with total.timed(links), frozen_statistics(self.block.module):
             if self.solver.moves(self.setup) and self.solver.beta_unit == "energy":
                 # that of lam's owner: if messages are rounded, the two sides measured differently
-                energies = [*links.agree(self._before.energy), 1.0]
-                self._after.energy = energies[self.block.index + 1]
+                energies = [*links.agree(self.variables.before.energy), 1.0]
+                self.variables.after.energy = energies[self.block.index + 1]
             for number in range(window.sweeps):
                 exchange = carried or number < window.sweeps - 1
                 stats = self.sweep(window, number, exchange)
@@ -183,14 +115,6 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
             self._balance(total)
         return total
 
-    def _balance(self, stats: PhaseStats) -> None:
-        """Change beta at a cut; both its sides decide alike."""
-        index = self.block.index
-        for k, norms in enumerate(self.links.agree(stats.residual_norms())):
-            if norms is not None and k in (index, index + 1):
-                cut = self._before if k == index else self._after
-                cut.balance(*norms, self.solver.balance_ratio)
-
     def sweep(self, window: Window, number: int, exchange: bool) -> PhaseStats:
         """Solve every sub-problem of the window once; with `exchange`, lam and kappa step."""
         stats = PhaseStats()
@@ -207,6 +131,101 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
             self._receive(awaited, self.links.from_next())
         return stats
 
+    def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
+        """Step on one mini-batch's sub-problem; with `exchange`, step lam_k and send x_k up."""
+        x, p_in = self.gradient(batch, rows, exchange, stats)
+        self._step(batch)
+        if exchange and not self.block.last:
+            self._send_output(rows, x)
+        if exchange and p_in is not None:
+            lam = self.variables.stored_lam(rows)
+            self._send_lam(rows, self._step_lam(rows, lam, self.links.from_previous(), p_in), stats)
+
+    def gradient(
+        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Leave the local loss's gradient in the parameters; gives x_k and, if asked for, p_in."""
+        block, size = self.block, batch.size
+        lam = (batch.images() if block.first else self._input(rows)).detach()
+        if with_input and not block.first:
+            lam.requires_grad_()
+        key = (1, batch.step, self._sweep, visit)
+        with block.span("local step", key):
+            x = block.forward(lam, key)
+            if block.last:
+                labels = batch.labels()
+                classified = block.classify(x, labels, block.part_weight(batch, labels))
+                loss = classified.loss if batch.share == 1 else classified.loss * batch.share
+                block.backward(loss, key=key)
+                stats.classified(classified)
+            else:
+                target = self.store.raw("target", rows)
+                kappa = self.variables.multiplier("kappa_out", rows)
+                beta, factor = self.variables.after.weight_beta, self.solver.filter
+                coupling = couple_backward(key, block, x, target, kappa, beta, factor, size)
+                stats.losses.append(coupling.loss / len(batch))
+                stats.squares.append(coupling.squares)
+            p_in = block.sample_adjoint(lam, size)
+        stats.samples += len(batch)
+        stats.steps += 1
+        return x.detach(), p_in
+
+    def _input(self, rows: Rows) -> Tensor:
+        """The block's input."""
+        return self.variables.lam(rows)
+
+    def _step(self, batch: Batch) -> None:
+        self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
+
+    def _step_lam(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
+        cut, solver = self.variables.before, self.solver
+        kappa, rate = self.variables.multiplier("kappa_in", rows), solver.kappa_rate
+        return step(
+            *(lam, x, kappa, p_in, cut.step_beta, self._eta, rate * 2 * cut.step_beta),
+            solver.filter,
+            flat=not self.variables.whole,
+            constraint=self.variables.constraint_before,
+        )
+
+    @property
+    def _eta(self) -> float:
+        return self.solver.lam_step / (2 * self.variables.before.step_beta)
+
+    def _send_output(self, rows: Rows, x: Tensor) -> None:
+        """Send S x_k to the owner of lam_{k+1}."""
+        sent = self.store.message(self.variables.pool(x))
+        self.store.put("sent", rows, sent)
+        self.links.to_next(sent)
+
+    def _send_lam(self, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
+        """Store the new lam_k and kappa_k, and send S lam_k down."""
+        self.store.put("lam", rows, new.lam if self.variables.whole else new.shared)
+        self.links.to_previous(self._message(new))
+        if new.kappa is not None:
+            self.store.put("kappa_in", rows, new.kappa)
+        stats.exchanged.append(new.squares)
+
+    def _message(self, new: Stepped) -> Tensor:
+        """What the other side of a cut needs to know of a step."""
+        return new.shared
+
+    def _receive(self, rows: Rows, lam: Tensor) -> None:
+        """Store the new S lam_{k+1}, which its owner has sent; kappa_{k+1} steps as there."""
+        self.store.put("target", rows, lam)
+        kappa = self.variables.multiplier("kappa_out", rows)
+        if kappa is not None:
+            rate = self.solver.kappa_rate * 2 * self.variables.after.step_beta
+            stepped = ascend(kappa, lam, self.store.raw("sent", rows), rate)
+            self.store.put("kappa_out", rows, stepped)
+
+    def _balance(self, stats: PhaseStats) -> None:
+        """Change beta at a cut; both its sides decide alike."""
+        index, variables = self.block.index, self.variables
+        for k, norms in enumerate(self.links.agree(stats.residual_norms())):
+            if norms is not None and k in (index, index + 1):
+                cut = variables.before if k == index else variables.after
+                cut.balance(*norms, self.solver.balance_ratio)
+
     def _early_return_notice(self, sweeps: int) -> list[str]:
         """A notice that sweeps are left out."""
         if not sweeps:
@@ -217,107 +236,40 @@ class PenaltyProgram(AuxiliaryStore, SubProblems):
             f"{sweeps} sweep{'s' if sweeps > 1 else ''} left out"
         ]
 
-    def _visit(self, batch: Batch, rows: Rows, exchange: bool, stats: PhaseStats) -> None:
-        """Solve one mini-batch's sub-problem; with `exchange`, step lam_k and send x_k up."""
-        x, p_in = self.gradient(batch, rows, exchange, stats)
-        self._step(batch)
-        if exchange and not self.block.last:
-            self._send_output(rows, x)
-        if exchange and p_in is not None:
-            new = self._lam_update(rows, self._stored_lam(rows), self.links.from_previous(), p_in)
-            self._send_lam(rows, new, stats)
+    def record(self, record: Record) -> None:
+        self.variables.record(record)
 
-    def gradient(
-        self, batch: Batch, rows: Rows, with_input: bool, stats: PhaseStats, visit: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
-        """Leave the local loss's gradient in the parameters; gives x_k and, if asked for, p_in."""
-        block = self.block
-        lam = batch.images() if block.first else self._input(rows)
-        with_input = with_input and not block.first
-        key = (1, batch.step, self._sweep, visit)
-        if block.last:
-            run = self._captured(classification_step, key, block, with_input, batch.size)
-            labels = batch.labels()
-            with block.span("local step", key):
-                x, p_in, loss, correct, *seen = run(lam, labels, block.part_weight(batch, labels))
-            stats.classified(Classified(loss, correct, seen=tuple(seen) or None))
-        else:
-            target, kappa = self._store.raw("target", rows), self._multiplier("kappa_out", rows)
-            factor = self.solver.filter
-            given = with_input, batch.size, self._after.weight_beta, factor
-            run = self._captured(coupling_step, key, block, *given)
-            with block.span("local step", key):
-                x, p_in, loss, squares = run(lam, target, kappa)
-            stats.losses.append(loss)
-            stats.squares.append(squares)
-        stats.samples += len(batch)
-        stats.steps += 1
-        return x, p_in
+    def carried_input(self, rows: Rows) -> Tensor | None:
+        return self._input(rows) if self.variables.carried[0] else None
 
-    def _captured(self, compute: Callable[..., Any], key: Key, *given: Any) -> Callable[..., Any]:
-        """`compute` with its constants; a replay of its CUDA graph where there are graphs."""
-        graphs = self.block.graphs
-        run = partial(compute, key, *given)
-        return run if graphs is None else partial(graphs, (compute, *given[1:]), run)
+    def records(self) -> Tensors:
+        return self.variables.records()
 
-    def _step(self, batch: Batch) -> None:
-        self.block.step("local", batch.learning_rate * self.local_lr, self.clip_norm)
+    def load_records(self, records: Tensors) -> None:
+        self.variables.load_records(records)
 
-    def _send_output(self, rows: Rows, x: Tensor) -> None:
-        """Send S x_k to the owner of lam_{k+1}."""
-        sent = self._store.message(self._pool(x))
-        self._store.put("sent", rows, sent)
-        self.links.to_next(sent)
+    def state(self) -> State:
+        return self.variables.state()
 
-    def _lam_update(self, rows: Rows, lam: Tensor, x: Tensor, p_in: Tensor) -> Stepped:
-        return step(
-            lam,
-            x,
-            self._multiplier("kappa_in", rows),
-            p_in,
-            self._before.step_beta,
-            self._eta,
-            self._kappa_rate * 2 * self._before.step_beta,
-            self.solver.filter,
-            flat=not self._whole,
-            constraint=self._constraint,
-        )
+    def load_state(self, state: State) -> None:
+        self.variables.load_state(state)
 
-    def _send_lam(self, rows: Rows, new: Stepped, stats: PhaseStats) -> None:
-        """Store the new lam_k and kappa_k, and send S lam_k down."""
-        self._store.put("lam", rows, new.lam if self._whole else new.shared)
-        self.links.to_previous(self._message(new))
-        if new.kappa is not None:
-            self._store.put("kappa_in", rows, new.kappa)
-        stats.exchanged.append(new.squares)
 
-    def _message(self, new: Stepped) -> Tensor:
-        """What the other side of a cut needs to know of a step."""
-        return new.shared
-
-    def _receive(self, rows: Rows, lam: Tensor) -> None:
-        """Store the new S lam_{k+1}, which its owner has sent."""
-        self._store.put("target", rows, lam)
-        kappa = self._multiplier("kappa_out", rows)
-        if kappa is not None:
-            x, rate = self._store.raw("sent", rows), self._kappa_rate * 2 * self._after.step_beta
-            self._store.put("kappa_out", rows, ascend(kappa, lam, x, rate))
-
-    def _multiplier(self, name: str, rows: Rows) -> Tensor | None:
-        """kappa as it is stored; None: the method has none."""
-        return None
-
-    @property
-    def _constraint(self) -> Constraint | None:
-        """The set in which lam_k must lie; None: no constraint."""
-        return None
-
-    @property
-    def _kappa_rate(self) -> float:
-        """Step of the multipliers, in units of 2 beta."""
-        return 0.0
-
-    @property
-    def _eta(self) -> float:
-        eta: float = self.solver.lam_step / (2 * self._before.step_beta)
-        return eta
+def couple_backward(
+    key: Key,
+    block: Block,
+    x: Tensor,
+    target: Tensor,
+    kappa: Tensor | None,
+    beta: float,
+    factor: int,
+    size: int,
+) -> Coupling:
+    """Couple x to its target, and go backward from the coupling's mean over `size` samples."""
+    # scaled before it is rounded to x's format
+    samples = size / block.loss_scale
+    coupling = couple(x.detach(), target, kappa, beta, factor, samples)
+    if x.requires_grad:
+        with block.span("backward", key):
+            paired(x, coupling.p_out).backward()
+    return coupling

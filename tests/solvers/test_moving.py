@@ -11,7 +11,7 @@ from problems import buffers, make_problem, problems, recorded
 
 from hybrid.solvers import AugmentedLagrangian, Penalty, PhaseStats
 from hybrid.solvers.kernels import pool
-from hybrid.solvers.splitting.coefficients import Coefficients
+from hybrid.solvers.splitting.variables import Coefficients
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BETA = st.floats(1e-3, 10)
@@ -90,9 +90,9 @@ def test_beta_counts_the_share_of_energy_at_every_cut_alike_on_both_sides(kind):
 
     def program(block, links):
         mine = recorded(problem, kind(beta=0.5, beta_unit="energy"), block, links, sweeps=2)
-        lam, target = (mine._store._buffers.get(name) for name in ("lam", "target"))
+        lam, target = (mine.store._buffers.get(name) for name in ("lam", "target"))
         mine.train(problem.window(2))
-        return mine._before, mine._after, lam, target
+        return mine.variables.before, mine.variables.after, lam, target
 
     ranks = problem.on_every_block(program)
     for below, above in pairwise(ranks):
@@ -123,7 +123,9 @@ def test_balancing_moves_beta_by_twos_alike_on_both_sides(kind):
         found = []
         for _ in range(6):
             stats = mine.train(problem.window(2))
-            found.append((stats.residual_norms(), mine._before.factor, mine._after.factor))
+            found.append(
+                (stats.residual_norms(), mine.variables.before.factor, mine.variables.after.factor)
+            )
         return found
 
     ranks = problem.on_every_block(program)

@@ -102,17 +102,6 @@ TESTS_BEFORE_END = Acts(
         < run.train.epochs
     ),
 )
-CAPTURES = Acts(
-    "the solver has static steps to capture",
-    lambda run: run.solver.captures,
-    here=lambda run: f"it is {run.solver.name!r}",
-)
-ON_GPU = Acts("there is a GPU", lambda run: run.gpu)
-UNSCALED = Needs(
-    "train.precision is not 'float16', whose loss scale waits for the GPU at every step",
-    lambda run: run.train.precision != "float16",
-    "choose bfloat16, or train.graphs=false",
-)
 NORMS = Acts("the network has BatchNorm", lambda run: run.normed)
 EQUAL_SHARES = Needs(
     "all replicas have equal shares of a mini-batch",
@@ -154,10 +143,6 @@ class TrainSettings(Section):
     """Where a block lives; auto: the local rank's GPU if there is one."""
     kernels: Literal["auto", "torch", "cupy"] = "auto"
     """Who computes between the passes; auto: fused kernels on a GPU with CuPy, else torch."""
-    graphs: Annotated[bool, TRAIN, CAPTURES, ON_GPU, UNSCALED, NO_DRAWS, ALIKE, PASSES_ALONE] = (
-        False
-    )
-    """Local steps as CUDA graphs; where a step cannot be captured, the summary says why."""
     compile: Annotated[bool, TRAIN, NO_DRAWS, PASSES_ALONE] = False
     """Compile the blocks with torch.compile."""
     sync_batchnorm: Annotated[bool, TRAIN_OR_PLAN, REPLICAS, EQUAL_SHARES, NORMS] = False

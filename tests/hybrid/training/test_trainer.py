@@ -133,11 +133,6 @@ def test_the_summary_says_who_computed():
 @pytest.mark.parametrize(
     ("train", "rounds", "said"),
     [
-        (
-            {"graphs": True},
-            {"window": 4},
-            "train.graphs is True, which has an effect only where there is a GPU",
-        ),
         ({"kernels": "cupy"}, {"window": 4}, "no GPU"),
         ({"precision": "float16"}, {"fill": True}, "choose bfloat16, or give a --window"),
     ],

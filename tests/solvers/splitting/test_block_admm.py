@@ -87,7 +87,7 @@ def trained(problem, solver, windows=3, start=lambda *rank: recorded(*rank, carr
         found = []
         for _ in range(windows):
             stats = mine.train(problem.window())
-            rho = [2 * cut.step_beta for cut in (mine._before, mine._after)]
+            rho = [2 * cut.step_beta for cut in (mine.variables.before, mine.variables.after)]
             weights = [p.detach().clone() for p in block.module.parameters()]
             held = buffers(block, mine, problem.samples)
             found.append(Snapshot(held, weights, stats.residual_norms(), stats.notices, rho))

@@ -12,7 +12,7 @@ from hybrid.cuts.partition import split
 from hybrid.solvers import BlockADMM
 from hybrid.solvers.layers.factorization import EPSILON, Factorization
 from hybrid.solvers.splitting.factors import FactorCut
-from hybrid.solvers.splitting.store import Store
+from hybrid.solvers.splitting.variables import Store
 
 RHO, RHO_M, RANK = 0.5, 0.25, 2
 ORDERS = pytest.mark.parametrize("order", ["jacobi", "gauss-seidel"])
@@ -159,14 +159,17 @@ def test_a_visit_of_both_blocks_is_that_of_the_formulas():
         mine = recorded(problem, solver, block, links, carried=True)
         found = {}
         if block.last:
-            factors, z = factors_of(mine._factors, mine._store, rows), mine._lam(rows).clone()
-            found = {"factors": factors, "z": z, "kappa": mine._store.get("kappa_in", rows).clone()}
+            factors, z = (
+                factors_of(mine._factors, mine.store, rows),
+                mine.variables.lam(rows).clone(),
+            )
+            found = {"factors": factors, "z": z, "kappa": mine.store.get("kappa_in", rows).clone()}
         mine.train(problem.window())
         if block.last:
             found |= {
-                "new_z": mine._lam(rows).clone(),
-                "new_kappa": mine._store.get("kappa_in", rows).clone(),
-                "V": rows_of(mine._store.get("factor_dual", rows)),
+                "new_z": mine.variables.lam(rows).clone(),
+                "new_kappa": mine.store.get("kappa_in", rows).clone(),
+                "V": rows_of(mine.store.get("factor_dual", rows)),
             }
         return found
 

@@ -29,9 +29,9 @@ def swept(problem, solver, corrected, **wire):
         start = buffers(block, mine, problem.samples)
         for number in range(2):
             mine.sweep(problem.window(), number, exchange=True)
-        kept = copied(mine._store._buffers)
+        kept = copied(mine.store._buffers)
         if not block.first:
-            kept["Z"] = mine._shared_lam(mine._lam(slice(0, problem.samples)))
+            kept["Z"] = mine.variables.shared_lam(mine.variables.lam(slice(0, problem.samples)))
         return start, kept
 
     return problem.on_every_block(program)

@@ -11,7 +11,7 @@ from setting_modes import KEPT, NEVER_RESTS, Mode, filled, windowed
 
 from hybrid.solvers import AugmentedLagrangian, BlockADMM, Penalty
 from hybrid.solvers.kernels import pool
-from hybrid.solvers.splitting.store import Store
+from hybrid.solvers.splitting.variables import Store
 
 CLOSE = {"solver.beta": 0.1}
 """lam stays close to activations that are as small as those of the tests."""
@@ -106,7 +106,7 @@ def test_the_store_takes_the_memory_it_said(kind, storage, mode, sweeps):
     def program(block, links):
         mine = recorded(problem, solver, block, links, sweeps)
         mine.train(problem.window(sweeps))
-        held = sum(b.numel() * b.element_size() for b in mine._store._buffers.values())
+        held = sum(b.numel() * b.element_size() for b in mine.store._buffers.values())
         return held, solver.memory(problem.setup(sweeps), block.index)
 
     for held, said in problem.on_every_block(program):

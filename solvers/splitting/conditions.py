@@ -1,0 +1,60 @@
+"""Where the settings of methods with auxiliary variables have an effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid.solvers.acting import Acts
+
+CORRECTED = Acts(
+    "corrections give the adjoint to start from (rounds.correct_every is above 0)",
+    lambda run: run.setup.correct_every,
+)
+LAM_STEPS = Acts(
+    "lam takes steps, between several sweeps or from carried records",
+    lambda run: run.solver.steps_lam(run.setup),
+)
+LAM_STEPS_OR_STARTS = Acts(
+    "lam takes steps, between several sweeps or as it starts (solver.lam_start 'stepped')",
+    lambda run: (
+        run.solver.steps_lam(run.setup)
+        or (run.solver.lam_start == "stepped" and run.setup.correct_every)
+    ),
+)
+FILTERED = Acts("solver.filter is above 1", lambda run: run.solver.filter > 1)
+COMPARED = Acts(
+    "whole rounds, or the residuals of a third sweep and the second, can be compared "
+    "(rounds.correct_every is 1, or rounds.sweeps at least 4)",
+    lambda run: run.setup.correct_every == 1 or run.setup.sweeps >= 4,
+)
+OWN_STEPS = Acts(
+    "local steps are their own, in a window or with rounds.fill_step 'own'",
+    lambda run: run.setup.stored_batches or run.setup.own_fill or not run.setup.fills,
+)
+MOVES = Acts(
+    "multipliers move, between several sweeps or from carried records",
+    lambda run: run.solver.moves(run.setup),
+)
+EXCHANGES = Acts(
+    "another sweep uses the dual of the first (rounds.sweeps is above 1, or Z are carried)",
+    lambda run: run.setup.exchanges,
+)
+CARRIED = Acts(
+    "duals outlive a window (rounds.window is all, rounds.correct_every not 1)",
+    lambda run: run.setup.carried,
+)
+FACTORIZED = Acts("a cut has a factorization", lambda run: run.setup.factorized)
+PLAIN_CUT = Acts(
+    "a cut has no factorization, whose Z has a closed form",
+    lambda run: _has_plain_cut(run),
+)
+STEPS_OF_Z = Acts(
+    "a cut has no factorization, or solver.order is 'jacobi' in a window whose Z are not kept",
+    lambda run: _has_plain_cut(run) or (run.solver.order == "jacobi" and not run.setup.carried),
+)
+
+
+def _has_plain_cut(run: Any) -> bool:
+    """Whether a cut has no factorization."""
+    setup = run.setup
+    return not setup.factorized or len(setup.factorized) < setup.blocks - 1

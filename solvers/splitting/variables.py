@@ -1,0 +1,334 @@
+"""The auxiliary variables that one rank stores: their start, their messages, their checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log2
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from hybrid.solvers.acting import Count, NotNegative, OverOne, Positive
+from hybrid.solvers.base import Setup, Shape, Solver, values_of
+from hybrid.solvers.kernels import pool, upsample
+from hybrid.solvers.kernels.coupling import dot, wide
+from hybrid.solvers.layers.projection import Free, Projection
+from hybrid.solvers.splitting.conditions import (
+    CORRECTED,
+    FILTERED,
+    LAM_STEPS,
+    LAM_STEPS_OR_STARTS,
+)
+from hybrid.solvers.state import State, Tensors
+from hybrid.solvers.windows import Record, Rows
+
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_FACTOR = 2.0**10
+"""Largest factor by which balancing changes beta from its setting, either way."""
+
+
+@dataclass(frozen=True)
+class Splitting(Solver):
+    """A method with auxiliary variables at its cuts: what it stores of them, and how they start."""
+
+    beta: Positive = 5e-4
+    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
+    beta_unit: Literal["square", "energy"] = "square"
+    """What beta multiplies: squared norms, or squared norms over the activations' energy."""
+    lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
+    """Penalty coefficient of the steps of lam (and of kappa); unset: beta."""
+    lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
+    """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
+    lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"
+    """Where lam starts: the recorded activations, or one lam step from them."""
+    filter: Count = 1
+    """Side of the squares that the coupling averages over (the downsampling filter S)."""
+    filter_mode: Annotated[Literal["coupling", "input"], FILTERED] = "coupling"
+    """Keep lam_k exact and filter the coupling only, or store S lam_k and feed its upsampling."""
+    storage: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of what is stored and exchanged."""
+    balance_ratio: Annotated[OverOne, LAM_STEPS] = 0.0
+    """Ratio of primal to dual residual, either way, at which beta changes, usually 10; 0: never."""
+
+    def moves(self, setup: Setup) -> bool:
+        """Whether auxiliary variables move, not only weights."""
+        return setup.exchanges
+
+    def steps_lam(self, setup: Setup) -> bool:
+        """Whether lam takes steps of `lam_step` once it has started."""
+        return self.moves(setup)
+
+    def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
+        """Names of what is stored per sample at the cut before and at the cut after a block."""
+        return ["lam"], ["target"] + (["sent"] if self.moves(setup) else [])
+
+    def first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
+        """kappa at the start, from S x and S p of an activation and its adjoint, if it has one."""
+        return torch.zeros_like(x)
+
+    def memory(self, setup: Setup, index: int) -> int:
+        before, after = self.buffers(setup)
+        lam, out = values_of(setup.shape_before(index)), values_of(setup.shape_after(index))
+        values = len(after) * (out // self.filter**2)
+        for name in before:
+            whole = name == "lam" and self.filter_mode == "coupling"
+            values += lam // (1 if whole else self.filter**2)
+        return setup.samples * values * FORMATS[self.storage].itemsize
+
+    def layout(self) -> list[object]:
+        return [self.filter, self.filter_mode]
+
+
+class Store:
+    """Named (n, ...) buffers in one number format, allocated at the first write.
+
+    float64 tensors stay float64 under the format float32. A window shorter than the store lies in
+    its first rows, in recorded order; the rows behind them belong to no window.
+    """
+
+    def __init__(self, samples: int, number_format: str) -> None:
+        self.samples = samples
+        self.format = FORMATS[number_format]
+        self._buffers: dict[str, Tensor] = {}
+        self._used: dict[str, int] = {}
+        """Rows of each buffer that belong to the window."""
+
+    def put(self, name: str, rows: Rows, value: Tensor) -> None:
+        """Store `value` (N, ...) as the samples `rows` of buffer `name`."""
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = self._allocate(value)
+        buffer[rows] = value.to(buffer.dtype)
+        if isinstance(rows, slice):
+            self._used[name] = max(rows.stop, self._used[name] if rows.start else 0)
+
+    def get(self, name: str, rows: Rows) -> Tensor:
+        """The samples `rows` of buffer `name`: a view if that needs neither gather nor cast."""
+        value = self.raw(name, rows)
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+    def raw(self, name: str, rows: Rows) -> Tensor:
+        """The samples `rows` of buffer `name`, in the number format of the store."""
+        return self._buffers[name][rows]
+
+    def clear(self, name: str) -> None:
+        """Set the buffer `name` to zero."""
+        self._buffers[name].zero_()
+
+    def norm(self, name: str) -> float:
+        """Euclidean norm of the window's rows of buffer `name`."""
+        values = self._buffers[name][: self._used[name]]
+        return float(torch.linalg.vector_norm(values.float()))
+
+    def state(self, names: list[str] | None = None) -> dict[str, Tensor]:
+        """The buffers of these names, as far as they exist; without names all of them."""
+        wanted = self._buffers if names is None else names
+        return {name: self._buffers[name] for name in wanted if name in self._buffers}
+
+    def message(self, value: Tensor) -> Tensor:
+        """`value` in the number format, as it is sent to a neighbor."""
+        return value if self.format is torch.float32 else value.to(self.format)
+
+    def rounded(self, value: Tensor) -> Tensor:
+        """`value` as `get` returns it after a `put`."""
+        return value if self.format is torch.float32 else value.to(self.format).float()
+
+    def _allocate(self, value: Tensor) -> Tensor:
+        wide = torch.promote_types(value.dtype, torch.float32)
+        dtype = wide if self.format is torch.float32 else self.format
+        shape = (self.samples, *value.shape[1:])
+        last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last else torch.contiguous_format
+        return torch.empty(shape, dtype=dtype, device=value.device, memory_format=layout)
+
+
+@dataclass
+class Coefficients:
+    """beta at one cut, the same on both its sides.
+
+    beta couples weights; lam_beta is that of the steps of lam and kappa. Both are divided by the
+    activations' `energy`, and residual balancing multiplies them by `factor`.
+    """
+
+    beta: float
+    lam_beta: float
+    energy: float = 1.0
+    factor: float = 1.0
+
+    @property
+    def weight_beta(self) -> float:
+        """beta of the weights' sub-problems."""
+        return self.beta * self.factor / self.energy
+
+    @property
+    def step_beta(self) -> float:
+        """beta of the steps of lam and kappa."""
+        return self.lam_beta * self.factor / self.energy
+
+    def measure(self, x: Tensor) -> None:
+        """Let `energy` be the mean ||x||^2 of a sample of x (N, ...), rounded to a power of two.
+
+        Of zeros it is 1. The rounding leaves few values of beta, each of which a graph may contain.
+        """
+        x = wide(x)
+        energy = float(dot(x, x)) / len(x)
+        self.energy = 2.0 ** round(log2(energy)) if 0 < energy < inf else 1.0
+
+    def balance(self, primal: float, dual: float, ratio: float) -> None:
+        """Double both where the primal residual is `ratio` times the dual's, or halve them.
+
+        Boyd et al., Foundations and Trends in Machine Learning 2011, section 3.4.1.
+        """
+        if primal > ratio * dual:
+            self.factor = min(2 * self.factor, MAX_FACTOR)
+        elif dual > ratio * primal:
+            self.factor = max(self.factor / 2, 1 / MAX_FACTOR)
+
+
+class AuxiliaryVariables:
+    """lam_k, which this rank owns, and what its sub-problem needs of lam_{k+1}."""
+
+    def __init__(self, solver: Splitting, index: int, setup: Setup) -> None:
+        self.solver, self.index, self.setup = solver, index, setup
+        self.store = Store(setup.samples, solver.storage)
+        self.whole = solver.filter_mode == "coupling"
+        """Whether lam_k is stored itself, and not S lam_k."""
+        lam_beta = solver.beta if solver.lam_beta is None else solver.lam_beta
+        self.before, self.after = (Coefficients(solver.beta, lam_beta) for _ in range(2))
+        self.constraint_before: Projection = Free()
+        self.constraint_after: Projection = Free()
+        self.carried = (False, False)
+        """Whether a checkpoint gave those of the cut before, and of the cut after this block."""
+        self._names_before, self._names_after = solver.buffers(setup)
+
+    def starts_lam(self, record: Record) -> bool:
+        """Whether a record starts lam_k: one without adjoints leaves what a checkpoint gave."""
+        return record.lam is not None and not (self.carried[0] and record.p_in is None)
+
+    def record(self, record: Record) -> None:
+        """Start the auxiliary variables of the record's rows.
+
+        A record of a forward pass has no adjoints. Then they start at the activations.
+        """
+        rows, x, put = record.rows, record.lam, self.store.put
+        if x is not None and self.starts_lam(record):
+            self._measure_energy(rows, self.before, x)
+            lam = self._first_lam(x, record.p_in, self.before, self.constraint_before)
+            put("lam", rows, lam if self.whole else self.pool(lam))
+            if "kappa_in" in self._names_before:
+                put("kappa_in", rows, self._first_multiplier(x, record.p_in))
+            if "x" in self._names_before:
+                put("x", rows, self.pool(x))
+        x = record.out
+        if x is not None and not (self.carried[1] and record.p_out is None):
+            self._measure_energy(rows, self.after, x)
+            lam = self._first_lam(x, record.p_out, self.after, self.constraint_after)
+            put("target", rows, self.pool(lam))
+            if "kappa_out" in self._names_after:
+                put("kappa_out", rows, self._first_multiplier(x, record.p_out))
+
+    def _measure_energy(self, rows: slice, cut: Coefficients, x: Tensor) -> None:
+        """Measure the activations' energy, once in each window, if beta_unit is "energy"."""
+        if self.solver.beta_unit == "energy" and rows.start == 0:
+            cut.measure(self.pool(x))
+
+    def _first_lam(
+        self, x: Tensor, p: Tensor | None, cut: Coefficients, constraint: Projection
+    ) -> Tensor:
+        if p is not None and self.solver.lam_start == "stepped":
+            wider = torch.promote_types(x.dtype, torch.float32)
+            eta = self.solver.lam_step / (2 * cut.step_beta)
+            x = x.to(wider) - eta * p.to(wider)
+        return x if isinstance(constraint, Free) else constraint.project(self.as_input(x))
+
+    def _first_multiplier(self, x: Tensor, p: Tensor | None) -> Tensor:
+        return self.solver.first_multiplier(self.pool(x), None if p is None else self.pool(p))
+
+    def as_input(self, lam: Tensor) -> Tensor:
+        """lam as the block's input: in the filter mode "input" the upsampling of S lam."""
+        return lam if self.whole else upsample(self.pool(lam), self.solver.filter)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """S x."""
+        return pool(x, self.solver.filter)
+
+    def lam(self, rows: Rows) -> Tensor:
+        """lam_k, in at least float32."""
+        lam = self.store.get("lam", rows)
+        return lam if self.whole else upsample(lam, self.solver.filter)
+
+    def stored_lam(self, rows: Rows) -> Tensor:
+        """lam_k in the store's number format."""
+        lam = self.store.raw("lam", rows)
+        return lam if self.whole else upsample(lam, self.solver.filter)
+
+    def shared_lam(self, lam: Tensor) -> Tensor:
+        """S lam as it is sent, from lam as it is stored: a checkpoint of lam determines it."""
+        return self.store.message(self.pool(self.store.rounded(lam)))
+
+    def multiplier(self, name: str, rows: Rows) -> Tensor | None:
+        """kappa as it is stored; None: the method has none."""
+        names = (*self._names_before, *self._names_after)
+        return self.store.raw(name, rows) if name in names else None
+
+    def records(self) -> Tensors:
+        """Everything that is stored, by name."""
+        energies = torch.tensor([self.before.energy, self.after.energy], dtype=torch.float64)
+        return self.store.state() | {"energies": energies}
+
+    def load_records(self, records: Tensors) -> None:
+        """Go on from what `records` gave."""
+        self.before.energy, self.after.energy = records.pop("energies").tolist()
+        for name, value in channels_last(records).items():
+            self.store.put(name, slice(0, self.store.samples), value)
+
+    def state(self) -> State:
+        """What outlives a window, at the cut before this block."""
+        kept = self.store.state(["lam", "kappa_in"]) if self.setup.carried else {}
+        if self.solver.balance_ratio:
+            kept["factor"] = torch.tensor(self.before.factor, dtype=torch.float64)
+        if self.setup.carried and self.solver.beta_unit == "energy":
+            kept["energy"] = torch.tensor(self.before.energy, dtype=torch.float64)
+        return State(cut=kept)
+
+    def load_state(self, state: State) -> None:
+        """Go on from what `state` gave at the cut before, and at the cut after this block."""
+        everything, setup = slice(0, self.store.samples), self.setup
+        for cut, kept in ((self.before, state.cut), (self.after, state.after)):
+            cut.factor = float(kept.get("factor", cut.factor))
+            cut.energy = float(kept.get("energy", cut.energy))
+        before = self._matching(channels_last(state.cut), setup.shape_before(self.index))
+        after = self._matching(channels_last(state.after), setup.shape_after(self.index))
+        for name in ("lam", "kappa_in"):
+            if name in before:
+                self.store.put(name, everything, before[name])
+        self.carried = ("lam" in before, "lam" in after)
+        if "lam" in after:
+            lam = after["lam"]
+            self.store.put("target", everything, self.shared_lam(lam) if self.whole else lam)
+            if "kappa_in" in after:
+                self.store.put("kappa_out", everything, after["kappa_in"])
+
+    def _matching(self, tensors: Tensors, shape: Shape | None) -> Tensors:
+        """The tensors that a checkpoint held of a cut.
+
+        RuntimeError if some are missing, or have the shape of another cut.
+        """
+        names = [name for name in ("lam", "kappa_in") if name in self._names_before]
+        matching: Tensors = {name: tensors[name] for name in names if name in tensors}
+        if matching and sorted(matching) != sorted(names):
+            raise RuntimeError(f"{' and '.join(matching)} without the rest of {', '.join(names)}")
+        for name, tensor in matching.items():
+            channels, *pixels = shape or (0,)
+            side = 1 if name == "lam" and self.whole else self.solver.filter
+            expected = (self.store.samples, channels, *(size // side for size in pixels))
+            if tensor.shape != expected or not tensor.is_floating_point():
+                raise RuntimeError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}")
+        return matching
+
+
+def channels_last(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Images in the memory layout of training, which a file does not keep."""
+    last = torch.channels_last
+    return {k: t.contiguous(memory_format=last) if t.dim() == 4 else t for k, t in tensors.items()}
