@@ -100,8 +100,9 @@ def test_what_is_declared_is_what_is_explained():
     assert conditions("solver", "filter_mode", "penalty") == said
     assert conditions("sync", "streamed", "diloco").startswith("It has an effect only where there")
     assert conditions("train", "seed") == conditions("solver", "name") == ""
-    graphs = conditions("train", "graphs")
-    assert graphs.count("It has an effect only where") == graphs.count("It works only where") == 1
+    compiled = conditions("train", "compile")
+    assert compiled.count("It has an effect only where") == 1
+    assert compiled.count("It works only where") == 1
 
 
 @pytest.mark.parametrize("solver", registry.OWN)
