@@ -8,14 +8,6 @@ from hybrid.settings.resolve import load, resolve, to_toml
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [("SGD", "sgd"), ("ADAMW", "adamw"), ("rmsprop", "RMSprop"), ("NADAM", "NAdam")],
-)
-def test_a_name_of_any_case_is_known(given, found):
-    assert resolve({"optimizer": {"name": given}}).optimizer.name == found
-
-
-@pytest.mark.parametrize(
     ("section", "table", "said"),
     [
         ("optimizer", {"name": "rmsprob"}, "did you mean 'RMSprop'?"),
