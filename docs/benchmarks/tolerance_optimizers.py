@@ -14,7 +14,7 @@ from hybrid.solvers.base import program_of
 from hybrid.solvers.blocks.optimizer_state import clone_optimizer, over
 from hybrid.solvers.delayed.ddg import StashingProgram
 from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import PhaseStats
 

@@ -23,7 +23,7 @@ from hybrid.plan.planner import Planner
 from hybrid.runs import build
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, FDG, Backprop
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 UNIT = Cost(0.01, 0.02)
 """Seconds of a sample: so long that nothing else counts."""

@@ -18,7 +18,7 @@ from hybrid.cuts.segments import number_module_calls
 from hybrid.models import Chain, Unit, mode
 from hybrid.solvers.base import Shape
 from hybrid.solvers.blocks.draws import find_random_parts
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle, call_network
 
 SAMPLES = 32

@@ -18,7 +18,7 @@ from hybrid.cuts.modules import make_single_unit_blocks
 from hybrid.models import Unit, mode
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.dispatch import DispatchMode
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.depth import nothing_left_out, survival
 from hybrid.solvers.uncompiled import paired
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hybrid.cuts.arguments import make_units_of_list
 from hybrid.cuts.blocks import Blocks
 from hybrid.solvers.dispatch import DispatchMode
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 Network = nn.Module | list[tuple[str, nn.Module]]
 """What `split` takes."""

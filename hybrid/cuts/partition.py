@@ -21,7 +21,7 @@ from hybrid.cuts.modules import check_shared_tensors
 from hybrid.cuts.segments import Graph
 from hybrid.errors import no_exit, one_line
 from hybrid.models import Chain, Unit, is_sequence, units
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 UNEVEN = 1.2
 """Largest cost of a block over the mean at which only single tensors cross cuts."""

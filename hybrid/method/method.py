@@ -24,7 +24,7 @@ from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
-from hybrid.solvers.exact.pipeline import Gaps
+from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.sync.norms import SharedNorms
 from hybrid.solvers.sync.sharing import Sharing

@@ -23,7 +23,7 @@ from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import acting
 from hybrid.solvers.acting import Known
 from hybrid.solvers.base import Setup
-from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import Gaps, fit_gaps
 from hybrid.solvers.optimizers.muon import Muon
 
 WORTH_SHARING = 0.03

@@ -17,7 +17,7 @@ from hybrid.links import Network
 from hybrid.models import Unit
 from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import Section, first_fault
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=1, le=1e24)]

@@ -33,7 +33,7 @@ from hybrid.settings import methods
 from hybrid.settings.config import Config
 from hybrid.solvers import Batch, Solver, registry
 from hybrid.solvers.base import Shape
-from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import Gaps, fit_gaps
 from hybrid.solvers.exact.wire import Wire, WireFormat
 from hybrid.solvers.sync.base import Strategy
 

@@ -18,7 +18,7 @@ from hybrid.models import Unit, mode
 from hybrid.plan.device import Device
 from hybrid.solvers.base import Shape
 from hybrid.solvers.dispatch import DispatchMode
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 from hybrid.solvers.layers.bundle import Bundle
 
 MESSAGE_OPERATIONS = 4

@@ -23,7 +23,7 @@ from hybrid.models import Chain, Unit, mode
 from hybrid.plan.device import Device
 from hybrid.plan.standin import stand_in
 from hybrid.settings.config import Config
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 Say = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from hybrid.solvers.delayed.flights import (
     save_flights,
     with_parameter_strides,
 )
-from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.exact.pipeline import MicroBatch, split_into_micro_batches
 from hybrid.solvers.exact.wire import Wire, WireFormat
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.sync.base import statistics

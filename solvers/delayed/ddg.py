@@ -17,7 +17,7 @@ from hybrid.solvers.delayed.base import SEVERAL_BLOCKS, Delayed, DelayedProgram,
 from hybrid.solvers.delayed.flights import Flight
 from hybrid.solvers.delayed.stash import Stash
 from hybrid.solvers.delayed.unstashed import UnstashedProgram
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 
 DELAYS = 0.0, 3 / 8, 7 / 8, 15 / 8
 """Delays of the first block, in steps, at which it was measured what a step is worth."""

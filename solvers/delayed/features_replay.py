@@ -12,7 +12,7 @@ from hybrid.solvers.base import program_of
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.base import Delayed, DelayedProgram
 from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 
 
 @dataclass(frozen=True)

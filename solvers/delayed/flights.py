@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.state import Tensors, entries
 
 

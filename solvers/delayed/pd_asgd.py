@@ -23,7 +23,7 @@ from hybrid.solvers.delayed.base import (
 )
 from hybrid.solvers.delayed.flights import Flight
 from hybrid.solvers.delayed.stash import CopyingStash, Stash
-from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable, UnitPass
+from hybrid.solvers.delayed.timetable import MOST_SLOTS, Timetable
 from hybrid.solvers.delayed.unit_program import UnitProgram
 from hybrid.solvers.delayed.units import (
     Recomputed,
@@ -34,7 +34,7 @@ from hybrid.solvers.delayed.units import (
     unit_slices,
 )
 from hybrid.solvers.delayed.worker_threads import AnyOrderThreads, TableThreads
-from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
+from hybrid.solvers.exact.pipeline import Kind, MicroBatch, Op, split_into_micro_batches
 from hybrid.solvers.state import State
 from hybrid.solvers.windows import PhaseStats, Window
 
@@ -210,7 +210,7 @@ class PDASGDProgram(UnitProgram):
         """Do what the table says, up to the end of the window."""
         oldest, last = self._ticks - len(self._flights), self._units.count - 1
         flights = {oldest + i: flight for i, flight in enumerate(self._unit_flights)}
-        rates: dict[UnitPass, float] = {}
+        rates: dict[Op, float] = {}
         for batch in window.batches:
             for _ in range(self.num_micro_batches(batch)):
                 passes = self._table.passes_of_tick(self._ticks)
@@ -218,13 +218,13 @@ class PDASGDProgram(UnitProgram):
                 self._ticks += 1
         parts = self._micro_batches(window)
 
-        def run(op: UnitPass, lock: UnitLock) -> None:
-            if op.forward and op.unit == 0:
+        def run(op: Op, lock: UnitLock) -> None:
+            if op.kind is Kind.FORWARD and op.unit == 0:
                 part = next(parts)
                 lam = self._leaf(self._receive_input(part))
                 flights[op.item] = self._units.new_flight(part, lam)
             flight = flights[op.item]
-            if not op.forward:
+            if op.kind is Kind.BACKWARD:
                 self._backward_unit(flight, op.unit, rates[op], lock)
                 if op.unit == 0:
                     del flights[op.item]

@@ -14,7 +14,7 @@ from hybrid.solvers.base import GraphBytes, program_of
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.delayed.base import NOT_COMPILED, Delayed, DelayedProgram, tensor_bytes
 from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.reversible import Reversible
 
 

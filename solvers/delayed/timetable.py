@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from hybrid.solvers.exact.pipeline import Kind, Op
 
 MOST_SLOTS = 2
 """Backward slots that one forward slot can feed: a backward pass takes two ticks."""
-
-
-class UnitPass(NamedTuple):
-    """A unit's part of a pass; sorted as tuples, they are in the order of the table."""
-
-    time: int
-    """When a forward pass reads the unit's weights, or a backward pass has stepped them."""
-    forward: bool
-    """At the same time steps come before forward passes, which then see the new weights."""
-    unit: int
-    item: int
 
 
 @dataclass(frozen=True)
@@ -27,22 +17,39 @@ class Timetable:
     A forward pass takes a tick, its M units one M-th each; a backward pass takes two. With one
     forward slot and two backward slots, M = 3 (a, b, c: the units; capitals: backward):
 
-        tick              0     1     2     3     4
-        forward slot      abc   abc   abc   abc   abc
-        backward slot 0         CCBBAA      CCBBAA
-        backward slot 1               CCBBAA      CCBBAA
+        tick              0  1  2  3  4
+        forward slot      abcabcabcabcabc
+        backward slot 0      CCBBAACCBBAA
+        backward slot 1         CCBBAACC
 
     A unit's weights are read when its forward part begins, and they step when its backward part
-    ends. A graph waits until a backward slot is free. At most `queue` graphs wait; then the forward
-    slot waits, too. Without a backward slot one slot takes both passes by turns: `queue` + 1
-    forward passes, then backward, forward, backward, ... The table has no end: how far an item is
-    at which time follows from its number.
+    ends: those are the times in the table. A graph waits until a backward slot is free. At most
+    `queue` graphs wait; then the forward slot waits, too. Without a backward slot one slot takes
+    both passes by turns: `queue` + 1 forward passes, then backward, forward, backward, ... The
+    table has no end: how far an item is at which time follows from its number.
     """
 
     units: int
     """M."""
     backward_slots: int
     queue: int
+
+    def drawn(self, items: int) -> str:
+        """The first items' passes as they are drawn above, a letter for each M-th of a tick."""
+        names = ["forward slot", *(f"backward slot {j}" for j in range(self.backward_slots))]
+        rows: list[dict[int, str]] = [{} for _ in names]
+        for op in sorted(op for item in range(items) for op in self.passes_of_tick(item)):
+            letter = "abcdefghijklmnopqrstuvwxyz"[op.unit % 26]
+            if op.kind is Kind.FORWARD:
+                rows[0][op.time] = letter
+            else:
+                slot = 1 + op.item % self.backward_slots if self.backward_slots else 0
+                rows[slot] |= dict.fromkeys((op.time - 2, op.time - 1), letter.upper())
+        lines = []
+        for name, row in zip(names, rows, strict=True):
+            cells = (row.get(time, " ") for time in range(1 + max(row, default=-1)))
+            lines.append(f"{name:18}" + "".join(cells))
+        return "\n".join(lines)
 
     def forward_start(self, item: int) -> int:
         """When its forward pass begins: when a slot is free and its graph will find room."""
@@ -69,10 +76,10 @@ class Timetable:
         """When its step of a unit has been made."""
         return self.backward_start(item) + 2 * (self.units - unit)
 
-    def passes_of_tick(self, item: int) -> list[UnitPass]:
+    def passes_of_tick(self, item: int) -> list[Op]:
         """What begins with an item's forward pass and before the next item's, in order."""
         start, end = self.forward_start(item), self.forward_start(item + 1)
-        ops = [UnitPass(start + unit, True, unit, item) for unit in range(self.units)]
+        ops = [Op(start + unit, Kind.FORWARD, unit, item) for unit in range(self.units)]
         for each in self._unfinished(item):
             ops += [op for op in self._backward_passes(each) if start < op.time <= end]
         return sorted(ops)
@@ -96,7 +103,7 @@ class Timetable:
         """Items up to this one whose backward pass may not be complete."""
         return range(max(0, item - self.queue - 3), item + 1)
 
-    def _backward_passes(self, item: int) -> list[UnitPass]:
+    def _backward_passes(self, item: int) -> list[Op]:
         return [
-            UnitPass(self.step_time(item, unit), False, unit, item) for unit in range(self.units)
+            Op(self.step_time(item, unit), Kind.BACKWARD, unit, item) for unit in range(self.units)
         ]

@@ -27,7 +27,7 @@ from hybrid.solvers.delayed.edges import (
 )
 from hybrid.solvers.delayed.flights import Flight
 from hybrid.solvers.delayed.stash import Stash
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.depth import nothing_left_out
 from hybrid.solvers.state import Tensors, entries
 from hybrid.solvers.windows import Classified

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hybrid.solvers.blocks.buffers import replaced_buffers
 from hybrid.solvers.delayed.base import DelayedProgram
 from hybrid.solvers.delayed.flights import Flight
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.state import Tensors
 
 Held = tuple[Tensor, int | None]

@@ -10,8 +10,8 @@ from threading import Condition, Thread
 
 import torch
 
-from hybrid.solvers.delayed.timetable import UnitPass
 from hybrid.solvers.delayed.units import UnitFlight, UnitLock
+from hybrid.solvers.exact.pipeline import Kind, Op
 
 
 class _OtherFailedError(Exception):
@@ -63,32 +63,33 @@ class TableThreads(_Threads):
     order, too, so which weights a pass uses does not depend on how fast a thread is.
     """
 
-    def __init__(self, ops: Sequence[UnitPass]) -> None:
+    def __init__(self, ops: Sequence[Op]) -> None:
         super().__init__()
         self._ops = ops
-        self._next: dict[int, deque[UnitPass]] = {}
+        self._next: dict[int, deque[Op]] = {}
         """Of each unit, in order."""
         for op in ops:
             self._next.setdefault(op.unit, deque()).append(op)
-        self._forward_running = {op.item for op in ops if op.forward}
+        self._forward_running = {op.item for op in ops if op.kind is Kind.FORWARD}
         """Items whose forward pass is not complete."""
 
-    def run(self, work: Callable[[UnitPass, UnitLock], None], slots: int, units: int) -> None:
+    def run(self, work: Callable[[Op, UnitLock], None], slots: int, units: int) -> None:
         """Call `work` for all passes; there are `slots` backward slots and `units` units."""
 
-        def slot(mine: Sequence[UnitPass]) -> None:
+        def slot(mine: Sequence[Op]) -> None:
             for op in mine:
-                if not op.forward and op.unit == units - 1:
+                if op.kind is Kind.BACKWARD and op.unit == units - 1:
                     self._wait_for_graph(op.item)
                 work(op, self._in_order(op))
-                if op.forward and op.unit == units - 1:
+                if op.kind is Kind.FORWARD and op.unit == units - 1:
                     with self.condition:
                         self._forward_running.discard(op.item)
                         self.condition.notify_all()
 
-        forward = [op for op in self._ops if op.forward]
+        forward = [op for op in self._ops if op.kind is Kind.FORWARD]
         backward = [
-            [o for o in self._ops if not o.forward and o.item % slots == j] for j in range(slots)
+            [o for o in self._ops if o.kind is Kind.BACKWARD and o.item % slots == j]
+            for j in range(slots)
         ]
         self.run_all(partial(slot, forward), [partial(slot, mine) for mine in backward])
 
@@ -97,7 +98,7 @@ class TableThreads(_Threads):
             self.wait_for(lambda: item not in self._forward_running)
 
     @contextmanager
-    def _in_order(self, op: UnitPass) -> Iterator[None]:
+    def _in_order(self, op: Op) -> Iterator[None]:
         """Within it all earlier passes of the unit have been here, and no later one."""
         with self.condition:
             self.wait_for(lambda: self._next[op.unit][0] == op)

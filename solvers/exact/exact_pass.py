@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hybrid.solvers.acting import Acts, Count, NotNegative, Settings
 from hybrid.solvers.base import Program, Recorder
 from hybrid.solvers.blocks.buffers import captured_buffers, frozen_statistics, replaced_buffers
-from hybrid.solvers.exact.micro_batches import MicroBatch, split_into_micro_batches
-from hybrid.solvers.exact.pipeline import Op, pass_order
+from hybrid.solvers.exact.pipeline import Kind, MicroBatch, pass_order, split_into_micro_batches
 from hybrid.solvers.exact.wire import Wire, WireFormat
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import Batch, PhaseStats, Record, Window
@@ -118,7 +117,7 @@ class ExactPass(Program):
         passes = MicroBatchPasses(self, batch, stats)
         recorders = [] if recorder is None else [(recorder, rows.start)]
         for op in pass_order(block.index, block.count, passes.count):
-            if op is Op.FORWARD:
+            if op.kind is Kind.FORWARD:
                 passes.forward()
             else:
                 ends = is_final and passes.left == 1

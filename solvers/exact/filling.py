@@ -17,7 +17,8 @@ from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.buffers import frozen_statistics
 from hybrid.solvers.blocks.clipping import clip_gradients, gradient_norms, total_norm
 from hybrid.solvers.exact.exact_pass import ExactPass, MicroBatchPasses
-from hybrid.solvers.exact.pipeline import FillStep, Gaps, Op, pass_order
+from hybrid.solvers.exact.gaps import FillStep, Gaps
+from hybrid.solvers.exact.pipeline import Kind, pass_order
 from hybrid.solvers.state import State, entries
 from hybrid.solvers.stopwatch import Stopwatch
 from hybrid.solvers.windows import Batch, PhaseStats, Rows
@@ -115,20 +116,20 @@ class BubbleFill:
         if recorder is not None:
             recorders.insert(0, (recorder, rows.start))
         for op in pass_order(block.index, block.count, passes.count, self.gaps):
-            if op is Op.FORWARD:
+            if op.kind is Kind.FORWARD:
                 passes.forward()
-            elif op is Op.BACKWARD:
+            elif op.kind is Kind.BACKWARD:
                 passes.backward(recorders)
             else:
                 with self.watch.timing(exact.links):
-                    self.work(op)
+                    self.work(op.kind)
         passes.count_batch()
         self.step(batch, partial(exact.step, batch))
 
-    def work(self, op: Op) -> None:
+    def work(self, kind: Kind) -> None:
         """Add up the local gradients of the samples for this gap: MIDDLE or TURN."""
         middle, turn = self.gaps
-        start, stop = (0, middle) if op is Op.MIDDLE else (middle, middle + turn)
+        start, stop = (0, middle) if kind is Kind.MIDDLE else (middle, middle + turn)
         for age, (slot, batch) in enumerate(self._history):
             first = max(start - age * self.samples, 0)
             last = min(stop - age * self.samples, self.samples)

@@ -1,153 +1,172 @@
-"""The order of a pipelined pass on each block, and the gaps that local steps can fill."""
+"""What a pipelined pass is made of: each block's timetable, and a mini-batch's micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import Enum
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
 
-LOCAL_COST = 1.25
-"""Time of a local step over that of a forward and backward pass of as many samples.
+from torch import Tensor
 
-The record and the coupling move memory. The factor was measured between 1.1 and 1.35 on one core;
-it is largest at cuts with large activations.
-"""
-
-
-FillStep = Literal["added", "own"]
-"""What becomes of a filled gap's gradient: it is added to the exact one, or has its own step."""
+from hybrid.solvers.blocks.block import Block
+from hybrid.solvers.blocks.draws import Key
+from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.windows import Batch
 
 
-class Op(Enum):
-    """A piece of one block's work in the pass of one mini-batch."""
+class Kind(IntEnum):
+    """What an operation does. At the same time steps come before forward passes."""
 
-    FORWARD = "F"
-    BACKWARD = "B"
-    MIDDLE = "M"
-    """The local work between its forwards and its backwards."""
-    TURN = "T"
+    BACKWARD = 0
+    FORWARD = 1
+    MIDDLE = 2
+    """The local work between a pass's forwards and its backwards."""
+    TURN = 3
     """The local work between one pass and the next."""
 
 
-class Gaps(NamedTuple):
-    """Samples of local work that a block does in one pass."""
+class Op(NamedTuple):
+    """One entry of a timetable; sorted, entries are in the order in which they are taken."""
 
-    middle: int = 0
-    turn: int = 0
+    time: int
+    kind: Kind
+    unit: int = 0
+    """Which unit of the block, where a pass goes through it unit by unit."""
+    item: int = 0
+    """Which micro-batch."""
 
-
-class Cost(NamedTuple):
-    """Cost of one block's passes over one sample, in seconds or any other unit of time."""
-
-    forward: float
-    backward: float
+    def __str__(self) -> str:
+        return f"{self.kind.name[0]}{'' if self.kind > Kind.FORWARD else self.item}"
 
 
 def pass_order(index: int, count: int, micro_batches: int, gaps: Gaps | None = None) -> list[Op]:
-    """One block's work in a pass. Without gaps, one forward, one backward; K = 3, m = 4:
+    """One block's timetable of a pass. Without gaps, one forward, one backward; K = 3, m = 4:
 
         block 0   F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3
         block 1      F0 F1 .  B0 F2 B1 F3 B2 .  B3
         block 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-    With gaps, all forwards come first on every block but the last, which makes its idle time two
-    stretches, K-1-k slots in the middle and k at the turn of two passes (dots; a slot is F + B):
+    With gaps, all forwards come first on every block but the last, which leaves it two stretches of
+    time for local work, in the middle of a pass and at the turn of two:
 
-        block 0   F0 F1 F2 F3 M  M  B0 B1 B2 B3
-        block 1      F0 F1 F2 F3 M  B0 B1 B2 B3 T
-        block 2         F0 B0 F1 B1 F2 B2 F3 B3 T  T
+        block 0   F0 F1 F2 F3 M  .  .  B0 B1 B2 .  B3 T
+        block 1      F0 F1 F2 F3 M  B0 B1 B2 .  B3 T
+        block 2         F0 B0 F1 B1 F2 B2 F3 B3 T
     """
     m = micro_batches
+    warm_up = m
     if gaps is None or index == count - 1:
         warm_up = min(m, count - 1 - index)
-        steady = [Op.FORWARD, Op.BACKWARD] * (m - warm_up)
-        work = [Op.FORWARD] * warm_up + steady + [Op.BACKWARD] * warm_up
-    else:
-        work = [Op.FORWARD] * m + [Op.MIDDLE] + [Op.BACKWARD] * m
-    return work if gaps is None else [*work, Op.TURN]
+    F, B = Kind.FORWARD, Kind.BACKWARD
+    work = [(F, i) for i in range(warm_up)]
+    if gaps is not None and index < count - 1:
+        work.append((Kind.MIDDLE, 0))
+    for i in range(m - warm_up):
+        work += [(F, warm_up + i), (B, i)]
+    work += [(B, i) for i in range(m - warm_up, m)]
+    if gaps is not None:
+        work.append((Kind.TURN, 0))
+    return [Op(place, kind, item=item) for place, (kind, item) in enumerate(work)]
 
 
-class PassTimes(NamedTuple):
-    """The times of one pass, which begins with the first block's first forward."""
+def drawn(orders: Sequence[Sequence[Op]]) -> str:
+    """The timetables of all blocks of a chain as they are drawn above, each entry in one slot.
 
-    period: float
-    """Time from one pass to the next."""
-    middle: list[float]
-    """Length of each block's gap between its forwards and its backwards."""
-    turn: list[float]
-    """Length of each block's gap between its last backward and the next pass."""
-
-
-def pass_times(
-    costs: Sequence[Cost], samples: int, micro_batches: int, transfers: Sequence[float] = ()
-) -> PassTimes:
-    """When blocks work and when they are idle, in a pass in the order with gaps.
-
-    Forwards run as early as possible and, on all blocks but the last, backwards as late as the
-    period allows; the period is that of the pass without local work. `transfers` are the seconds
-    that one sample takes over each cut, either way; a cut carries one micro-batch at a time in each
-    direction.
+    A forward waits for that of the block before, a backward for that of the block behind and its
+    own forward. Raises ValueError if no block can go on, with a drawing where a `?` marks what each
+    block waits for.
     """
-    K, m = len(costs), micro_batches
-    n = samples / m
-    wire = [t * n for t in transfers] or [0.0] * (K - 1)
-    f, b = [c.forward * n for c in costs], [c.backward * n for c in costs]
-
-    first_forward, last_forward = [0.0] * K, [0.0] * K
-    arrivals = [0.0] * m
-    backward_ends = [0.0] * m
-    for k in range(K):
-        now, leaves = 0.0, 0.0
-        for i in range(m):
-            start = max(now, arrivals[i])
-            first_forward[k] = start if i == 0 else first_forward[k]
-            now = start + f[k]
-            if k < K - 1:
-                leaves = arrivals[i] = max(now, leaves) + wire[k]
-            else:
-                now += b[k]
-                backward_ends[i] = now
-        last_forward[k] = now
-    turn_starts = [0.0] * (K - 1) + [backward_ends[-1]]
-    for k in reversed(range(K - 1)):
-        now, leaves = last_forward[k], 0.0
-        for i in range(m):
-            leaves = max(backward_ends[i], leaves) + wire[k]
-            now = max(now, leaves) + b[k]
-            backward_ends[i] = now
-    period = backward_ends[-1]
-
-    middle = [0.0] * K
-    deadlines = [period] * m
-    for k in range(K - 1):
-        now = turn_starts[k] = min(period, deadlines[-1])
-        leaves = period
-        for i in reversed(range(m)):
-            now = min(now, deadlines[i]) - b[k]
-            leaves = deadlines[i] = min(now, leaves) - wire[k]
-        middle[k] = max(0.0, now - last_forward[k])
-    turn = [max(0.0, period + first_forward[k] - turn_starts[k]) for k in range(K)]
-    return PassTimes(period, middle, turn)
+    ends: dict[tuple[Kind, int, int], int] = {}
+    rows: list[dict[int, str]] = [{} for _ in orders]
+    places, last = [0] * len(orders), len(orders) - 1
+    while any(place < len(order) for place, order in zip(places, orders, strict=True)):
+        before = [*places]
+        for k, order in enumerate(orders):
+            for op in order[places[k] :]:
+                needs = []
+                if op.kind is Kind.FORWARD and k > 0:
+                    needs = [(Kind.FORWARD, k - 1, op.item)]
+                elif op.kind is Kind.BACKWARD:
+                    needs = [(Kind.FORWARD, k, op.item), (Kind.BACKWARD, k + 1, op.item)]
+                if not all(need in ends for need in needs if need[1] <= last):
+                    break
+                start = max([max(rows[k], default=-1) + 1, *(ends.get(need, 0) for need in needs)])
+                rows[k][start], places[k] = str(op), places[k] + 1
+                ends[op.kind, k, op.item] = start + 1
+        if places == before:
+            for k, order in enumerate(orders):
+                rows[k] |= {max(rows[k], default=-1) + 1: f"{op}?" for op in order[places[k] :][:1]}
+            raise ValueError("no block can go on:\n" + lines_of(rows))
+    return lines_of(rows)
 
 
-def fit_gaps(
-    costs: Sequence[Cost],
-    samples: int,
-    micro_batches: int,
-    transfers: Sequence[float] = (),
-    grain: int = 8,
-) -> list[Gaps]:
-    """The local work that fits each block's gaps, in samples, a multiple of `grain`.
+def lines_of(rows: Sequence[Mapping[int, str]]) -> str:
+    """A line for each block: what it does in which slot, a dot where it is idle in between."""
+    width = 1 + max(len(text) for row in rows for text in row.values())
+    return "\n".join(
+        f"block {k}   "
+        + "".join(
+            row.get(slot, "." if slot > min(row) else "").ljust(width)
+            for slot in range(max(row, default=-1) + 1)
+        ).rstrip()
+        for k, row in enumerate(rows)
+    )
 
-    A local step on a sample costs `LOCAL_COST` times its forward and backward pass. A block does
-    local work on at most two mini-batches in a pass, since older records are worth less. Every rank
-    computes the same plan from the same costs.
-    """
-    times = pass_times(costs, samples, micro_batches, transfers)
-    plan = []
-    for cost, *gaps in zip(costs, times.middle, times.turn, strict=True):
-        a_sample = max(LOCAL_COST * sum(cost), 1e-30)
-        fits = [grain * int(gap / a_sample / grain + 0.05) for gap in gaps]
-        middle = min(fits[0], 2 * samples // grain * grain)
-        plan.append(Gaps(middle, min(fits[1], 2 * samples // grain * grain - middle)))
-    return plan
+
+class MicroBatch(NamedTuple):
+    """A run of a mini-batch's samples, as one block sees it."""
+
+    step: int
+    """The step of its mini-batch."""
+    number: int
+    """Its place among the mini-batch's micro-batches."""
+    start: int
+    """Its first sample's place in the mini-batch."""
+    stop: int
+    """The place after its last sample."""
+    size: int
+    """Samples of the mini-batch on all replicas."""
+    samples: int
+    """Samples of the mini-batch on this replica."""
+    images: Tensor | None = None
+    """On the first block: (stop - start, C, H, W)."""
+    labels: Tensor | None = None
+    """On the last block: (stop - start,)."""
+    weight: Tensor | None = None
+    """There, if its loss weighs samples: see `Block.part_weight`."""
+
+    @property
+    def key(self) -> Key:
+        """What its random numbers are drawn for."""
+        return (0, self.step, self.number)
+
+    @property
+    def share(self) -> float:
+        """Its weight in the mini-batch's mean."""
+        return (self.stop - self.start) / self.size
+
+    @property
+    def own_share(self) -> float:
+        """Its weight in the mean over this replica's samples."""
+        return (self.stop - self.start) / self.samples
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last of its mini-batch."""
+        return self.stop == self.samples
+
+
+def split_into_micro_batches(batch: Batch, count: int, block: Block) -> list[MicroBatch]:
+    """A mini-batch in `count` parts whose sizes differ by at most one; fewer if it is smaller."""
+    sizes = [len(ids) for ids in batch.ids.tensor_split(min(count, len(batch)))]
+    images = batch.images().split(sizes) if block.first else [None] * len(sizes)
+    labels: Sequence[Tensor | None] = [None] * len(sizes)
+    weights: Sequence[Tensor | None] = labels
+    if block.last:
+        targets = batch.labels()
+        labels, weights = targets.split(sizes), block.part_weights(batch, targets, sizes)
+    parts, start = [], 0
+    for i, (n, x, y, w) in enumerate(zip(sizes, images, labels, weights, strict=True)):
+        parts.append(MicroBatch(batch.step, i, start, start + n, batch.size, len(batch), x, y, w))
+        start += n
+    return parts

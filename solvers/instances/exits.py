@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.heads import Head
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.instances.nodes import Instance, Tally
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import Classified, PhaseStats

@@ -24,7 +24,7 @@ from hybrid.solvers.delayed.units import (
     Units,
     unit_slices,
 )
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.layers.depth import Skippable, nothing_left_out, survival
 from hybrid.solvers.state import Tensors
 from hybrid.solvers.windows import PhaseStats

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybrid.solvers.base import Links
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.exact.micro_batches import MicroBatch
+from hybrid.solvers.exact.pipeline import MicroBatch
 from hybrid.solvers.instances.paths import Path, Paths
 from hybrid.solvers.state import Tensors, entries
 from hybrid.solvers.windows import Batch

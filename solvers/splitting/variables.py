@@ -33,11 +33,11 @@ class Splitting(Solver):
     """A method with auxiliary variables at its cuts: what it stores of them, and how they start."""
 
     beta: Positive = 5e-4
-    """Penalty coefficient, of the squared norm over one sample's C, H, W."""
+    """Coefficient of the coupling, of the squared norm over one sample's C, H, W."""
     beta_unit: Literal["square", "energy"] = "square"
     """What beta multiplies: squared norms, or squared norms over the activations' energy."""
     lam_beta: Annotated[Positive | None, LAM_STEPS_OR_STARTS] = None
-    """Penalty coefficient of the steps of lam (and of kappa); unset: beta."""
+    """Coefficient of the steps of lam (and of kappa); unset: beta."""
     lam_step: Annotated[NotNegative, LAM_STEPS_OR_STARTS] = 1.0
     """Step of lam between sweeps, in units of 1 / (2 lam_beta)."""
     lam_start: Annotated[Literal["feasible", "stepped"], CORRECTED] = "stepped"

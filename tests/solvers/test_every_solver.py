@@ -12,7 +12,7 @@ from hybrid.links import run_threads, run_virtual
 from hybrid.solvers import Penalty, Petra, Solver, registry
 from hybrid.solvers.base import Recording
 from hybrid.solvers.exact.filling import BubbleFill
-from hybrid.solvers.exact.pipeline import Gaps
+from hybrid.solvers.exact.gaps import Gaps
 
 EVERY: dict[str, Solver] = {k: v for examples in declared("EXAMPLES") for k, v in examples.items()}
 """Of each solver, as its own test file gives them."""

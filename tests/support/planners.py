@@ -5,7 +5,7 @@ from hybrid.models import units
 from hybrid.plan import planner as plan
 from hybrid.runs import build
 from hybrid.settings.resolve import load
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 FORWARD, BACKWARD = 0.01, 0.02
 """Of a sample and a unit, so long that what else a rank does is nothing beside it."""

@@ -21,7 +21,7 @@ from hybrid.solvers import (
     LocalUpdates,
     Petra,
 )
-from hybrid.solvers.exact.pipeline import Gaps
+from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.layers.reversible import Reversible
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from hybrid.settings.sections.base import LARGE, MANY, Section, field_docs
 from hybrid.solvers.acting import HAVE_TIME, Acts, Known, Needs, check
-from hybrid.solvers.exact.pipeline import FillStep
+from hybrid.solvers.exact.gaps import FillStep
 
 if TYPE_CHECKING:
     from hybrid.solvers import Solver

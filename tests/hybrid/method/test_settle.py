@@ -43,7 +43,7 @@ def blocks():
     ("solver", "rounds", "options"),
     [
         (AugmentedLagrangian(beta=0.5), {"window": 4, "memory_gb": 1e-6}, {}),
-        (AugmentedLagrangian(), {}, {"train": {"precision": "float16"}}),
+        (AugmentedLagrangian(), {"fill": True}, {"train": {"precision": "float16"}}),
         (AugmentedLagrangian(), {"gaps": [(8, 0)]}, {}),
         (AugmentedLagrangian(lam_step=0.5), {"window": 4}, {}),
         (DDG(4), {}, {"sync": LocalSGD(), "replicas": 2, "train": {"ema": 0.9}}),

@@ -7,7 +7,7 @@ from hybrid.plan import subject
 from hybrid.plan.planner import Planner
 from hybrid.settings import methods
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from hybrid.plan.standin import StandIn
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG, AugmentedLagrangian, Backprop
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 CODE = """
 import torch

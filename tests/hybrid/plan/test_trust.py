@@ -11,7 +11,7 @@ from hybrid.plan.prediction import Prediction
 from hybrid.ranks.grid import Grid
 from hybrid.settings.resolve import load
 from hybrid.solvers import DDG
-from hybrid.solvers.exact.pipeline import Cost
+from hybrid.solvers.exact.gaps import Cost
 
 
 @pytest.fixture

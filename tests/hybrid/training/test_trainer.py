@@ -11,7 +11,7 @@ from hybrid.folder import traces
 from hybrid.settings.config import LinkSettings, OptimizerSettings
 from hybrid.solvers import FDG, AugmentedLagrangian, Backprop
 from hybrid.solvers.exact.exact_pass import PassSettings
-from hybrid.solvers.exact.pipeline import Gaps, fit_gaps
+from hybrid.solvers.exact.gaps import Gaps, fit_gaps
 
 ONCE: dict[str, Any] = {"train": {"epochs": 1}}
 

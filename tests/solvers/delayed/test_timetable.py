@@ -2,16 +2,22 @@
 
 from fractions import Fraction
 from math import ceil
+from textwrap import indent
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.solvers.delayed.timetable import Timetable
+from hybrid.solvers.exact.pipeline import Kind
 
 
 def delays(units, slots, queue=0):
     return [Timetable(units, slots, queue).delay(u) for u in range(units)]
+
+
+def test_the_table_is_the_one_that_is_drawn():
+    assert indent(Timetable(3, 2, 0).drawn(5), " " * 8) in Timetable.__doc__
 
 
 @pytest.mark.parametrize("M", [3, 4, 7, 12, 56])
@@ -61,11 +67,11 @@ def test_the_table_is_what_slots_that_take_the_next_give(units, slots, queue, it
     assert [table.backward_start(n) for n in range(len(down))] == down
     ops = [op for n in range(items) for op in table.passes_of_tick(n)]
     assert ops == sorted(ops), "by time, unit and item"
-    risen = [(op.item, op.unit) for op in ops if op.forward]
+    risen = [(op.item, op.unit) for op in ops if op.kind is Kind.FORWARD]
     assert risen == [(n, u) for n in range(items) for u in range(units)]
     left = dict.fromkeys(range(items), units)
     for op in ops:
-        if not op.forward:
+        if op.kind is Kind.BACKWARD:
             left[op.item] -= 1
             assert op.unit == left[op.item], "from the head down"
     assert table.under_way(items) == [n for n in left.values() if n]

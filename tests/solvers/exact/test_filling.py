@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hybrid.solvers import AugmentedLagrangian
 from hybrid.solvers.base import Setup
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
-from hybrid.solvers.exact.pipeline import Gaps, Op
+from hybrid.solvers.exact.gaps import Gaps
+from hybrid.solvers.exact.pipeline import Kind
 
 KINDS = pytest.mark.parametrize("kind", ["added", "own"])
 SOLVER = AugmentedLagrangian(beta=0.3, local_lr=0.7)
@@ -165,25 +166,25 @@ def test_after_roll_backs_a_local_step_is_as_small_as_its_factor_says(kind):
 
 @KINDS
 def test_local_work_leaves_statistics_weights_and_the_exact_gradient_alone(kind, monkeypatch):
-    worked: list[Op] = []
+    worked: list[Kind] = []
     work = BubbleFill.work
 
-    def watched(fill, op):
+    def watched(fill, kind):
         module = fill.block.module
         before = {name: value.clone() for name, value in module.state_dict().items()}
         gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
         samples = fill.stats.samples
-        work(fill, op)
+        work(fill, kind)
         assert_same(module.state_dict(), before)
         for p, gradient in zip(module.parameters(), gradients, strict=True):
             assert (p.grad is None) == (gradient is None)
             assert gradient is None or torch.equal(p.grad, gradient)
         if fill.stats.samples > samples:
-            worked.append(op)
+            worked.append(kind)
 
     monkeypatch.setattr(BubbleFill, "work", watched)
     filled(small([1, 3]), THREE, 2, kind)
-    assert {Op.MIDDLE, Op.TURN} == set(worked)
+    assert {Kind.MIDDLE, Kind.TURN} == set(worked)
 
 
 def test_an_unknown_step_is_refused_with_the_known_ones():

@@ -2,21 +2,14 @@
 
 from collections import deque
 from itertools import pairwise
+from textwrap import indent
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybrid.solvers.exact.pipeline import (
-    LOCAL_COST,
-    Cost,
-    Gaps,
-    Op,
-    PassTimes,
-    fit_gaps,
-    pass_order,
-    pass_times,
-)
+from hybrid.solvers.exact.gaps import LOCAL_COST, Cost, Gaps, PassTimes, fit_gaps, pass_times
+from hybrid.solvers.exact.pipeline import Kind, drawn, pass_order
 
 BLOCKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 12)
 
@@ -56,7 +49,7 @@ class Simulated:
                 while work[k] and self._ready(work[k][0], k, K, up, down):
                     moved = True
                     op = work[k].popleft()
-                    if op is Op.FORWARD:
+                    if op.kind is Kind.FORWARD:
                         if k > 0:
                             clock[k] = max(clock[k], up[k].popleft())
                         if forwards[k] % m == 0:
@@ -66,7 +59,7 @@ class Simulated:
                         if k < K - 1:
                             up_free[k] = max(up_free[k], clock[k]) + wires[k]
                             up[k + 1].append(up_free[k])
-                    elif op is Op.BACKWARD:
+                    elif op.kind is Kind.BACKWARD:
                         if k < K - 1:
                             clock[k] = max(clock[k], down[k].popleft())
                         clock[k] += costs[k].backward * n
@@ -74,16 +67,16 @@ class Simulated:
                             down_free[k] = max(down_free[k], clock[k]) + wires[k - 1]
                             down[k - 1].append(down_free[k])
                     else:
-                        share = gaps[k].middle if op is Op.MIDDLE else gaps[k].turn
+                        share = gaps[k].middle if op.kind is Kind.MIDDLE else gaps[k].turn
                         clock[k] += share * sum(costs[k])
             assert moved, "every rank waits"
         self.end = max(clock)
 
     @staticmethod
     def _ready(op, k, K, up, down):
-        if op is Op.FORWARD:
+        if op.kind is Kind.FORWARD:
             return k == 0 or bool(up[k])
-        return op is not Op.BACKWARD or k == K - 1 or bool(down[k])
+        return op.kind is not Kind.BACKWARD or k == K - 1 or bool(down[k])
 
     @property
     def periods(self):
@@ -95,18 +88,21 @@ def test_without_gaps_block_k_holds_at_most_K_minus_k_graphs(K, m):  # noqa: N80
     for k in range(K):
         held, most = 0, 0
         for op in pass_order(k, K, m):
-            held += 1 if op is Op.FORWARD else -1
+            held += 1 if op.kind is Kind.FORWARD else -1
             most = max(most, held)
         assert most == min(m, K - k)
 
 
-@pytest.mark.parametrize(
-    ("k", "without_gaps", "with_gaps"),
-    [(0, "FFFBFBBB", "FFFFMBBBBT"), (1, "FFBFBFBB", "FFFFMBBBBT"), (2, "FBFBFBFB", "FBFBFBFBT")],
-)
-def test_the_orders_are_those_drawn(k, without_gaps, with_gaps):
-    assert "".join(op.value for op in pass_order(k, 3, 4)) == without_gaps
-    assert "".join(op.value for op in pass_order(k, 3, 4, Gaps())) == with_gaps
+@pytest.mark.parametrize("gaps", [None, Gaps()])
+def test_the_orders_are_those_drawn(gaps):
+    drawing = drawn([pass_order(k, 3, 4, gaps) for k in range(3)])
+    assert indent(drawing, " " * 8) in pass_order.__doc__
+
+
+def test_a_drawing_marks_what_each_block_of_a_wrong_timetable_waits_for():
+    with pytest.raises(ValueError, match="no block can go on") as caught:
+        drawn([pass_order(0, 2, 3), pass_order(1, 2, 3)[::-1]])
+    assert str(caught.value).splitlines()[1:] == ["block 0   F0  F1  B0?", "block 1   B2?"]
 
 
 @given(pipelines())
