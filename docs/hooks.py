@@ -91,7 +91,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
     from pydantic import BaseModel
 
     from hybrid.method.options import Options
-    from hybrid.settings.round_options import RoundOptions
+    from hybrid.settings.sections.rounds import RoundOptions
     from hybrid.solvers.acting import Settings
 
     hints = get_type_hints(made)
@@ -107,7 +107,7 @@ def _fields(made: type) -> dict[str, tuple[str, str | None]]:
 
 
 def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
-    from hybrid.method.given import GivenSettings
+    from hybrid.method.options import GivenSettings
 
     if get_origin(hint) is GivenSettings:
         return f"{_type(hint).partition(' ')[0]}()"
@@ -119,7 +119,7 @@ def _default(field: dataclasses.Field[Any], hint: Any) -> str | None:
 
 def _type(hint: Any) -> str:
     """As it is written without what it is annotated with."""
-    from hybrid.method.given import Given, GivenSettings
+    from hybrid.method.options import Given, GivenSettings
 
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:

@@ -8,8 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from hybrid.settings.config import Config
-from hybrid.settings.explaining import declaring
-from hybrid.settings.methods import NAMED, known_settings, values
+from hybrid.settings.methods import NAMED, declaring, known_settings, values
 from hybrid.solvers import acting, registry
 
 PAGE = Path(__file__).parent / "settings.md"

@@ -77,12 +77,14 @@ class Setup:
     """The shape of one sample at the cuts k = 1 .. K-1."""
     batch_size: int = 1
     """Samples of a mini-batch, or of one replica's share of it."""
-    window: int = 0
-    """Mini-batches whose auxiliary variables exist at once; 0: there are none."""
+    stored_batches: int = 0
+    """Mini-batches whose auxiliary variables a rank stores at once; 0: there are none."""
     sweeps: int = 1
     """Passes over a window's sub-problems."""
     carried: bool = False
     """Whether the auxiliary variables outlive their window."""
+    window: int = 1
+    """Mini-batches of a round."""
     fills: bool = False
     """Whether local steps fill the gaps of the exact pass."""
     own_fill: bool = False
@@ -117,8 +119,8 @@ class Setup:
 
     @property
     def samples(self) -> int:
-        """Samples of a window."""
-        return self.window * self.batch_size
+        """Samples whose auxiliary variables are stored."""
+        return self.stored_batches * self.batch_size
 
     @property
     def corrects(self) -> bool:
@@ -128,7 +130,7 @@ class Setup:
     @property
     def exchanges(self) -> bool:
         """Whether auxiliary variables move between sweeps, not only weights."""
-        return self.window > 0 and (self.sweeps > 1 or self.carried)
+        return self.stored_batches > 0 and (self.sweeps > 1 or self.carried)
 
     def shape_before(self, index: int) -> Shape | None:
         """The shape of one sample at the cut before block `index`; None for the first block."""
@@ -242,7 +244,9 @@ class Solver(Settings, ABC):
     needs: ClassVar[tuple[Needs, ...]] = ()
     """What must hold in a run, whatever the settings are."""
     acts: ClassVar[Mapping[str, Acts]] = {
-        "solver.*": Acts(HAVE_TIME.where, lambda run: run.setup.window or HAVE_TIME.holds(run))
+        "solver.*": Acts(
+            HAVE_TIME.where, lambda run: run.setup.stored_batches or HAVE_TIME.holds(run)
+        )
     }
     """Conditions of inherited settings, see `hybrid.solvers.acting`."""
 

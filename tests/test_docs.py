@@ -46,7 +46,7 @@ def test_the_page_of_the_api_shows_every_field_with_a_plain_type():
     passes = ["micro_batches", "clip_norm", "recompute", "messages", "filter"]
     assert list(shown["hybrid.solvers.Backprop"]) == passes
     assert {*shown["hybrid.solvers.DDG"]} == {*passes, "stash"} - {"filter"}
-    assert shown["hybrid.Trainer"]["window"] == ("int | Literal['all', 'auto'] | None", "None")
+    assert shown["hybrid.Trainer"]["window"] == ("int | Literal['all'] | None", "None")
     types = {type_ for found in shown.values() for type_, _ in found.values()}
     assert not [type_ for type_ in types if re.search(r"Annotated|Given|[A-Z_]{4}", type_)]
 
@@ -55,7 +55,9 @@ def test_pages_name_the_methods_that_refuse_replicas():
     refusing = set()
     for name in registry.OWN:
         solver = registry.solver_class(name)()
-        alone, grid = (Setup(((4, 2, 2),), 8, window=1, replicas=R, total=8 * R) for R in (1, 2))
+        alone, grid = (
+            Setup(((4, 2, 2),), 8, stored_batches=1, replicas=R, total=8 * R) for R in (1, 2)
+        )
         check(solver, alone)
         with suppress(ValueError):
             check(solver, grid)

@@ -43,7 +43,7 @@ ROOMS = (
     *("hybrid.__main__", "hybrid.cli"),
     *("hybrid.plan", "hybrid.report", "hybrid.bench", "hybrid.doctor"),
     *("hybrid", "hybrid.training"),
-    *("hybrid.method", "hybrid.rounds", "hybrid.optimizers"),
+    *("hybrid.method", "hybrid.rounds", "hybrid.method"),
     *("hybrid.ranks", "hybrid.folder", "hybrid.samplers"),
     *("hybrid.networks", "hybrid.links", "hybrid.data", "hybrid.networks.models"),
     "hybrid.settings",

@@ -27,8 +27,8 @@ from torch import nn
 
 from hybrid import Trainer, data, split
 from hybrid.links import threads
+from hybrid.method.blocks import make_optimizer
 from hybrid.networks import models
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import AugmentedLagrangian
 

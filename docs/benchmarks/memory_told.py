@@ -92,7 +92,7 @@ def rank(model: str, count: int, size: int, name: str) -> None:
     warm = MethodContender(planner.method(blocks, Recipe("", Backprop(micro_batches=2))), links)
     warm.train(still_batches(train, 8, 2, torch.device("cpu")))  # so that the code is loaded
     del warm
-    batches = still_batches(train, size, ROUNDS * row.method.round_batches, torch.device("cpu"))
+    batches = still_batches(train, size, ROUNDS * row.method.setup.window, torch.device("cpu"))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     links.everyone(None)

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid.method.blocks import placed
+from hybrid.method.blocks import make_optimizer, output_weight, placed
 from hybrid.networks import models
-from hybrid.optimizers.optimizer import make_optimizer, output_weight
 from hybrid.ranks.launch import keep_memory
 from hybrid.settings.config import OptimizerSettings
 

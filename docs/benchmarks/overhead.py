@@ -19,18 +19,16 @@ from torch import nn
 
 from hybrid import data
 from hybrid.links import run_threads
-from hybrid.method.blocks import make_block
+from hybrid.method.blocks import make_block, make_optimizer
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.networks import models
 from hybrid.networks.partition import split
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
-from hybrid.settings.config import OptimizerSettings, RoundSettings, TrainSettings
+from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import Backprop, Batch, Window
-from hybrid.solvers.exact.exact_pass import PassSettings
 
 
 def main() -> None:
@@ -60,9 +58,9 @@ def main() -> None:
             loss.item()
 
     blocks = split(ours, 1)
-    settings = Options(train=TrainSettings(batch_size=options.batch_size))
+    settings = Options(Backprop(), train=TrainSettings(batch_size=options.batch_size))
     problem = Problem.of(settings, blocks, train)
-    method = settle(problem, Backprop(), PassSettings(), RoundSettings(), settings)
+    method = settle(problem, settings)
     source = EpochSource(train, 0, 0, True, torch.device("cpu"))
     window = Window([Batch(batch, 0.1, source) for batch in ids])
 

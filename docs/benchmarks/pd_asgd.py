@@ -24,9 +24,8 @@ from torch import nn
 from hybrid import Trainer, data, split
 from hybrid.data import Dataset
 from hybrid.links import RankLinks, run_threads
-from hybrid.method.blocks import make_block
+from hybrid.method.blocks import make_block, make_optimizer
 from hybrid.networks import models
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.report import DivergedError
 from hybrid.rounds.windows import EpochSource

@@ -37,9 +37,9 @@ from hybrid.data import Dataset
 from hybrid.data.sampling import epoch_order
 from hybrid.links import RankLinks, run_virtual
 from hybrid.method.blocks import make_block
+from hybrid.method.schedule import Schedule
 from hybrid.networks import models
 from hybrid.networks.partition import split
-from hybrid.optimizers.schedule import Schedule
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings, ScheduleSettings

@@ -108,8 +108,8 @@ def time(folder: Path, names: list[str]) -> None:
             comm.barrier()
             start = perf_counter()
             first = turn * TIMED_STEPS
-            pairs = list(run.training.windows.of_epoch(0, 0, first))[
-                : TIMED_STEPS // run.training.windows.round_batches
+            pairs = list(run.training.windows.of_epoch(0, first))[
+                : TIMED_STEPS // run.training.windows.window
             ]
             if ROWS[name].strategy is not None or comm.rank == 0:
                 run.training.rounds.run(pairs, first, 0)

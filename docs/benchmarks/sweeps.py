@@ -21,10 +21,9 @@ from hybrid import data
 from hybrid.links.base import Start
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.links.mpi import MpiLinks
-from hybrid.method.blocks import make_block
+from hybrid.method.blocks import make_block, make_optimizer
 from hybrid.networks import models
 from hybrid.networks.partition import split
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.ranks import launch
 from hybrid.rounds.windows import EpochSource
 from hybrid.settings.config import OptimizerSettings

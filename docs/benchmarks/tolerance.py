@@ -37,8 +37,8 @@ from tolerance_optimizers import (
 from torch import nn
 
 from hybrid import Trainer, data, split
+from hybrid.method.blocks import Factory, make_optimizer
 from hybrid.networks import models
-from hybrid.optimizers.optimizer import Factory, make_optimizer
 from hybrid.settings.config import (
     CheckpointSettings,
     DelaySettings,

@@ -22,7 +22,7 @@ from torch_contenders import SCHEDULES, DataParallel, Pipeline, process_group
 from hybrid.bench.comparison import Bench
 from hybrid.links.communicator import MpiCommunicator
 from hybrid.ranks import launch
-from hybrid.settings.text import parse_override
+from hybrid.settings.resolve import parse_override
 from hybrid.training import build
 
 

@@ -22,10 +22,10 @@ from hybrid.links import AgreedError
 from hybrid.links.base import Start
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid, factorizations, share_size
+from hybrid.method import schedule as schedules
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.partition import split
 from hybrid.networks.units import Chain, units
-from hybrid.optimizers import schedule as schedules
 from hybrid.ranks import launch
 from hybrid.registries import LINKS, SAMPLERS
 from hybrid.rounds.batch_sampler import BatchSampler
@@ -224,7 +224,7 @@ class Bench:
         windows = Windows(self.train, chosen, every, False, 1, seed, schedule, self.device)
         totals = dict.fromkeys(rows, 0.0)
         for epoch in range(epochs):
-            trained, _ = next(windows.of_epoch(epoch, epoch * every))
+            trained, _ = next(windows.of_epoch(epoch))
             for name in list(totals):
                 try:
                     totals[name] += timed(self.comm, partial(_epoch, rows[name], trained.batches))

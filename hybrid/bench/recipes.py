@@ -17,8 +17,7 @@ from hybrid.method.options import Options
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.round_options import WINDOW
-from hybrid.settings.rounds import settled
+from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import Backprop, Batch, Solver, Window, registry
 from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.exact.wire import WireFormat
@@ -38,12 +37,8 @@ class Recipe:
     solver: Solver
     correction: PassSettings = field(default_factory=PassSettings)
     rounds: RoundSettings = field(default_factory=RoundSettings)
-    """With everything decided that was unset."""
     sync: Strategy = field(default_factory=STRATEGIES[STRATEGIES.default])
     """How replicas keep together, where there are any."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rounds", settled(self.solver, self.rounds))
 
     @property
     def windowed(self) -> bool:
@@ -67,11 +62,18 @@ class Recipe:
 
     def method(self, problem: Problem, options: Options, replicas: int = 1) -> Method:
         """The method of a run with these settings; ValueError, as there, if it cannot train."""
-        own = replace(options, sync=self.sync, replicas=replicas)
+        own = replace(
+            options,
+            solver=self.solver,
+            correction=self.correction,
+            rounds=self.rounds,
+            sync=self.sync,
+            replicas=replicas,
+        )
         if replicas == 1:  # what is asked of replicas holds for the rows that have some
             own.side_by_side = "auto"
             own.train = own.train.model_copy(update={"sync_batchnorm": False})
-        return settle(problem, self.solver, self.correction, self.rounds, own)
+        return settle(problem, own)
 
     def narrowed(self, messages: WireFormat) -> Recipe | None:
         """The same with messages of fewer bits; None if they have as few, or cannot be chosen."""
@@ -172,7 +174,7 @@ def recipes(
             fill = RoundSettings(fill=True, memory_gb=memory_gb)
             made.append(Recipe(f"{name}, m={m}, gaps filled", solver, passes[m], fill))
         m = micro_batches[-1]
-        window = RoundSettings(window=WINDOW, memory_gb=memory_gb)
+        window = RoundSettings(window=WINDOW, sweeps=solver.sweeps, memory_gb=memory_gb)
         made.append(Recipe(f"{name}, m={m}, window {WINDOW}", solver, passes[m], window))
     return made
 
@@ -205,7 +207,7 @@ class MethodContender(Contender):
         self.rounds = self.method.start(self.block, links)
 
     def train(self, batches: Sequence[Batch]) -> None:
-        length, sweeps = self.method.round_batches, self.method.setup.sweeps
+        length, sweeps = self.method.setup.window, self.method.setup.sweeps
         place = self.links.place
         mine = [batch.of_replica(place.replica, place.replicas) for batch in batches]
         starts = range(0, len(mine), length)

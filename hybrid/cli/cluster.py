@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from hybrid.cli import options
 from hybrid.cli.options import AnyOther, Model, first_says, flag, now, overrides
 from hybrid.errors import tell
 from hybrid.ranks import launch
@@ -92,7 +91,6 @@ def submit(
     given = overrides(context)
     resolved = load(config, given)
     references.check_code_is_given(resolved, given)
-    options.say_notices(resolved)
     if gpus_per_rank is None:
         gpus_per_rank = 0 if resolved.train.device == "cpu" else 1
     if out is None:

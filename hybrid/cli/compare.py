@@ -142,7 +142,6 @@ def plan(
         given = _settings(context)
         resolved = load(config, given)
         references.check_code_is_given(resolved, given)
-        options.say_notices(resolved)
         if measure is not None:
             yield measuring.write_profile(resolved, measure, say)
             return

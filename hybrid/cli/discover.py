@@ -61,7 +61,7 @@ def explain(
     ],
 ) -> None:
     """Print what a setting means, which values it takes, its default, and which methods have it."""
-    from hybrid.settings.explaining import explained
+    from hybrid.settings.methods import explained
 
     flags = {dotted: f"--{name.replace('_', '-')}" for name, dotted in FLAGS.items()}
     first_says(lambda: "\n\n".join(explained(setting, flags)))

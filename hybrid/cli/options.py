@@ -67,7 +67,7 @@ AnyOther = Annotated[
 
 def overrides(context: typer.Context) -> dict[str, Any]:
     """The settings given by flags and by --set, which come before those of the TOML file."""
-    from hybrid.settings.text import parse_override
+    from hybrid.settings.resolve import parse_override
 
     texts = list(context.params.get("set_") or [])
     given = {n: v for n, v in context.params.items() if n in FLAGS and v is not None}
@@ -106,12 +106,6 @@ def say_once(text: str) -> None:
     """Rank 0 prints a line about what all ranks have met."""
     if launch.launched_rank() == 0:
         tell(f"hybrid: {text}")
-
-
-def say_notices(config: Config) -> None:
-    """Rank 0 prints how it has read settings with a former spelling."""
-    for notice in config.notices:
-        say_once(notice)
 
 
 @contextmanager

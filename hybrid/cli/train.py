@@ -58,7 +58,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a network in K blocks x R replicas, one for each MPI rank, or thread without mpirun."""
-    from hybrid.settings.text import to_toml
+    from hybrid.settings.resolve import to_toml
     from hybrid.training import build
 
     comm = launch.communicator()
@@ -78,7 +78,6 @@ def train(
     given = _settled(config, options.overrides(context), out if resume else None)
     with options.together():
         resolved = build.read_settings(config, given, out, resume)
-    options.say_notices(resolved)
     if print_config:
         options.first_says(lambda: to_toml(resolved).strip())
         return

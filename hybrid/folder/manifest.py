@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,15 +38,6 @@ class Files(Part):
     states: dict[str, Entry]
 
 
-class Pace(Part):
-    """`Controller.state` of `hybrid.rounds`."""
-
-    level: Count
-    peak: Annotated[float, Field(ge=0)]
-    votes: Annotated[int, Field(ge=-1, le=1)]
-    held: Count
-
-
 class Rounds(Part):
     """`Rounds.state` of `hybrid.rounds`, of those that alternate with what these keep besides."""
 
@@ -56,7 +47,6 @@ class Rounds(Part):
     resting: bool = False
     length: Count = 0
     recorded: bool = False
-    controller: Pace | None = None
 
 
 class Shared(Part):
@@ -84,7 +74,7 @@ class RunPosition(Part):
     step: Count
     epoch: Count
     steps_per_epoch: Annotated[int, Field(ge=1, lt=2**53)]
-    window: Annotated[int, Field(ge=1, lt=2**53)] | Literal["auto"]
+    window: Annotated[int, Field(ge=1, lt=2**53)]
     cuts: list[str]
     replicas: Annotated[int, Field(ge=1, lt=2**31)]
     sync: str

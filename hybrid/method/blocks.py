@@ -1,28 +1,47 @@
-"""One rank's block, with its optimizer, on its device."""
+"""One rank's block, with the optimizer of its steps, on its device."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from hybrid.errors import format_error, one_line
 from hybrid.networks.blocks import Blocks
-from hybrid.optimizers import optimizer as optimizers
+from hybrid.settings import torch_classes
 from hybrid.settings.config import DelaySettings, OptimizerSettings, TrainSettings
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.draws import Draws
-from hybrid.solvers.blocks.optimizer_state import Average
+from hybrid.solvers.blocks.optimizer_state import Average, optimizer_state
 from hybrid.solvers.layers.projection import leading_projection
 from hybrid.solvers.optimizers.mends import Extrapolation
 
 M = TypeVar("M", bound=nn.Module)
+Group = dict[str, Any]
+"""Parameters that are stepped alike: "params", and settings other than the optimizer's."""
+Factory = Callable[[list[Group]], torch.optim.Optimizer]
+"""Makes an optimizer of one's own over a block's groups; called once a block, by its thread.
+
+The group of biases and BatchNorm parameters, last, has "weight_decay": 0; the other has none, so
+the optimizer's own holds. The learning rate of the first group is the peak of the schedule, and
+those of other groups keep their ratio to it. Each has "delay", the steps by which the gradients of
+the block are late.
+"""
+
+RAMP = 200.0
+"""psi of NAdam times the steps of a training, what torch's 0.004 is over 50,000 of them.
+
+Half of the momentum's rise to its last value is then over after 8 % of the training.
+"""
 
 
 def make_block(
     blocks: Blocks,
     index: int,
-    optimizer: OptimizerSettings | optimizers.Factory,
+    optimizer: OptimizerSettings | Factory,
     device: torch.device,
     train: TrainSettings | None = None,
     drawing: dict[nn.Module, tuple[int, ...]] | None = None,
@@ -37,8 +56,8 @@ def make_block(
     """
     train = train or TrainSettings()
     module = placed(blocks.module(index), device)
-    head = optimizers.output_weight(blocks.module(k) for k in range(len(blocks)))
-    exact = optimizers.make_optimizer(module, optimizer, head, steps_late, total_steps)
+    head = output_weight(blocks.module(k) for k in range(len(blocks)))
+    exact = make_optimizer(module, optimizer, head, steps_late, total_steps)
     steps = {"exact": exact, "local": exact}
     if delay is not None and delay.mend == "extrapolate" and steps_late:
         steps["local"] = Extrapolation(exact.param_groups, exact, min(delay.cap, steps_late))
@@ -68,3 +87,157 @@ def placed(module: M, device: torch.device) -> M:
             # not contiguous(): of one channel that keeps strides that say nothing
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return module
+
+
+def make_optimizer(
+    module: nn.Module,
+    wanted: OptimizerSettings | Factory,
+    head: nn.Parameter | None = None,
+    steps_late: float = 0.0,
+    total_steps: int = 0,
+) -> torch.optim.Optimizer:
+    """The optimizer over a block; biases and BatchNorm parameters decay only if asked to.
+
+    `head` is the weight of the network's output layer, see `output_weight`; `steps_late` the delay
+    of the block's gradients, and `total_steps` those of the training, 0 if they are not known.
+
+    ValueError, on one line, for arguments or parameters that its class does not take, and for what
+    a factory gives that is no optimizer of the block's parameters.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    # an optimizer needs a parameter, and a block may have none
+    parameters = parameters or [nn.Parameter(torch.zeros(0, 0))]
+    if isinstance(wanted, OptimizerSettings):
+        groups = _groups_of_settings(module, parameters, wanted, head)
+        return _keep_ratios(_optimizer_of_settings(groups, wanted, total_steps), wanted.lr)
+    return _optimizer_of_factory(parameters, wanted, steps_late)
+
+
+def _groups_of_settings(
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    settings: OptimizerSettings,
+    head: nn.Parameter | None,
+) -> list[Group]:
+    """What is stepped by its shape, what decays, and the rest; each where there is any."""
+    first: list[nn.Parameter] = []
+    more: Group = {}
+    if settings.name in torch_classes.BY_SHAPE:
+        embeddings = (nn.Embedding, nn.EmbeddingBag)
+        skipped = {id(part.weight) for part in module.modules() if isinstance(part, embeddings)}
+        first = [p for p in parameters if is_matrix(p) and id(p) not in skipped | {id(head)}]
+        more = {"rule": settings.vectors, "lr": settings.vectors_lr or settings.lr}
+    by_shape = {id(p) for p in first}
+    others = [p for p in parameters if id(p) not in by_shape]
+    decaying = [p for p in others if p.ndim > 1 or settings.decay_all]
+    plain = [p for p in others if p.ndim <= 1 and not settings.decay_all]
+    groups: list[Group] = [
+        {"params": first, "weight_decay": settings.weight_decay},
+        {"params": decaying, "weight_decay": settings.weight_decay, **more},
+        {"params": plain, "weight_decay": 0.0, **more},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _optimizer_of_factory(
+    parameters: list[nn.Parameter], factory: Factory, steps_late: float
+) -> torch.optim.Optimizer:
+    decaying = [p for p in parameters if p.ndim > 1]
+    plain = [p for p in parameters if p.ndim <= 1]
+    groups: list[Group] = [{"params": decaying, "delay": steps_late}] if decaying else []
+    groups += [{"params": plain, "weight_decay": 0.0, "delay": steps_late}] if plain else []
+    try:
+        made = factory(groups)
+    except Exception as error:  # whatever a user's code raises
+        raise ValueError(f"the optimizer's factory fails: {format_error(error)}") from error
+    _check_factory_result(made, parameters)
+    rates: list[Any] = [group.get("lr") for group in made.param_groups]
+    if any(not isinstance(rate, float | int | torch.Tensor) for rate in rates) or not rates[0]:
+        raise ValueError(
+            f"the groups of {type(made).__name__} have the learning rates "
+            f"{', '.join(map(str, rates))}: give each a number, which the schedule multiplies, and "
+            "the first a positive one"
+        )
+    return _keep_ratios(made, float(rates[0]))
+
+
+def _keep_ratios(optimizer: torch.optim.Optimizer, peak: float) -> torch.optim.Optimizer:
+    """Note in every group how its learning rate stands to the run's."""
+    for group in optimizer.param_groups:
+        group["lr_ratio"] = float(group["lr"]) / peak
+    return optimizer
+
+
+def peak_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate that the schedule starts from, of an optimizer that was made here."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group["lr_ratio"]) if group["lr_ratio"] != 1 else group["lr"]
+
+
+def output_weight(modules: Iterable[nn.Module]) -> nn.Parameter | None:
+    """The weight of the layer that gives a network's output: the last matrix; None without any."""
+    matrices = [p for module in modules for p in module.parameters() if is_matrix(p)]
+    return matrices[-1] if matrices else None
+
+
+def is_matrix(p: torch.Tensor) -> bool:
+    """Whether a parameter maps several values to several: no vector, whatever its dimensions."""
+    return p.ndim > 1 and len(p) > 1 and p.numel() > len(p)
+
+
+def count_copies(settings: OptimizerSettings) -> int:
+    """Numbers in memory for each of a large matrix: itself, its gradient, what is kept of it."""
+    weight = nn.Parameter(torch.zeros(64, 64))
+    made = _optimizer_of_settings([{"params": [weight]}], settings)
+    slots = optimizer_state(made, weight).values()
+    numbers = sum(slot.numel() for slot in slots if isinstance(slot, torch.Tensor))
+    return 2 + round(numbers / weight.numel())
+
+
+def _optimizer_of_settings(
+    groups: list[Group], settings: OptimizerSettings, total_steps: int = 0
+) -> torch.optim.Optimizer:
+    cls: Callable[..., torch.optim.Optimizer] = torch_classes.optimizer_class(settings.name)
+    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.arguments.items()}
+    if settings.name in ("sgd", "muon"):
+        nesterov = settings.nesterov and settings.momentum > 0
+        arguments |= {"momentum": settings.momentum, "nesterov": nesterov}
+    elif settings.name in torch_classes.OPTIMIZERS:
+        beta = inspect.signature(cls).parameters["betas"].default[1]
+        arguments = {"betas": (settings.momentum, beta), **arguments}
+        if settings.name == "nadamw":
+            ramp = {"momentum_decay": RAMP / total_steps} if total_steps else {}
+            arguments = {"decoupled_weight_decay": True, **ramp, **arguments}
+    try:
+        made = cls(groups, lr=settings.lr, **arguments)
+        if settings.arguments:
+            for group in groups:  # what a constructor lets pass may fail in a step
+                optimizer_state(made, group["params"][0])
+    except Exception as error:
+        asked, remedy = f"optimizer.name is {settings.name!r}", "choose another"
+        if settings.arguments:
+            asked = f"optimizer.arguments is {settings.arguments} of {settings.name}"
+            remedy = "leave it out, or change it"
+        raise ValueError(f"{asked}, but torch says: {one_line(error)}; {remedy}") from None
+    return made
+
+
+def _check_factory_result(made: object, parameters: list[nn.Parameter]) -> None:
+    """ValueError unless a factory has made an optimizer of exactly these."""
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ValueError(
+            f"the optimizer's factory gave a {type(made).__name__}: let it return a "
+            "torch.optim.Optimizer over the groups it gets"
+        )
+    name = type(made).__name__
+    if torch_classes.needs_closure(type(made)) or isinstance(made, torch.optim.SparseAdam):
+        raise ValueError(
+            f"the optimizer's factory gave {name}, but blocks have no closure that evaluates the "
+            "loss, and no sparse gradients: take one whose step needs neither"
+        )
+    found = [p for group in made.param_groups for p in group["params"]]
+    if {id(p) for p in found} != {id(p) for p in parameters}:
+        raise ValueError(
+            f"the optimizer's factory gave {name} over {len(found)} parameters, of which a block "
+            f"has {len(parameters)}: give it all of the groups, and nothing else"
+        )

@@ -11,21 +11,20 @@ from hybrid.data import Data
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Place, share_size
 from hybrid.method.blocks import make_block
-from hybrid.method.facts import Facts
+from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.optimizers.schedule import Rate
 from hybrid.ranks import launch
-from hybrid.rounds.alternating import AlternatingRounds
 from hybrid.rounds.base import Rounds
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.controller import Controller
-from hybrid.rounds.mini_batches import MiniBatchRounds
+from hybrid.rounds.kinds import AlternatingRounds, MiniBatchRounds
 from hybrid.rounds.trace import Trace
-from hybrid.rounds.windows import Windows
-from hybrid.solvers.base import Setup, SubProblems
+from hybrid.rounds.windows import Rate, Windows
+from hybrid.settings.config import RoundSettings
+from hybrid.solvers.base import Setup, Solver, SubProblems
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.exact.exact_pass import ExactPass
+from hybrid.solvers.exact.exact_pass import ExactPass, PassSettings
 from hybrid.solvers.exact.filling import BubbleFill, stored_batches
+from hybrid.solvers.exact.gaps import Gaps
 from hybrid.solvers.layers.norms import SharedNorms
 from hybrid.solvers.optimizers.muon import Muon
 from hybrid.solvers.peers import Sharing
@@ -34,13 +33,40 @@ FIRST = Place()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(Facts):
+class Method:
     """How a problem is solved: what a run, a row of a bench and a row of a plan are started from.
 
     `settle` makes it.
     """
 
+    options: Options
     problem: Problem
+    setup: Setup
+    gaps: tuple[Gaps, ...] = ()
+    """Local work of each block in a pass; empty: no gaps are filled."""
+    shares_products: bool = False
+    """Whether replicas divide what Muon would compute alike on all of them."""
+
+    @property
+    def solver(self) -> Solver:
+        """What trains."""
+        return self.options.solver
+
+    @property
+    def correction(self) -> PassSettings:
+        """The settings of the serial passes."""
+        assert self.options.correction is not None
+        return self.options.correction
+
+    @property
+    def rounds(self) -> RoundSettings:
+        """How serial and parallel phases alternate."""
+        return self.options.rounds
+
+    @property
+    def steps(self) -> int:
+        """Mini-batches of an epoch."""
+        return self.problem.steps
 
     @property
     def whole(self) -> bool:
@@ -78,7 +104,7 @@ class Method(Facts):
         """What the shapes of carried variables depend on, but for the cuts; empty without any."""
         setup = self.setup
         # not this replica's own samples: shares differ by one
-        whole = [setup.replicas, setup.window * setup.total]
+        whole = [setup.replicas, setup.stored_batches * setup.total]
         samples = whole if setup.replicas > 1 else [setup.samples]
         return [*samples, *self.solver.layout()] if setup.carried else []
 
@@ -95,7 +121,7 @@ class Method(Facts):
 
     def memory(self, index: int) -> int:
         """Bytes of auxiliary variables on block `index`."""
-        needed = self.solver.memory(self.setup, index) if self.setup.window else 0
+        needed = self.solver.memory(self.setup, index) if self.setup.stored_batches else 0
         return needed + (self.solver.memory(self._filling(index), index) if self.gaps else 0)
 
     def block(self, links: RankLinks) -> Block:
@@ -133,22 +159,18 @@ class Method(Facts):
         """One rank's rounds."""
         solver, setup = self.solver, self.setup
         exact = ExactPass(self.correction, block, links, setup)
+        own = setup.stored_batches or not solver.alternates  # else gaps alone are filled
+        program = solver.start(block, links, setup) if own else None
+        every = 0 if solver.exact else setup.correct_every
+        common = links, exact, program, every, trace, setup.serial_steps
         if not solver.alternates:
-            every = 0 if solver.exact else setup.correct_every
-            program = solver.start(block, links, setup)
-            return MiniBatchRounds(links, exact, program, every, trace, setup.serial_steps)
+            return MiniBatchRounds(*common)
         return AlternatingRounds(
-            links,
-            exact,
-            solver.start(block, links, setup) if setup.window else None,
-            self._fill(block, links) if self.gaps else None,
-            setup.correct_every,
+            *common,
+            fill=self._fill(block, links) if self.gaps else None,
             observe=self.observe,
             carried=setup.carried,
-            statistics=self.normed,
-            trace=trace,
-            controller=self._controller(),
-            serial_steps=setup.serial_steps,
+            statistics=self.problem.normed,
         )
 
     def windows(
@@ -156,14 +178,13 @@ class Method(Facts):
         data: Data,
         schedule: Rate,
         sampler: BatchSampler,
-        controller: Controller | None = None,
         place: Place = FIRST,
     ) -> Windows:
         """The windows of every epoch, with a replica's share of their mini-batches."""
         return Windows(
             data,
             sampler,
-            self.round_batches,
+            self.setup.window,
             self.whole,
             self.setup.sweeps,
             self.setup.seed,
@@ -171,7 +192,6 @@ class Method(Facts):
             self.device,
             self.setup.carried,
             self.problem.objectives.mix,
-            controller,
             place.replica,
             place.replicas,
         )
@@ -184,18 +204,5 @@ class Method(Facts):
 
     def _filling(self, index: int) -> Setup:
         """Of the program that fills the gaps of block `index`: a store of the records it needs."""
-        window = stored_batches(self.gaps[index], self.setup.batch_size)
-        return replace(self.setup, window=window, sweeps=1)
-
-    def _controller(self) -> Controller | None:
-        """What changes the rounds as they go; None: they stay as they are."""
-        rounds = self.rounds
-        if rounds.window != "auto":
-            return None
-        return Controller(
-            self.round_batches,
-            rounds.sweeps or 1,
-            rounds.correct_every or 0,
-            rounds.residual_limit,
-            self.solver.sweeps,
-        )
+        slots = stored_batches(self.gaps[index], self.setup.batch_size)
+        return replace(self.setup, stored_batches=slots, sweeps=1)

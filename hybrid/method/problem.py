@@ -71,6 +71,11 @@ class Problem:
         )
 
     @property
+    def draws(self) -> bool:
+        """Whether layers of the network draw random numbers."""
+        return any(self.drawing)
+
+    @property
     def factorized(self) -> frozenset[int]:
         """The cuts whose block behind begins with a factorization."""
         leads = {k: leading_projection(self.blocks.module(k)) for k in range(1, len(self.blocks))}

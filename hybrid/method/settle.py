@@ -2,88 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
 from hybrid.data.samplers.base import Learning
 from hybrid.links.grid import Place
-from hybrid.method.checks import check
-from hybrid.method.gaps import settled_gaps
+from hybrid.method.blocks import make_optimizer, output_weight
 from hybrid.method.method import Method
 from hybrid.method.options import Options
 from hybrid.method.problem import Problem
-from hybrid.method.sharing import shares_products
-from hybrid.rounds.controller import powers
-from hybrid.settings.config import RoundSettings
-from hybrid.settings.round_options import WINDOW
-from hybrid.settings.rounds import settled
-from hybrid.solvers.base import Setup, Solver
-from hybrid.solvers.exact.exact_pass import PassSettings
+from hybrid.settings.config import (
+    DataSettings,
+    OptimizerSettings,
+    ScheduleSettings,
+    SplitSettings,
+)
+from hybrid.settings.sections.rounds import WINDOW
+from hybrid.solvers import acting
+from hybrid.solvers.acting import Known
+from hybrid.solvers.base import Setup
+from hybrid.solvers.exact.gaps import Gaps, fit_gaps
+from hybrid.solvers.optimizers.muon import Muon
+
+WORTH_SHARING = 0.03
+"""Of a mini-batch's passes: what the products of a step must take for replicas to divide them."""
 
 
-def settle(
-    problem: Problem,
-    solver: Solver,
-    correction: PassSettings,
-    rounds: RoundSettings,
-    options: Options,
-) -> Method:
+def settle(problem: Problem, options: Options) -> Method:
     """The method that these settings ask for, with everything decided that they leave open.
 
     ValueError, with the remedy, for settings that cannot work or would change nothing.
     """
     options.check()
-    rounds = settled(solver, rounds)
-    round_batches = _round_batches(rounds, options, problem.steps)
-    setup = _setup(problem, solver, rounds, options, round_batches)
     method = Method(
-        solver=solver,
-        correction=correction,
-        setup=setup,
-        rounds=rounds,
         options=options,
-        steps=problem.steps,
-        round_batches=round_batches,
-        gaps=settled_gaps(rounds, problem, setup.batch_size, correction.micro_batches),
-        survival=problem.survival,
-        draws=any(problem.drawing),
-        normed=problem.normed,
-        shares_products=shares_products(problem, options),
-        cutout=problem.cutout,
         problem=problem,
+        setup=_setup(problem, options),
+        gaps=_gaps(problem, options),
+        shares_products=_shares_products(problem, options),
     )
-    check(method)
+    method.solver.check(method.setup)
+    acting.check(sections(method), known(method))
     _check_loss(method)
     _check_messages(method)
     _check_memory(method.of_replica(Place(replicas=options.replicas)))
     return method
 
 
-def _round_batches(rounds: RoundSettings, options: Options, steps: int) -> int:
-    """Mini-batches of a round, in epochs of so many; of the longest one, where they differ."""
-    if rounds.window == "auto":
-        return powers(min(rounds.window_limit, steps))[-1]
-    if rounds.window == "all":
-        return steps
-    length = min(rounds.window or WINDOW, steps)
-    corrected = (rounds.correct_every or 0) > 1
-    if isinstance(options.sampler, Learning) and not rounds.window and not corrected:
-        return min(length, options.sampler.lag)  # nobody asked for rounds of that length
-    return length
-
-
-def _setup(
-    problem: Problem, solver: Solver, rounds: RoundSettings, options: Options, round_batches: int
-) -> Setup:
-    train, replicas, every = options.train, options.replicas, rounds.correct_every or 0
+def _setup(problem: Problem, options: Options) -> Setup:
+    train, replicas, rounds = options.train, options.replicas, options.rounds
+    every, window = rounds.correct_every or 0, _window(options, problem.steps)
+    sweeps = options.solver.alternates and rounds.window is not None
     output = problem.objectives.output
-    windowed = solver.alternates and rounds.window is not None
     return Setup(
         problem.shapes,
         train.batch_size // replicas,
-        window=round_batches if windowed else 0,
+        stored_batches=window if sweeps else 0,
         sweeps=rounds.sweeps or 1,
-        carried=solver.alternates and rounds.window == "all" and every != 1,
+        carried=options.solver.alternates and rounds.window == "all" and every != 1,
+        window=window,
         fills=bool(rounds.fill),
         own_fill=rounds.fill_step == "own",
-        correct_every=every if rounds.window != "auto" else min(every, 1),
+        correct_every=every,
         serial_steps=rounds.serial_steps(problem.steps),
         factorized=problem.factorized,
         output=output,
@@ -95,6 +77,107 @@ def _setup(
         replicas=replicas,
         seed=train.seed,
     )
+
+
+def _window(options: Options, steps: int) -> int:
+    """Mini-batches of a round, in epochs of so many; the last one of an epoch may be shorter."""
+    rounds = options.rounds
+    if rounds.window == "all":
+        return steps
+    length = min(rounds.window or WINDOW, steps)
+    corrected = (rounds.correct_every or 0) > 1
+    if isinstance(options.sampler, Learning) and not rounds.window and not corrected:
+        return min(length, options.sampler.lag)  # nobody asked for rounds of that length
+    return length
+
+
+def _gaps(problem: Problem, options: Options) -> tuple[Gaps, ...]:
+    """The gaps that were asked for, or else what fits; ValueError unless each block has its own."""
+    assert options.correction is not None
+    blocks, gaps = problem.blocks, tuple(Gaps(*pair) for pair in options.rounds.gaps)
+    if not options.rounds.fill:
+        return ()
+    if not gaps:
+        # counted anew: the cuts alone, which a resumed run has, must give the same gaps
+        costs = replace(blocks, costs=[]).block_costs(problem.inputs)
+        share = options.train.batch_size // options.replicas
+        return tuple(fit_gaps(costs, share, options.correction.micro_batches))
+    if len(gaps) != len(blocks):
+        raise ValueError(
+            f"rounds.gaps has {len(gaps)} pairs for {len(blocks)} blocks: give "
+            "one [middle, turn] for each block, or leave it empty"
+        )
+    if gaps[-1].middle:
+        raise ValueError(
+            f"rounds.gaps gives the last block {gaps[-1].middle} samples in the middle of "
+            "a pass, where it has no gap: give it [0, turn]"
+        )
+    return gaps
+
+
+def _shares_products(problem: Problem, options: Options) -> bool:
+    """Whether the replicas of a block divide Muon's products.
+
+    Operations are counted, not timed, so that all ranks come to the same answer.
+    """
+    settings = options.optimizer
+    if not isinstance(settings, OptimizerSettings) or settings.name != "muon":
+        return False
+    if options.replicas == 1 or not options.sync.exact:
+        return False
+    if settings.sharded is not None:
+        return settings.sharded
+    model: nn.Module = problem.blocks.model
+    optimizer = make_optimizer(model, settings, output_weight([model]))
+    assert isinstance(optimizer, Muon)
+    uncounted = replace(problem.blocks, costs=[])
+    passes = sum(sum(cost) for cost in uncounted.block_costs(problem.inputs))
+    share = options.train.batch_size // options.replicas
+    return optimizer.count_operations() > WORTH_SHARING * passes * share
+
+
+def known(method: Method) -> Known:
+    """The facts of a training by the names that conditions use."""
+    options, problem = method.options, method.problem
+    facts = {**vars(problem), **vars(options), **vars(method), "draws": problem.draws}
+    return Known(**facts, command="train")
+
+
+def check_replicas(options: Options) -> None:
+    """ValueError for settings of replicas that have no effect on so many of them as there are."""
+    tables = {
+        "sync": options.sync,
+        "split": SplitSettings(side_by_side=options.side_by_side),
+        "train": options.train,
+    }
+    acting.check(tables, Known(replicas=options.replicas, sync=options.sync))
+
+
+def sections(method: Method) -> dict[str, Any]:
+    """The settings of a training by section; what a function of the user's makes has none.
+
+    Those of [links] are checked where it is known how many processes there are.
+    """
+    options = method.options
+    tables = {
+        "solver": options.solver,
+        "sync": options.sync,
+        "split": SplitSettings(replicas=options.replicas, side_by_side=options.side_by_side),
+        "sampler": options.sampler,
+        "rounds": options.rounds,
+        "correction": options.correction,
+        "train": options.train,
+        "optimizer": options.optimizer,
+        "schedule": options.schedule,
+        "delay": options.delay,
+        "data": DataSettings(cutout=method.problem.cutout),
+    }
+    tables |= {"checkpoint": options.checkpoint} if hasattr(options, "checkpoint") else {}
+    if not isinstance(options.optimizer, OptimizerSettings):
+        del tables["optimizer"]
+    if not isinstance(options.schedule, ScheduleSettings):
+        del tables["schedule"]
+    return tables
 
 
 def _check_loss(method: Method) -> None:
@@ -139,7 +222,7 @@ def _check_messages(method: Method) -> None:
 
 def _check_memory(method: Method) -> None:
     """ValueError if the auxiliary variables of a block need more memory than allowed."""
-    window, limit = method.setup.window, method.rounds.memory_gb
+    window, limit = method.setup.stored_batches, method.rounds.memory_gb
     for index in range(len(method.problem.blocks)):
         needed = method.memory(index)
         if needed <= limit * 1e9:
@@ -147,8 +230,6 @@ def _check_memory(method: Method) -> None:
         fits = int(window * limit * 1e9 / needed)
         what = f"a window of {window} mini-batches" if window else "the work in gaps"
         shorter = f"take a window of {fits}, or " if fits else ""
-        if fits and method.rounds.window == "auto":
-            shorter = f"set rounds.window_limit={powers(fits)[-1]}, or "
         raise ValueError(
             f"{what} needs {needed / 1e9:.3g} GB of auxiliary variables on rank {index}, the "
             f"budget is {limit:g} GB: {shorter}set solver.storage=bfloat16, solver.filter=2 or "

@@ -13,7 +13,7 @@ from hybrid.bench.recipes import BASE
 from hybrid.errors import StoppedError
 from hybrid.links import Network
 from hybrid.links.grid import Grid, Place
-from hybrid.method.checks import check_replicas
+from hybrid.method.settle import check_replicas
 from hybrid.plan.device import Device
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import Prediction, best, waste

@@ -12,7 +12,7 @@ import numpy as np
 from hybrid.links import Network
 from hybrid.links.communicator import Communicator
 from hybrid.links.grid import Grid
-from hybrid.method.checks import check_replicas
+from hybrid.method.settle import check_replicas
 from hybrid.plan.advice import advice_to_stay, impossible_predictions, verdict
 from hybrid.plan.planner import Planner
 from hybrid.plan.prediction import best
@@ -21,9 +21,8 @@ from hybrid.ranks import launch
 from hybrid.ranks.starting import link_class
 from hybrid.settings import methods
 from hybrid.settings.config import Config, SplitSettings
-from hybrid.settings.resolve import load
+from hybrid.settings.resolve import load, read_toml
 from hybrid.settings.sections.base import is_reference
-from hybrid.settings.text import read_toml
 from hybrid.solvers import registry
 from hybrid.solvers.registry import STRATEGIES
 from hybrid.training import build

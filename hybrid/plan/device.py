@@ -15,8 +15,8 @@ from hybrid.folder.files import write_atomically
 from hybrid.links import Network
 from hybrid.networks.costs import Moved, Passes, count_moved, survival_rate
 from hybrid.networks.units import Unit
+from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import Section, first_fault
-from hybrid.settings.text import read_toml
 from hybrid.solvers.exact.gaps import Cost
 
 Positive = Annotated[float, Field(gt=0)]

@@ -13,10 +13,9 @@ from torch import nn
 
 from hybrid.errors import one_line
 from hybrid.folder.files import check_place
-from hybrid.method.blocks import placed
+from hybrid.method.blocks import make_optimizer, placed
 from hybrid.networks.costs import count_moved
 from hybrid.networks.units import Unit
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.plan.device import Device, Measured
 from hybrid.plan.subject import Say, Subject
 from hybrid.ranks import launch

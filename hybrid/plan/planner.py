@@ -17,10 +17,10 @@ from hybrid.data import Data
 from hybrid.links import Network, RankLinks, run_virtual
 from hybrid.links.grid import Grid, Place, grids, share_size
 from hybrid.links.virtual import VirtualLinks
+from hybrid.method.blocks import count_copies
 from hybrid.method.method import Method
 from hybrid.method.problem import Problem, check_size
 from hybrid.networks.blocks import Blocks
-from hybrid.optimizers import optimizer as optimizers
 from hybrid.plan.device import Device
 from hybrid.plan.memory import Memory
 from hybrid.plan.prediction import Prediction, best
@@ -80,7 +80,7 @@ class Planner:
         self.subject = Subject(settings, model, data, say, device)
         self._on_one_rank: dict[tuple[int, ...], list[Prediction]] = {}
         self.data, self.model = data, self.subject.model
-        copies = optimizers.count_copies(settings.optimizer) + (settings.train.ema > 0)
+        copies = count_copies(settings.optimizer) + (settings.train.ema > 0)
         copies += settings.delay.mend != "none"
         self._memory = Memory(copies)
 
@@ -276,7 +276,7 @@ class Planner:
         size, share = self.size, setup.batch_size
         if self.device is not None:  # whose steps all take the same time
             steps = min(steps, 2)
-        steps = setup.window or steps
+        steps = setup.stored_batches or steps
         if replicas > 1:
             steps = lcm(steps, min(getattr(recipe.sync, "steps", 1), LONGEST))
         batches = still_batches(self.data, size, steps, CPU)
@@ -313,7 +313,7 @@ class Planner:
         else:
             ranks = run_virtual(len(blocks), program, self.network, self.threads, replicas)
         elapsed, images = (max(r[of] for r in ranks) for of in ("seconds", "images"))
-        swept = setup.sweeps if setup.window else 0
+        swept = setup.sweeps if setup.stored_batches else 0
         gaps = method.gaps
         local = sum(map(sum, gaps)) / (len(gaps) * share) if gaps else swept
         return Prediction(

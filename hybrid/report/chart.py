@@ -65,16 +65,15 @@ class Chart:
         self.axes.set_ylabel(up)
         self.keys: list[Key] = []
         self.log = log
-        self._ticks: tuple[float, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is drawn."""
         return not self.axes.has_data()
 
-    def logarithmic(self, ticks: Sequence[float] = ()) -> None:
-        """Make the y axis logarithmic, with `ticks` if there are any."""
-        self.log, self._ticks = True, tuple(ticks)
+    def logarithmic(self) -> None:
+        """Make the y axis logarithmic."""
+        self.log = True
 
     def curve(
         self,
@@ -86,14 +85,12 @@ class Chart:
         lines: bool = True,
         dash: str = "solid",
         width: float = 1.5,
-        steps: bool = False,
         most: int = _MOST,
     ) -> None:
         """A line, with a mark for each point where they are few, as a single point has no line.
 
-        A value that is huge or not finite is a gap; without `lines` there are marks alone. With
-        `steps` a value holds from the point before. At most so many points are drawn. Without a
-        label the legend has no entry.
+        A value that is huge or not finite is a gap; without `lines` there are marks alone. At most
+        so many points are drawn. Without a label the legend has no entry.
         """
         each = -(-len(xs) // most) or 1
         self.axes.plot(
@@ -102,9 +99,8 @@ class Chart:
             color=color,
             linewidth=width,
             linestyle=dash if lines else "none",
-            marker="o" if not lines or (len(xs) <= _MARKED and not steps) else "",
+            marker="o" if not lines or len(xs) <= _MARKED else "",
             markersize=3,
-            drawstyle="steps-pre" if steps else "default",
         )
         self._name(color, dash, label)
 
@@ -159,9 +155,7 @@ class Chart:
             self.axes.set_yscale("log", nonpositive="mask")
             low, high = self.axes.get_ylim()
             decades = high / low if isfinite(high) and low > 0 else 10.0
-            if self._ticks:
-                y.set_major_locator(FixedLocator([t for t in self._ticks if low <= t <= high]))
-            elif decades < 10:
+            if decades < 10:
                 y.set_major_locator(MaxNLocator(4))
             else:
                 y.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 300 else (1,)))

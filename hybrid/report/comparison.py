@@ -195,7 +195,6 @@ PANELS = {
     "Relative residual, mean over the cuts": Panel(
         "residual", "parallel", lambda x: mean(x.residual) if x.residual else None, log=True
     ),
-    "Window": Panel("mini-batches", "any", lambda x: float(x.window) if x.window else None),
 }
 EPOCHS, SECONDS, MINUTES = "epochs", "seconds of training", "minutes of training"
 _SHORT = 300

@@ -96,16 +96,6 @@ def _staleness(chart: Chart, lines: Sequence[Line]) -> None:
     chart.axes.set_xlabel("updates")
 
 
-def _rounds(chart: Chart, lines: Sequence[Line]) -> None:
-    own = [line for line in lines if line.phase == "parallel" and line.window]
-    for dash, name in [("solid", "window"), ("dashed", "sweeps"), ("dotted", "correct_every")]:
-        steps, values = [x.step for x in own], [getattr(x, name) for x in own]
-        if any(values):
-            chart.logarithmic([2**i for i in range(13)])
-            label = name.replace("_", " ")
-            chart.curve(steps, values, ORANGE, label, dash=dash, steps=True)
-
-
 def _accepted(chart: Chart, lines: Sequence[Line]) -> None:
     """Of all candidates of an epoch."""
     own = [line for line in lines if line.phase == "sampler" and line.accepted is not None]
@@ -137,7 +127,6 @@ PANELS: dict[str, tuple[str, Draw]] = {
         "share of a block's gradients, %",
         _staleness,
     ),
-    "Rounds that follow residual and learning rate": ("mini-batches, sweeps, rounds", _rounds),
     "Candidates that the sampler accepted": ("accepted, %", _accepted),
 }
 """Title -> the quantity upwards, and what draws it."""

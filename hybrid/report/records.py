@@ -15,9 +15,9 @@ from hybrid.folder.manifest import Rollback
 from hybrid.folder.runfolder import MOST_BYTES, MOST_STARTS
 from hybrid.reading import read_whole
 from hybrid.settings.config import Config
+from hybrid.settings.resolve import MOST_BYTES as TOML_BYTES
 from hybrid.settings.resolve import load
 from hybrid.settings.sections.base import first_fault
-from hybrid.settings.text import MOST_BYTES as TOML_BYTES
 
 PerCut = Annotated[list[float], Field(max_length=4096)]
 Sizes = list[Annotated[int, Field(ge=0, lt=2**63)]]
@@ -53,9 +53,6 @@ class Line(BaseModel):
     dual: PerCut = []
     staleness: PerBlock = []
     """For each block: the number of gradients by their weights' updates since the forward pass."""
-    window: int = Field(default=0, ge=0, lt=2**53)
-    sweeps: int = Field(default=0, ge=0, lt=2**53)
-    correct_every: int = Field(default=0, ge=0, lt=2**53)
     accepted: float | None = Field(default=None, ge=0, le=1)
     """Share of an epoch's candidates that the sampler accepted."""
 

@@ -8,8 +8,7 @@ from hybrid.report.page import Html, details, table
 from hybrid.report.records import Start, Summary
 from hybrid.settings.config import Config
 from hybrid.settings.methods import NAMED
-from hybrid.settings.resolve import resolve
-from hybrid.settings.text import to_toml
+from hybrid.settings.resolve import resolve, to_toml
 
 UNKNOWN = "-"
 _METHODS = ("solver", *NAMED)

@@ -10,16 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from hybrid.links import RankLinks
-from hybrid.rounds.controller import Controller
 from hybrid.rounds.report import (
     PHASES,
     DivergedError,
     PhaseReport,
+    accuracies_in_training,
     find_divergence,
     merge_shares,
     share_of_phase,
 )
-from hybrid.rounds.scores import accuracies_in_training
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.base import Program
 from hybrid.solvers.exact.exact_pass import ExactPass
@@ -38,8 +37,8 @@ class Outcome:
     reports: list[PhaseReport]
     news: Any
     """What the first rank makes of all ranks' statuses."""
-    probe: Any
-    """What the reports say about the next rounds."""
+    grown: bool
+    """Whether a residual has grown too much, so that the next call rests."""
     diverged: tuple[int, str] | None
     """The first step, and its phase, with a loss that is not finite."""
 
@@ -60,18 +59,17 @@ class Rounds(ABC):
         self,
         links: RankLinks,
         exact: ExactPass,
-        correct_every: int,
+        program: Program | None = None,
+        correct_every: int = 1,
         trace: Trace | None = None,
         serial_steps: int = 0,
     ) -> None:
-        self.links, self.exact, self.correct_every = links, exact, correct_every
+        self.links, self.exact, self.program = links, exact, program
+        self.correct_every = correct_every
         self.serial_steps = serial_steps
         """Steps at the start, in rounds without a parallel phase, which `count` leaves out."""
         self.trace = trace or Trace(links.place, links.now)
-        self.program: Program | None = None
         self.fill: BubbleFill | None = None
-        self.controller: Controller | None = None
-        """What changes the rounds as they go; None: nothing does."""
         self.report_status: Callable[[], Any] = str
         """Gives what this rank reports to the first one at the end of a call."""
         self.merge_statuses: Callable[[list[Any]], Any] = len
@@ -123,7 +121,7 @@ class Rounds(ABC):
         self.news = outcome.news
         if outcome.diverged is not None:
             raise DivergedError.at(*outcome.diverged, first_step, epoch)
-        self.plan_next_rounds(reports, windows, outcome.probe)
+        self.plan_next_call(reports, windows, outcome.grown)
         return reports
 
     def _reports(self, everyone: list[Any]) -> list[PhaseReport]:
@@ -144,7 +142,7 @@ class Rounds(ABC):
         return Outcome(
             [report.brief() for report in reports],
             self.merge_statuses(statuses),
-            self.probe_reports(reports),
+            self.has_grown(reports),
             find_divergence(shares),
         )
 
@@ -162,13 +160,19 @@ class Rounds(ABC):
     ) -> None:
         """Run the rounds; add to both phases what this rank did."""
 
-    def probe_reports(self, reports: list[PhaseReport]) -> Any:  # noqa: B027
-        """What the whole reports, which the first rank has, say about the next rounds."""
+    def has_grown(self, reports: list[PhaseReport]) -> bool:
+        """Whether a residual says that the next call rests; the first rank has whole reports."""
+        return False
 
-    def plan_next_rounds(  # noqa: B027
-        self, reports: list[PhaseReport], windows: WindowPairs, probe: Any
+    def plan_next_call(  # noqa: B027
+        self, reports: list[PhaseReport], windows: WindowPairs, grown: bool
     ) -> None:
-        """Decide from what they say how the next rounds go, the same on every rank."""
+        """Decide from the reports how the next call goes, the same on every rank."""
+
+    def add(self, phase: PhaseStats, part: PhaseStats) -> None:
+        """Count a part of a phase that has trained the network's mini-batches."""
+        phase.add(part)
+        self.sample_losses += part.each
 
     def begin_round(self) -> bool:
         """Whether the next round has a serial phase; it counts as begun."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from hybrid.data import Data
 from hybrid.data.mixing import Mix
 from hybrid.data.sampling import epoch_order
-from hybrid.optimizers.schedule import Rate
 from hybrid.rounds.batch_sampler import BatchSampler
-from hybrid.rounds.controller import Controller
 from hybrid.solvers.windows import Batch, Window
+
+Rate = Callable[[int], float]
+"""The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
 CLOSING = 32
 """Mini-batches after which running statistics are those of the weights: 0.9^32 is 3 %."""
@@ -89,7 +90,7 @@ class Windows:
 
     data: Data
     sampler: BatchSampler
-    round_batches: int
+    window: int
     """Mini-batches of a round."""
     whole: bool
     sweeps: int
@@ -99,34 +100,26 @@ class Windows:
     carried: bool = False
     """Whether a whole set's records outlive the epoch: they then keep the first one's order."""
     mix: Mix | None = None
-    controller: Controller | None = None
-    """What chooses window and sweeps anew for every round; None: they stay."""
     replica: int = 0
     """Whose share of every mini-batch this is."""
     replicas: int = 1
 
-    def of_epoch(
-        self, epoch: int, first_step: int, start: int = 0
-    ) -> Iterator[tuple[Window, Window]]:
+    def of_epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Window, Window]]:
         """(trained, swept) for every round; the same window unless recorded apart.
 
-        `first_step` is the epoch's first, `start` the mini-batch of it to begin with.
+        `start` is the mini-batch of the epoch to begin with.
         """
         batches = self.sampler.steps
         apart = self.whole and (self.carried or self.data.augmented)
         if not self.sampler.learns:
             self._expect(epoch, range(batches))
         while start < batches:
-            length, sweeps = self._pace
-            numbers = range(start, min(start + length, batches))
+            numbers = range(start, min(start + self.window, batches))
             if self.sampler.learns:
                 self._expect(epoch, numbers)
-            source = self._source(epoch)
-            trained = Window(self._batches(numbers, source, epoch, first_step), sweeps)
-            swept = trained
+            swept = trained = Window(self._batches(epoch, numbers), self.sweeps)
             if apart:
-                source, order = self._source(epoch, augment=False), 0 if self.carried else epoch
-                swept = Window(self._batches(numbers, source, order, first_step), sweeps)
+                swept = Window(self._batches(epoch, numbers, augment=False), self.sweeps)
             if self.whole:
                 samples = sum(len(batch) for batch in swept.batches)
                 swept.shuffle = partial(self._permutation, epoch, samples)
@@ -140,35 +133,26 @@ class Windows:
             order = [ids.tensor_split(self.replicas)[self.replica] for ids in order]
         self.data.expect(order, self.seed, epoch)
 
-    @property
-    def _pace(self) -> tuple[int, int]:
-        """Mini-batches and sweeps of the next window."""
-        if self.controller is None:
-            return self.round_batches, self.sweeps
-        return self.controller.now.window, self.controller.now.sweeps
-
     def before(self, epoch: int, step: int) -> list[Batch]:
         """The mini-batches of an epoch that come before a step."""
-        first, made = epoch * self.sampler.steps, list[Batch]()
-        for trained, _ in self.of_epoch(epoch, first) if step > first else ():
+        past, made = step - epoch * self.sampler.steps, list[Batch]()
+        for trained, _ in self.of_epoch(epoch) if past > 0 else ():
             made += trained.batches
-            if len(made) >= step - first:
+            if len(made) >= past:
                 break
-        return made[: step - first]
+        return made[:past]
 
     def closing(self, epoch: int) -> Window:
         """The epoch's last mini-batches, `CLOSING` at most, however it is cut into windows."""
         batches = self.sampler.steps
-        numbers = range(max(0, batches - CLOSING), batches)
-        return Window(self._batches(numbers, self._source(epoch), epoch, epoch * batches))
+        return Window(self._batches(epoch, range(max(0, batches - CLOSING), batches)))
 
-    def _batches(
-        self, numbers: range, source: EpochSource, order: int, first_step: int
-    ) -> list[Batch]:
-        """This replica's share of mini-batches of an epoch, in the order of epoch `order`."""
-        made = []
+    def _batches(self, epoch: int, numbers: range, augment: bool = True) -> list[Batch]:
+        """This replica's share of mini-batches of an epoch; plain ones may keep the first order."""
+        order = 0 if self.carried and not augment else epoch
+        source, made = self._source(epoch, augment), []
         for i, ids in zip(numbers, self.sampler.ids(order, numbers), strict=True):
-            step = first_step + i
+            step = epoch * self.sampler.steps + i
             batch = Batch(ids, self.schedule(step), source, step)
             made.append(batch.of_replica(self.replica, self.replicas))
         return made
@@ -183,7 +167,7 @@ class Windows:
         steps = self.sampler.steps
         first, done, end = epoch * steps, from_step, (epoch + 1) * steps
         group: list[tuple[Window, Window]] = []
-        for pair in self.of_epoch(epoch, first, from_step - first):
+        for pair in self.of_epoch(epoch, from_step - first):
             done += len(pair[0].batches)
             group.append(pair)
             if sum(len(trained.batches) for trained, _ in group) >= every or done == end:

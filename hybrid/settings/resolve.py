@@ -1,21 +1,32 @@
-"""Settings of a run: defaults < TOML file < command line, validated."""
+"""Settings of a run: defaults < TOML file < command line, validated; and as text."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 
+from hybrid.reading import read_whole
 from hybrid.settings import methods
 from hybrid.settings.config import Config, Section, declared_settings
-from hybrid.settings.rounds import settled, wanted_correction
+from hybrid.settings.methods import NAMED
 from hybrid.settings.sections.base import first_fault
-from hybrid.settings.spelling import respelled
-from hybrid.settings.text import read_toml
+from hybrid.settings.sections.rounds import settled
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MOST_BYTES, MOST_DOTS = 1 << 16, 2000
+"""Of a file of settings; a resolved one has 5 kB."""
 
 
 def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = None) -> Config:
@@ -24,30 +35,27 @@ def load(path: Path | None, overrides: Mapping[str, Any], base: Path | None = No
     `base` is a run's own TOML file, below both; its [solver], [correction] and [rounds] hold only
     for the method it names.
     """
-    tree, _ = respelled(read_toml(base, links=False) if base is not None else {})
-    upper, notices = respelled(read_toml(path) if path is not None else {})
-    given, more = respelled(_by_section(overrides))
-    for section, values in given.items():
+    tree = read_toml(base, links=False) if base is not None else {}
+    upper = read_toml(path) if path is not None else {}
+    for section, values in _by_section(overrides).items():
         table = upper.setdefault(section, {})
         if "" in values:
             raise ValueError(methods.unknown(section, str(_name(upper, registry.DEFAULT))))
         _check_table(section, table)
-        more += _set(table, values)
+        _set(table, values)
     if _name(upper, _name(tree)) != _name(tree):
         tree.pop("solver", None)
         tree.pop("correction", None)
         rounds = tree.get("rounds", {})
         tree["rounds"] = {k: rounds[k] for k in rounds if k == "memory_gb"}
-    for section in methods.NAMED:
+    for section in NAMED:
         if _name(upper, _name(tree, None, section), section) != _name(tree, None, section):
             tree.pop(section, None)
     for section, table in upper.items():
         below = tree.get(section, {})
         both = isinstance(below, dict) and isinstance(table, dict)
         tree[section] = _laid_over(below, table) if both else table
-    config = resolve(tree)
-    config.notices = [*dict.fromkeys(notices + more)]
-    return config
+    return resolve(tree)
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
@@ -57,9 +65,9 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         _check_table(section, tree[section])
     tree["solver"] = {"name": registry.DEFAULT, **tree.get("solver", {})}
     name = str(tree["solver"]["name"])
-    for section, of in methods.NAMED.items():
+    for section, of in NAMED.items():
         tree[section] = {"name": of.default, **tree.get(section, {})}
-    names = {section: str(tree[section]["name"]) for section in methods.NAMED}
+    names = {section: str(tree[section]["name"]) for section in NAMED}
     known = methods.known_settings(name, names)
     for section, table in tree.items():
         if section not in Config.model_fields:
@@ -75,13 +83,12 @@ def resolve(tree: Mapping[str, Any]) -> Config:
         raise ValueError(first_fault(error)) from None
     solver = methods.solver(config)
     check({"model": config.model}, Known(solver=solver))
-    config.rounds = settled(solver, config.rounds)
+    share = config.train.batch_size // max(1, config.split.replicas)
+    config.rounds, wanted = settled(solver, config.rounds, share)
     config.solver = {"name": solver.name, **methods.values(solver)}
-    for section in methods.NAMED:
+    for section in NAMED:
         made = methods.named(config, section)
         setattr(config, section, {"name": made.name, **methods.values(made)})
-    share = config.train.batch_size // max(1, config.split.replicas)
-    wanted = wanted_correction(solver, config.rounds, share)
     config.correction = {**wanted, **config.correction}
     config.correction = methods.values(methods.correction(config))
     return config
@@ -127,17 +134,16 @@ def _check_table(section: str, table: object) -> None:
         raise ValueError(f"{section} is {table!r}; it must be a table, [{section}]{hint}")
 
 
-def _set(table: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
+def _set(table: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Put the values of overrides into a section, those of its arguments one by one.
 
-    The rate of an optimizer does not go over to another one, which is reported.
+    ValueError for the rate of an optimizer where another one is chosen.
     """
-    notices = []
     names = [str(one["name"]).lower() for one in (table, values) if "name" in one]
     if len({*names}) > 1 and "lr" in table and "lr" not in values:
-        notices.append(
-            f"optimizer.lr {table.pop('lr')} is that of {names[0]}, and {names[1]} has its usual "
-            "one: give --lr for another"
+        raise ValueError(
+            f"optimizer.lr is {table['lr']} in the file, of {names[0]}, and {names[1]} is asked "
+            "for: give --lr, too"
         )
     for key, value in values.items():
         outer, _, inner = key.partition(".")
@@ -145,7 +151,6 @@ def _set(table: dict[str, Any], values: Mapping[str, Any]) -> list[str]:
             table[outer][inner] = value
         else:
             table[key] = value
-    return notices
 
 
 def _laid_over(below: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
@@ -164,3 +169,55 @@ def _name(tree: Mapping[str, Any], default: object = None, section: str = "solve
     """The method, the strategy or the sampler that a tree of settings names."""
     table = tree.get(section, {})
     return table.get("name", default) if isinstance(table, dict) else default
+
+
+def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
+    """The tables of a file of settings, whatever is in them; that of a run folder is no link."""
+    raw = read_whole(path, MOST_BYTES, links)
+    try:
+        # the parser's time is quadratic in the parts of a dotted key
+        if max(line.count(b".") for line in raw.split(b"\n")) > MOST_DOTS:
+            raise ValueError(f"more than {MOST_DOTS} dots in a line")
+        return tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split "section.key=value"; the value is TOML where it parses, else a string."""
+    dotted, equals, value = text.partition("=")
+    if not equals or "." not in dotted:
+        key = dotted.strip()
+        named = f"{key}.name"
+        places = [named] if named in declared_settings() else methods.sections_of(key)
+        meant = " or ".join(f"{place}={value}" for place in places)
+        hint = f"; did you mean {meant}?" if equals and places else ""
+        raise ValueError(f"--set {text!r}: write --set section.key=value{hint}")
+    try:
+        return dotted.strip(), tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        return dotted.strip(), value
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a commented TOML file that repeats the run."""
+    chosen = {section: getattr(config, section)["name"] for section in NAMED}
+    known = methods.known_settings(config.solver["name"], chosen)
+    lines: list[str] = []
+    for section, table in config.model_dump().items():
+        lines.append(f"[{section}]")
+        for key, value in table.items():
+            setting = f"# {key} =" if value is None else _written(key, value)
+            lines += wrap(
+                known[f"{section}.{key}"], 98, initial_indent="# ", subsequent_indent="# "
+            )
+            lines.append(setting)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _written(key: str, value: Any) -> str:
+    """A setting as TOML, the entries of a table a line each."""
+    if value and isinstance(value, dict):
+        return "\n".join(f"{key}.{_written(inner, v)}" for inner, v in value.items())
+    return tomli_w.dumps({key: value}, indent=2).strip() if value != {} else f"{key} = {{}}"

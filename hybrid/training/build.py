@@ -23,9 +23,8 @@ from hybrid.networks.partition import split
 from hybrid.ranks import launch
 from hybrid.settings import methods
 from hybrid.settings.config import Config, DataSettings, SplitSettings
-from hybrid.settings.resolve import load
+from hybrid.settings.resolve import load, read_toml, to_toml
 from hybrid.settings.sections.base import is_reference
-from hybrid.settings.text import read_toml, to_toml
 from hybrid.solvers import registry
 from hybrid.solvers.acting import Known, check
 from hybrid.solvers.layers.projection import Projection
@@ -224,19 +223,25 @@ def _image_shape_and_classes(resolved: Config, images: Data) -> tuple[tuple[int,
 
 def build_options(resolved: Config) -> Options:
     """What a method needs of the settings, as objects."""
+    return Options(**_objects(resolved), rounds=resolved.rounds)
+
+
+def _objects(resolved: Config) -> dict[str, Any]:
     wanted = resolved.split
-    return Options(
-        sampler=methods.named(resolved, "sampler"),
-        replicas=wanted.replicas or 1,
-        side_by_side=wanted.side_by_side,
-        sync=methods.sync(resolved),
-        train=resolved.train,
-        optimizer=resolved.optimizer,
-        schedule=resolved.schedule,
-        delay=resolved.delay,
-        links=resolved.links,
-        loss=references.load_loss(resolved.train.loss),
-    )
+    return {
+        "solver": methods.solver(resolved),
+        "correction": methods.correction(resolved),
+        "sampler": methods.named(resolved, "sampler"),
+        "replicas": wanted.replicas or 1,
+        "side_by_side": wanted.side_by_side,
+        "sync": methods.sync(resolved),
+        "train": resolved.train,
+        "optimizer": resolved.optimizer,
+        "schedule": resolved.schedule,
+        "delay": resolved.delay,
+        "links": resolved.links,
+        "loss": references.load_loss(resolved.train.loss),
+    }
 
 
 def divide(resolved: Config, train: Data) -> Division | None:
@@ -291,10 +296,8 @@ def build_trainer(
 
     return Trainer(
         blocks,
-        methods.solver(resolved),
-        methods.correction(resolved),
+        **_objects(resolved),
         **dict(resolved.rounds),
-        **vars(build_options(resolved)),
         checkpoint=resolved.checkpoint,
         out=out,
         resume=resume,

@@ -142,11 +142,6 @@ class StateFiles:
         return notices
 
 
-def round_batches(method: Method) -> int | str:
-    """Mini-batches of every round, or `auto`: this decides where in an epoch rounds begin."""
-    return "auto" if method.rounds.window == "auto" else method.round_batches
-
-
 def check_same_run(
     method: Method, names: Mapping[str, str], folder: Path, manifest: dict[str, Any]
 ) -> None:
@@ -158,7 +153,7 @@ def check_same_run(
         "data": names["data"],
         "seed": method.setup.seed,
         "steps_per_epoch": method.steps,
-        "window": round_batches(method),
+        "window": method.setup.window,
     }
     if manifest["step"] % method.steps == 0:
         del settings["window"]  # it may change between epochs

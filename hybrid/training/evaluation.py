@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hybrid.data import Data
 from hybrid.links import RankLinks, run_threads
-from hybrid.rounds.scores import Scores
+from hybrid.rounds.report import Scores
 from hybrid.solvers.blocks.block import Block
 from hybrid.solvers.blocks.objective import Objective
 

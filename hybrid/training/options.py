@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybrid.method.given import GivenSettings
-from hybrid.method.options import Options
+from hybrid.method.options import GivenSettings, Options
 from hybrid.settings.config import CheckpointSettings
 from hybrid.training.callbacks import Callback
 

@@ -14,16 +14,16 @@ from hybrid.errors import AgreedError
 from hybrid.folder import checkpoint
 from hybrid.folder.manifest import RunPosition, check
 from hybrid.links import RankLinks
+from hybrid.method.blocks import peak_rate
 from hybrid.method.method import Method
-from hybrid.optimizers import optimizer as optimizers
-from hybrid.optimizers import schedule as schedules
+from hybrid.method.schedule import make_schedule
 from hybrid.rounds.batch_sampler import BatchSampler
 from hybrid.rounds.report import DivergedError, PhaseReport
 from hybrid.rounds.trace import Trace
 from hybrid.solvers.blocks.optimizer_state import optimizer_state
 from hybrid.solvers.state import Stateful, Tensors
 from hybrid.solvers.windows import Window
-from hybrid.training.checkpointing import Position, StateFiles, check_same_run, round_batches
+from hybrid.training.checkpointing import Position, StateFiles, check_same_run
 from hybrid.training.options import RunOptions
 
 
@@ -55,10 +55,10 @@ class RankTraining:
                 optimizer_state(exact, group["params"][0])
         self.rounds = method.start(self.block, links, trace)
         self.sampler = BatchSampler(options.sampler, data, train.seed, train.batch_size, links)
-        self.peak = optimizers.peak_rate(exact)
+        self.peak = peak_rate(exact)
         """The learning rate that the schedule starts from."""
-        schedule = schedules.make_schedule(options.schedule, self.peak, method.steps, train.epochs)
-        self.windows = method.windows(data, schedule, self.sampler, self.rounds.controller, place)
+        schedule = make_schedule(options.schedule, self.peak, method.steps, train.epochs)
+        self.windows = method.windows(data, schedule, self.sampler, place)
         self.position = Position(residual=[0.0] * (links.size - 1))
         self.files = StateFiles(place, method.problem.blocks)
 
@@ -71,7 +71,7 @@ class RankTraining:
         flushed = self.rounds.alternates or self.method.solver.exact
         every = self.options.train.report_every * (1 if flushed else self.links.size)
         lag = getattr(self.options.sampler, "lag", every)
-        every = min(every, max(1, lag - self.method.round_batches + 1))
+        every = min(every, max(1, lag - self.method.setup.window + 1))
         return self.windows.groups(self.position.epoch, self.position.step, every)
 
     def run(self, pairs: Sequence[tuple[Window, Window]]) -> list[PhaseReport]:
@@ -109,7 +109,7 @@ class RankTraining:
             **vars(self.position),
             "steps_per_epoch": self.method.steps,
             "seed": self.method.setup.seed,
-            "window": round_batches(self.method),
+            "window": self.method.setup.window,
             "cuts": self.method.problem.blocks.cuts,
             "replicas": self.method.setup.replicas,
             "carried_as": self.method.carried_layout,

@@ -11,7 +11,7 @@ import torch
 from hybrid.method.method import Method
 from hybrid.settings import methods
 from hybrid.settings.config import Config, Section
-from hybrid.settings.text import to_toml
+from hybrid.settings.resolve import to_toml
 from hybrid.solvers import registry
 from hybrid.training.options import RunOptions
 

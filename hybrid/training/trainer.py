@@ -14,7 +14,6 @@ from hybrid.errors import no_exit
 from hybrid.links import RankLinks
 from hybrid.links.grid import Arrangement, Grid
 from hybrid.method.blocks import placed
-from hybrid.method.given import Given, understood
 from hybrid.method.method import Method
 from hybrid.method.objectives import Objectives
 from hybrid.method.problem import Problem
@@ -25,11 +24,8 @@ from hybrid.ranks import caches, launch
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.round_options import RoundOptions
-from hybrid.settings.rounds import settled, wanted_correction
-from hybrid.solvers import Solver, registry
+from hybrid.settings.sections.rounds import RoundOptions
 from hybrid.solvers.blocks.block import Block
-from hybrid.solvers.exact.exact_pass import PassSettings
 from hybrid.solvers.kernels.choice import choose
 from hybrid.training.evaluation import measure_network
 from hybrid.training.options import RunOptions
@@ -40,19 +36,21 @@ T = TypeVar("T")
 
 
 @dataclass
-class Trainer(RunOptions, RoundOptions):
+class OfNetwork:
+    """What a trainer has first."""
+
+    blocks: Blocks
+    """The network, as `split` has cut it."""
+
+
+@dataclass
+class Trainer(RunOptions, RoundOptions, OfNetwork):
     """Trains a model cut into blocks by the serial-parallel hybrid.
 
     Under mpirun every rank makes the same Trainer and owns one block; alone, K threads do. A
     `solver` that is exact trains serially, without a parallel phase.
     """
 
-    blocks: Blocks
-    """The network, as `split` has cut it."""
-    solver: Given[Solver] = Given(Solver, registry.solver_class, registry.DEFAULT)
-    """A method, or its class or name, which stand for it with its defaults."""
-    correction: PassSettings | None = None
-    """Settings of the serial passes; None: exact, with 4 micro-batches where gaps are filled."""
     rounds: RoundSettings = field(init=False)
     """The settings of [rounds], with everything decided that was unset."""
     _arrangement: Arrangement = field(init=False, default="chain")
@@ -62,15 +60,8 @@ class Trainer(RunOptions, RoundOptions):
         if not isinstance(self.blocks, Blocks):
             raise ValueError(f"blocks is a {type(self.blocks).__name__}: split(network, K) first")
         self.out = None if self.out is None else Path(self.out)  # a str will do
-        rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
-        self.rounds = settled(self.solver, rounds)
-        if self.correction is None:
-            share = self.train.batch_size // max(1, self.replicas)
-            self.correction = PassSettings(**wanted_correction(self.solver, self.rounds, share))
-        else:
-            self.correction = understood(
-                self.correction, PassSettings, "correction", registry.solver_class
-            )
+        self.rounds = RoundSettings(**{f.name: getattr(self, f.name) for f in fields(RoundOptions)})
+        super().__post_init__()
         self.names = {
             "solver": self.solver.name,
             "model": type(self.blocks.model).__name__,
@@ -189,8 +180,7 @@ class Trainer(RunOptions, RoundOptions):
         check_links(self.links, ranks if ranks > 1 or launch.communicator() else 0)
         problem = Problem.of(self, self.blocks, train, test)
         self.blocks = problem.blocks
-        assert self.correction is not None
-        method = settle(problem, self.solver, self.correction, self.rounds, self)
+        method = settle(problem, self)
         if self.train.compile or method.device.type == "cuda":
             caches.keep_private()
         return method

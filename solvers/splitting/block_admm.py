@@ -115,7 +115,7 @@ class BlockADMM(AugmentedLagrangian):
         projection(self.constraint)
 
     def moves(self, setup: Setup) -> bool:
-        return setup.window > 0
+        return setup.stored_batches > 0
 
     def buffers(self, setup: Setup) -> tuple[list[str], list[str]]:
         before, after = super().buffers(setup)

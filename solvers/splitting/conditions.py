@@ -29,7 +29,7 @@ COMPARED = Acts(
 )
 OWN_STEPS = Acts(
     "local steps are their own, in a window or with rounds.fill_step 'own'",
-    lambda run: run.setup.window or run.setup.own_fill or not run.setup.fills,
+    lambda run: run.setup.stored_batches or run.setup.own_fill or not run.setup.fills,
 )
 MOVES = Acts(
     "multipliers move, between several sweeps or from carried records",

@@ -10,9 +10,9 @@ from hybrid import split
 from hybrid.folder import checkpoint
 from hybrid.folder.writer import Writer
 from hybrid.links import RankLinks, run_threads
+from hybrid.method.blocks import make_optimizer
 from hybrid.networks import models
 from hybrid.networks.blocks import Blocks
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings
 
 MANIFEST = {"model": "resnet8", "epoch": 1}

@@ -86,14 +86,6 @@ def windowed(
 KEPT = {"data.augment": "records that are kept without corrections are of plain images"}
 
 
-def paced(solver: str, close: Values) -> Mode:
-    """Windows that follow residuals: two probes an epoch, and at last two sweeps a window."""
-    pace: Values = {"rounds.window": "auto", "rounds.window_limit": 2, "rounds.sweeps": 2}
-    pace |= {"rounds.residual_limit": 1e3, "data.limit": 40, "train.epochs": 4}
-    # how often the residual is looked at, too
-    return Mode(solver, "auto", {**close, **NEVER_RESTS, **pace}, {"train.report_every": ""})
-
-
 def alone(
     solver: str,
     own: Values | None = None,
@@ -123,9 +115,7 @@ OTHERS: dict[str, list[Any]] = {
     "sampler.lag": [4],
     "data.limit": [16],
     "data.cutout": [2],
-    "rounds.window": [1, "all"],  # "auto" has a mode of its own
-    "rounds.window_limit": [1],
-    "rounds.residual_limit": [1e-6, 1e3],
+    "rounds.window": [1, "all"],
     "rounds.sweeps": [3],
     "rounds.correct_every": [0, 3],
     "rounds.serial_epochs": [0.5],

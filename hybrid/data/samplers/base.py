@@ -52,9 +52,9 @@ class Learning(Sampler):
         Needs(
             "sampler.lag is at least the mini-batches of a window (--window), which are chosen "
             "together",
-            lambda run: run.sampler.lag >= run.round_batches,
+            lambda run: run.sampler.lag >= run.setup.window,
             "set a larger sampler.lag, or a smaller --window",
-            here=lambda run: f"it is {run.sampler.lag} of {run.round_batches}",
+            here=lambda run: f"it is {run.sampler.lag} of {run.setup.window}",
         ),
         Needs(
             "the solver reports the losses of all samples in the order of their mini-batches, as "

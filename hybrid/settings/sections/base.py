@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +18,9 @@ from hybrid.solvers.acting import Acts
 from hybrid.solvers.checks import nearest, unknown
 
 S = TypeVar("S", bound="Section")
+
+MANY, LARGE = 10**9, 1e15
+"""The most that may be asked of a count, and of a real number: beyond, arithmetic overflows."""
 
 
 class Section(BaseModel):
@@ -64,6 +73,27 @@ def _check_names(cls: type[BaseModel], given: Mapping[str, Any], place: str) -> 
     if strange is not None:
         known = [f"{place}{name}" for name in cls.model_fields]
         raise ValueError(unknown(f"{place}{strange}", known, "setting"))
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstrings below the fields that a dataclass is made with, through its bases."""
+    docs: dict[str, str] = {}
+    given = {f.name for f in fields(cls) if f.init}
+    for base in reversed(cls.__mro__[:-1]):
+        if not is_dataclass(base):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else []):
+            match pair:
+                case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(text)) if name in given:
+                    docs[name] = one_line(str(text))
+    return docs
+
+
+def one_line(text: str) -> str:
+    """A text that the source may have on several lines."""
+    return " ".join(text.split())
 
 
 def is_reference(name: str) -> bool:

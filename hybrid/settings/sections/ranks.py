@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from hybrid.registries import AUTO, LINKS
-from hybrid.settings.limits import LARGE, MANY
 from hybrid.settings.sections.base import (
+    LARGE,
+    MANY,
     TRAIN_OR_BENCH,
     TRAIN_OR_PLAN,
     Section,

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from hybrid.settings import torch_classes
-from hybrid.settings.limits import LARGE
-from hybrid.settings.sections.base import Section
+from hybrid.settings.sections.base import LARGE, Section
 from hybrid.solvers.acting import Acts, Needs
 
 WITH_MOMENTUM = Acts(

@@ -1,4 +1,4 @@
-"""[train] length, batch, numerics."""
+"""[model], [data] and [train]: what is trained, on what, for how long and in which numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,70 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybrid.settings.limits import MANY
-from hybrid.settings.sections.base import TRAIN, TRAIN_OR_PLAN, Section
+from hybrid.settings.sections.base import MANY, TRAIN, TRAIN_OR_PLAN, Section, is_reference
+from hybrid.solvers import registry
 from hybrid.solvers.acting import REPLICAS, Acts, Needs
+
+WorkerKind = Literal["thread", "forkserver"]
+
+OWN_MODEL = Acts(
+    "model.name is a network of this package", lambda run: not is_reference(run.model.name)
+)
+OWN_DATA = Acts("data.name is a data set of this package", lambda run: not run.own_data)
+READS = Acts(
+    "data.name is your own function, since this package's data are in memory",
+    lambda run: run.own_data,
+)
+AUGMENTS = Needs(
+    "lam is not carried without corrections, which trains on plain images (rounds.window is not "
+    "all, or rounds.correct_every not 0)",
+    lambda run: not run.setup.carried or run.setup.corrects or not run.solver.records,
+)
+
+
+FACTORIZES = Needs(
+    "the solver can train a factorization",
+    lambda run: run.solver.factorizes,
+    "choose another --solver, or leave it out",
+    here=lambda run: f"only {', '.join(filter(_factorizes, registry.OWN))} can",
+)
+
+
+def _factorizes(name: str) -> bool:
+    return registry.solver_class(name).factorizes
+
+
+class ModelSettings(Section):
+    """[model] the network."""
+
+    name: str = "resnet8"
+    """resnet20 (6n+2), preact-resnet20, wrn-16-4, revnet20, resnet18; your own: module:function."""
+    shortcut: Annotated[Literal["auto", "identity", "projection"], OWN_MODEL] = "auto"
+    """CIFAR ResNets where shapes change: identity (option A, their auto) or projection."""
+    factorize: Annotated[str, OWN_MODEL, FACTORIZES] = ""
+    """UNIT:RANK puts a non-negative factorization layer at the cut before a unit."""
+    survival: Annotated[float, OWN_MODEL] = Field(default=1.0, gt=0, le=1)
+    """Probability that a pass in training takes the last residual unit (stochastic depth)."""
+
+
+class DataSettings(Section):
+    """[data] the images."""
+
+    name: str = "digits"
+    """digits, mnist, fashion-mnist, cifar10, cifar100, synthetic; your own: module:function."""
+    dir: Annotated[str, OWN_DATA] = ""
+    """Folder of the data files; empty: $HYBRID_DATA, else ~/.cache/hybrid."""
+    limit: Annotated[int, OWN_DATA] = Field(default=0, ge=0, le=MANY)
+    """Train on the first so many images; 0: all."""
+    augment: Annotated[bool, OWN_DATA] = True
+    """Augment as usual for the data set (CIFAR: crop after padding by 4, flip; others: nothing)."""
+    workers: Annotated[int, READS] = Field(default=0, ge=0, le=1024)
+    """Threads or processes that read samples of your own data ahead; 0: none."""
+    worker_kind: Annotated[WorkerKind, READS] = "thread"
+    """thread, or forkserver: processes, for transforms that are slow in Python."""
+    cutout: Annotated[int, OWN_DATA, AUGMENTS] = Field(default=0, ge=0, le=MANY)
+    """Side of the square cut out of each training image, in pixels; 0: none."""
+
 
 ALIKE = Needs(
     "replicas have the same weights after every step (sync.name is all-reduce)",
@@ -71,7 +132,7 @@ class TrainSettings(Section):
     """Average the weights over steps, and test and export the average: give the share of itself
     that it keeps at each step, such as 0.999 (about the last 1,000 steps). 0: no average."""
     report_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=16, ge=1, le=MANY)
-    """Mini-batches between reports (stops, window auto's probes); K times as many if one drains."""
+    """Mini-batches between reports and stops; K times as many if a report drains."""
     evaluate_every: Annotated[int, TRAIN_OR_PLAN] = Field(default=1, ge=1, le=MANY)
     """Epochs between measurements of the test accuracy; the last epoch always is one."""
     early_stop: Annotated[int, TRAIN_OR_PLAN, TESTS_BEFORE_END] = Field(default=0, ge=0, le=10**6)

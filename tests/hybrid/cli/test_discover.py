@@ -7,10 +7,8 @@ from answers import assert_one_line, output
 
 from hybrid import data
 from hybrid.networks.models.families import FAMILIES
-from hybrid.settings.explaining import explained
-from hybrid.settings.methods import NAMED, known_settings
-from hybrid.settings.resolve import load
-from hybrid.settings.text import to_toml
+from hybrid.settings.methods import NAMED, explained, known_settings
+from hybrid.settings.resolve import load, to_toml
 from hybrid.solvers import registry
 
 

@@ -1,15 +1,19 @@
-"""The windows of an epoch: a pure function of seed and epoch, the same on every rank."""
+"""The windows of an epoch, a pure function of seed and epoch; and rounds over them that rest."""
+
+from unittest.mock import Mock
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid import data
-from hybrid.data.samplers import Uniform
-from hybrid.optimizers.schedule import Schedule
+from hybrid.data.samplers.uniform import Uniform
+from hybrid.method.schedule import Schedule
 from hybrid.rounds.batch_sampler import BatchSampler
+from hybrid.rounds.kinds import AlternatingRounds
 from hybrid.rounds.windows import CLOSING, Windows
 from hybrid.settings.config import ScheduleSettings
+from hybrid.solvers.windows import PhaseStats, Window
 
 
 def windows(n, batch, length, whole=False, pad=0):
@@ -24,7 +28,7 @@ def windows(n, batch, length, whole=False, pad=0):
 
 
 def ids(made, epoch):
-    return [b.ids.tolist() for trained, _ in made.of_epoch(epoch, 0) for b in trained.batches]
+    return [b.ids.tolist() for trained, _ in made.of_epoch(epoch) for b in trained.batches]
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 9), st.integers(0, 5))
@@ -42,7 +46,7 @@ def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, s
     one, other = windows(50, 5, first), windows(50, 5, second)
     assert ids(one, 2) == ids(other, 2)
     rates = [
-        [b.learning_rate for trained, _ in made.of_epoch(1, 10) for b in trained.batches]
+        [b.learning_rate for trained, _ in made.of_epoch(1) for b in trained.batches]
         for made in (one, other)
     ]
     assert rates[0] == rates[1]
@@ -51,7 +55,7 @@ def test_the_length_of_a_window_changes_neither_order_nor_learning_rate(first, s
 @given(st.integers(1, 60), st.integers(1, 9))
 def test_an_epoch_closes_with_its_last_mini_batches(batches, length):
     made = windows(5 * batches, 5, length)
-    whole = [batch for trained, _ in made.of_epoch(2, 2 * batches) for batch in trained.batches]
+    whole = [batch for trained, _ in made.of_epoch(2) for batch in trained.batches]
     closing = made.closing(2).batches
     assert len(closing) == min(batches, CLOSING)
     for batch, expected in zip(closing, whole[-len(closing) :], strict=True):
@@ -61,21 +65,32 @@ def test_an_epoch_closes_with_its_last_mini_batches(batches, length):
 
 
 def test_windows_of_a_few_batches_are_trained_and_swept_alike():
-    for trained, swept in windows(50, 5, 4, pad=1).of_epoch(0, 0):
+    for trained, swept in windows(50, 5, 4, pad=1).of_epoch(0):
         assert trained is swept
         assert swept.shuffle is None
 
 
 def test_the_whole_augmented_set_is_recorded_apart_and_plain():
     made = windows(50, 5, 0, whole=True, pad=1)
-    ((trained, swept),) = made.of_epoch(0, 0)
+    ((trained, swept),) = made.of_epoch(0)
     assert trained.batches[0].source.augment
     assert not swept.batches[0].source.augment
     assert torch.equal(trained.batches[3].ids, swept.batches[3].ids)
 
 
 def test_every_sweep_of_the_whole_set_draws_new_mini_batches_of_all_samples():
-    ((_, swept),) = windows(50, 5, 0, whole=True).of_epoch(0, 0)
+    ((_, swept),) = windows(50, 5, 0, whole=True).of_epoch(0)
     draws = [torch.cat([rows for rows, _ in swept.sweep(number)]) for number in (0, 1)]
     assert all(sorted(draw.tolist()) == list(range(50)) for draw in draws)
     assert not torch.equal(*draws)
+
+
+def test_a_rest_corrects_every_round_whatever_the_rounds_between_corrections():
+    exact = Mock()
+    exact.train.side_effect = lambda *_: PhaseStats(samples=1)
+    rounds = AlternatingRounds(Mock(rank=0, now=float), exact, Mock(), correct_every=3)
+    rounds.resting = True
+    serial, parallel = PhaseStats(), PhaseStats()
+    window = Window([Mock(step=0)])
+    rounds.train([(window, window)] * 4, serial, parallel, None)
+    assert (serial.samples, parallel.samples, rounds.count) == (4, 0, 4)

@@ -7,9 +7,9 @@ from unittest.mock import patch
 
 import pytest
 
-from hybrid.method import checks
+from hybrid.method import settle
 from hybrid.settings.config import ModelSettings
-from hybrid.settings.explaining import conditions
+from hybrid.settings.methods import conditions
 from hybrid.solvers import acting, registry
 from hybrid.solvers.acting import Acts, Count, Known, Needs, Positive, Settings
 from tests.test_settings_act import MODES, _asked, train
@@ -109,7 +109,7 @@ def test_what_is_declared_is_what_is_explained():
 def test_every_condition_can_be_asked_of_a_run(solver):
     """A misspelt fact would be an error at the user, and only where the setting is given."""
     asked = []
-    with patch.object(checks, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
+    with patch.object(settle, "acting", SimpleNamespace(check=lambda *given: asked.append(given))):
         train(_asked(next(mode for mode in MODES if mode.solver == solver)))
     ((sections, run),) = asked
     more = {"own_data": False, "model": ModelSettings()}

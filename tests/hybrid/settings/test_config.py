@@ -8,10 +8,9 @@ from answers import refusal
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hybrid.settings.config import Config, OptimizerSettings, ScheduleSettings, TrainSettings
+from hybrid.settings.config import Config, ScheduleSettings, TrainSettings
 from hybrid.settings.methods import known_settings
-from hybrid.settings.resolve import load, resolve
-from hybrid.settings.text import parse_override, to_toml
+from hybrid.settings.resolve import load, parse_override, resolve, to_toml
 from hybrid.solvers import DDG, registry
 
 
@@ -43,7 +42,6 @@ def test_every_setting_of_the_resolved_config_has_a_help_text(solver):
     [
         ({"train": {"epoch": 1}}, "unknown setting 'train.epoch'; did you mean 'train.epochs'?"),
         ({"trian": {"epochs": 1}}, "unknown setting 'trian.epochs'; did you mean 'train.epochs'?"),
-        ({"solver": {"microbatches": 2}}, "solver.micro_batches is a setting of backprop, ddg, "),
         ({"solver": {"betta": 1}}, "unknown setting 'solver.betta'; did you mean 'solver.beta'?"),
         ({"solver": {"name": [1]}}, "unknown solver '[1]'; known: "),
         (
@@ -71,15 +69,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("train.threads", 10**20, "less than or equal to 1024"),
         ("train.precision", "float8", "'float32', 'bfloat16' or 'float16'"),
         ("optimizer.lr", 0.0, "greater than 0"),
-        ("optimizer.lr", float("nan"), "a finite number"),
         ("optimizer.momentum", 1.0, "less than 1"),
         ("schedule.warmup_epochs", float("inf"), "a finite number"),
         ("schedule.name", "cosin", "did you mean 'cosine'?"),
-        ("rounds.window", 0, "an integer of at least 1, all or auto"),
-        ("rounds.window", "some", "an integer of at least 1, all or auto"),
-        ("rounds.window", 2.5, "an integer of at least 1, all or auto"),
-        ("rounds.window_limit", 0, "greater than or equal to 1"),
-        ("rounds.residual_limit", 0.0, "greater than 0"),
+        ("rounds.window", 0, "an integer of at least 1, or all"),
+        ("rounds.window", 2.5, "an integer of at least 1, or all"),
         ("split.cuts", "layer2.0", "a valid list"),
         ("rounds.gaps", "most", "a list of pairs"),
         ("solver.beta", -1.0, "must be positive"),
@@ -87,12 +81,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one(tree, said):
         ("solver.lam_step", float("nan"), "must be 0 or positive"),
         ("solver.storage", "int8", "'float32', 'bfloat16' or 'float16'"),
         ("correction.filter", 0, "at least 1"),
-        ("rounds.sweeps", 0, "greater than or equal to 1"),
         ("rounds.fill_step", "late", "'added' or 'own'"),
         ("links.kind", "tcp", "auto, threads, mpi, torch, virtual"),
         ("links.gigabits_per_second", 0.0, "equal to 0.000000001"),
-        ("links.latency_microseconds", -1.0, "greater than or equal to 0"),
-        ("checkpoint.every", 0, "greater than or equal to 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit):
@@ -105,7 +96,6 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: OptimizerSettings(lr=-1), "lr is -1; it must be greater than 0"),
         (
             lambda: TrainSettings(precision="bf16"),
             "precision is 'bf16'; it must be 'float32', 'bfloat16' or 'float16'; did you mean "
@@ -118,11 +108,6 @@ def test_a_wrong_value_is_named_with_its_setting_and_the_limit(key, value, limit
             "'float16'?",
         ),
         (lambda: DDG(micro_batches="two"), "micro_batches is 'two'; it must be 0 or positive"),
-        (
-            lambda: load(None, {"train.precision": "fp32"}),
-            "train.precision is 'fp32'; it must be 'float32', 'bfloat16' or 'float16'; did you "
-            "mean 'float32'?",
-        ),
         (
             lambda: resolve({"optimizer": "AdamW"}),
             "optimizer is 'AdamW'; it must be a table, [optimizer]: give optimizer.name=AdamW",
@@ -192,9 +177,7 @@ trees = st.fixed_dictionaries(
         "optimizer": st.fixed_dictionaries({"lr": positive, "nesterov": st.booleans()}),
         "schedule": st.fixed_dictionaries({"milestones": st.lists(positive)}),
         "rounds": st.fixed_dictionaries({"memory_gb": positive})
-        | st.fixed_dictionaries(
-            {"window": st.integers(1) | st.sampled_from(["all", "auto"]), "fill": st.booleans()}
-        )
+        | st.fixed_dictionaries({"window": st.integers(1) | st.just("all"), "fill": st.booleans()})
         | st.fixed_dictionaries({"gaps": st.lists(st.tuples(st.integers(0), st.integers(0)))}),
         "links": st.fixed_dictionaries(
             {"kind": st.just("virtual"), "latency_microseconds": positive}
@@ -224,28 +207,3 @@ def test_the_written_file_explains_every_setting():
     for line, after in pairwise(lines):
         if " = " in after and not after.startswith(("#", " ")):
             assert line.startswith("# "), after
-
-
-def test_a_former_spelling_is_read_and_named(tmp_path):
-    path = write(tmp_path / "x.toml", "[optimiser]\nlr = 0.5\n[model]\nname = 'resnet20'\n")
-    config = load(path, {"optimiser.momentum": 0.5, "solver.name": "block-admm"})
-    assert (config.optimizer.lr, config.optimizer.momentum) == (0.5, 0.5)
-    assert config.notices == ["optimiser is read as optimizer, its present spelling"]
-    config = load(None, {"solver.name": "block-admm", "solver.optimiser": "adam"})
-    assert config.solver["optimizer"] == "adam"
-    assert config.notices == ["solver.optimiser is read as solver.optimizer, its present spelling"]
-
-
-def test_a_file_with_a_former_spelling_is_laid_under_the_command_line_key_by_key(tmp_path):
-    text = "[optimiser]\nname = 'RMSprop'\nlr = 0.5\narguments.eps = 1e-3\n"
-    path = write(tmp_path / "x.toml", text + "[optimizer]\nweight_decay = 0.5\n")
-    given = {"optimizer.lr": 0.25, "optimizer.arguments.alpha": 0.5, "optimiser.decay_all": True}
-    found = load(path, given).optimizer
-    assert (found.lr, found.weight_decay, found.decay_all) == (0.25, 0.5, True)
-    assert found.arguments == {"eps": 1e-3, "alpha": 0.5}
-    path = write(tmp_path / "x.toml", "[solver]\nname = 'block-admm'\noptimiser = 'adam'\n")
-    assert load(path, {"solver.optimizer": "shared"}).solver["optimizer"] == "shared"
-    twice = "optimizer.lr is given twice, once in its former spelling: give it once"
-    assert refusal(load, path, {"optimizer.lr": 0.25, "optimiser.lr": 0.5}) == twice
-    path = write(tmp_path / "x.toml", "[optimiser]\nlr = 0.5\n[optimizer]\nlr = 0.25\n")
-    assert refusal(load, path, {}) == twice

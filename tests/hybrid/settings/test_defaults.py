@@ -28,7 +28,6 @@ ROUNDS: list[dict[str, Any]] = [
     {"window": "all", "correct_every": 0},
     {"correct_every": 2},
     {"fill": True, "window": 2},
-    {"window": "auto", "window_limit": 8, "residual_limit": 0.2},
 ]
 
 

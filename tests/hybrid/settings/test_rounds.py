@@ -6,8 +6,7 @@ import pytest
 from answers import refusal
 
 from hybrid.settings.config import RoundSettings
-from hybrid.settings.resolve import load, resolve
-from hybrid.settings.text import to_toml
+from hybrid.settings.resolve import load, resolve, to_toml
 from hybrid.solvers import registry
 
 CLASSES = {name: registry.solver_class(name) for name in registry.OWN}
@@ -48,7 +47,6 @@ def test_unless_told_otherwise_a_method_does_as_it_wants(solvers, wanted, micro_
     [
         ({"window": 4}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
         ({"window": "all"}, {"window": "all", "sweeps": 1, "correct_every": 1, "fill": False}),
-        ({"window": "auto"}, {"sweeps": 1, "correct_every": 1, "fill": False}),
         ({"sweeps": 2}, {"window": 4, "sweeps": 2, "correct_every": 1, "fill": False}),
         ({"fill": False}, {"window": 4, "sweeps": 1, "correct_every": 1, "fill": False}),
         ({"fill": True}, {**NO_WINDOW, "correct_every": 1, "fill": True}),
@@ -78,26 +76,6 @@ def test_what_is_settled_is_settled_as_it_is(solver):
         (ALONE, {"sweeps": 1}, "rounds.sweeps is 1, which has an effect only where "),
         (ALONE, {"window": 4}, "rounds.window is 4, which has an effect only where "),
         (ALONE, {"correct_every": 2, "fill": True}, "rounds.fill is True, which has an effect "),
-        (EXACT, {"window": "auto"}, "rounds.window is 'auto', which has an effect "),
-        (ALONE, {"window": "auto"}, "rounds.window is 'auto', which has an effect "),
-        (
-            ["auxnet"],
-            {"window": "auto"},
-            "rounds.window is 'auto', which works only where the solver keeps",
-        ),
-        (
-            FILLING,
-            {"window": "auto", "fill": True},
-            "rounds.fill is True, which works only where windows have one length",
-        ),
-        (
-            FILLING,
-            {"window": "auto", "sweeps": 3},
-            "rounds.sweeps is 3, which works only where it is a power of two",
-        ),
-        (FILLING, {"window": "auto", "window_limit": 48}, "rounds.window_limit is 48, which works"),
-        (FILLING, {"window": 4, "window_limit": 8}, "rounds.window_limit is 8, which has"),
-        (FILLING, {"residual_limit": 0.2}, "rounds.residual_limit is 0.2, which has an effect"),
         (
             SWEEPING,
             {"fill": True},

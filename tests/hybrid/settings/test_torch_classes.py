@@ -4,16 +4,7 @@ import pytest
 from answers import refusal
 
 from hybrid.settings.config import Config, OptimizerSettings
-from hybrid.settings.resolve import load, resolve
-from hybrid.settings.text import to_toml
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [("SGD", "sgd"), ("ADAMW", "adamw"), ("rmsprop", "RMSprop"), ("NADAM", "NAdam")],
-)
-def test_a_name_of_any_case_is_known(given, found):
-    assert resolve({"optimizer": {"name": given}}).optimizer.name == found
+from hybrid.settings.resolve import load, resolve, to_toml
 
 
 @pytest.mark.parametrize(
@@ -24,7 +15,6 @@ def test_a_name_of_any_case_is_known(given, found):
         ("optimizer", {"name": "sparseadam"}, "SparseAdam takes sparse gradients"),
         ("optimizer", {"arguments": {"damping": 0.1}}, "did you mean 'dampening'?"),
         ("optimizer", {"arguments": {"lr": 0.1}}, "set optimizer.lr"),
-        ("optimizer", {"arguments": {"momentum": 0.1}}, "set optimizer.momentum"),
         ("optimizer", {"name": "Adam", "arguments": {"weight_decay": 1}}, "optimizer.weight_decay"),
         ("optimizer", {"name": "Adam", "arguments": {"params": 1}}, "takes no 'params'"),
         ("optimizer", {"name": "Adam", "arguments": {"eps": {"a": 1}}}, "eps is a table"),
@@ -76,7 +66,6 @@ def test_arguments_come_one_by_one_and_go_with_their_class(tmp_path):
 )
 def test_every_optimizer_has_its_own_rate_unless_another_is_given(tmp_path, name, usual):
     assert OptimizerSettings(name=name).lr == usual
-    assert OptimizerSettings(name=name, lr=0.5).lr == 0.5
     config = load(None, {"optimizer.name": name})
     assert f"\nlr = {usual}\n" in to_toml(config)
     file = tmp_path / "settings.toml"
@@ -88,10 +77,8 @@ def test_every_optimizer_has_its_own_rate_unless_another_is_given(tmp_path, name
 def test_the_rate_of_one_optimizer_is_not_that_of_another(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("[optimizer]\nlr = 0.2\nname = 'sgd'\n")
-    other = load(file, {"optimizer.name": "AdamW"})
-    assert other.optimizer.lr == load(None, {"optimizer.name": "adamw"}, base=file).optimizer.lr
-    assert other.optimizer.lr == 1e-3
-    (notice,) = other.notices
-    assert notice.startswith("optimizer.lr 0.2 is that of sgd, and adamw has its usual one")
+    said = "optimizer.lr is 0.2 in the file, of sgd, and adamw is asked for: give --lr, too"
+    assert refusal(load, file, {"optimizer.name": "AdamW"}) == said
+    assert load(None, {"optimizer.name": "adamw"}, base=file).optimizer.lr == 1e-3
     for given in ({"optimizer.name": "SGD"}, {"optimizer.name": "AdamW", "optimizer.lr": 0.2}):
-        assert (load(file, given).optimizer.lr, load(file, given).notices) == (0.2, [])
+        assert load(file, given).optimizer.lr == 0.2

@@ -14,7 +14,7 @@ from trainings import (
     trainer,
 )
 
-from hybrid.settings.round_options import WINDOW
+from hybrid.settings.sections.rounds import WINDOW
 from hybrid.solvers import (
     DDG,
     FDG,

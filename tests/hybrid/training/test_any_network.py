@@ -16,7 +16,7 @@ from zoo_packages import installed
 from zoo_program import CASES, trained
 
 from hybrid.data.sampling import epoch_order
-from hybrid.optimizers import schedule
+from hybrid.method import schedule
 from hybrid.settings.config import ScheduleSettings
 from hybrid.solvers import Backprop
 from hybrid.solvers.layers.bundle import call_network

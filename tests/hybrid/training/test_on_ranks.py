@@ -62,11 +62,6 @@ def test_serial_training_on_threads_equals_a_hand_written_loop(blocks, few, by_h
 
 # further methods and rounds: tests/solvers/test_random_layers.py
 WAYS: dict[str, tuple[Any, tuple[object, ...], dict[str, Any]]] = {
-    "auto": (
-        AugmentedLagrangian(),
-        ("--window", "auto", *("--set", "rounds.window_limit=2", "--set", "train.report_every=2")),
-        {"window": "auto", "window_limit": 2, "train": {"report_every": 2}},
-    ),
     "gaps": (AugmentedLagrangian(), (), {}),
     "fdg": (FDG(), (), {}),
 }

@@ -48,7 +48,6 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "windows": (BlockADMM(rho=0.1), WINDOWS),
     "uncorrected": (BlockADMM(rho=0.1), WINDOWS | {"correct_every": 0}),
     "kept": (BlockADMM(rho=0.1), KEPT),
-    "auto": (AugmentedLagrangian(), {"window": "auto", "window_limit": 2}),
     "auxnet": (AuxNet(), WINDOWS),
 }
 

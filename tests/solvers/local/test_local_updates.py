@@ -10,8 +10,8 @@ from setting_modes import EXACT, SERIAL, Mode, alone
 from torch import nn
 
 from hybrid import Trainer, data, split
+from hybrid.method.blocks import make_optimizer
 from hybrid.networks import models
-from hybrid.optimizers.optimizer import make_optimizer
 from hybrid.settings.config import OptimizerSettings, TrainSettings
 from hybrid.solvers import LocalUpdates
 from hybrid.solvers.blocks.heads import Head

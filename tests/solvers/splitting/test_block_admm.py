@@ -24,7 +24,7 @@ from problems import (
     started,
 )
 from scaled_admm import ScaledADMM
-from setting_modes import KEPT, NEVER_RESTS, Mode, paced, windowed
+from setting_modes import KEPT, NEVER_RESTS, Mode, windowed
 from torch import Tensor, nn
 
 from hybrid.networks.partition import split
@@ -52,7 +52,6 @@ IMPOSSIBLE = [
 ]
 MODES = [
     *windowed("block-admm", NEAR, whole=KEPT),
-    paced("block-admm", NEAR),
     Mode("block-admm", "hops", {**NEAR, **NEVER_RESTS, **HOPS}),
     Mode("block-admm", "factorized", {**NEAR, **NEVER_RESTS, **LAYER}),
 ]

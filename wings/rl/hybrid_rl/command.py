@@ -48,7 +48,7 @@ def rl(
 ) -> None:
     """Learn to act in an environment: one block each for representation, learner and actors."""
     from hybrid.folder.runfolder import RunFolder
-    from hybrid.settings.text import parse_override
+    from hybrid.settings.resolve import parse_override
     from hybrid_rl.resolve import check_start, load
     from hybrid_rl.run import train
 

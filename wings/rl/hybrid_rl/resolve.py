@@ -9,8 +9,8 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from hybrid.settings.resolve import read_toml
 from hybrid.settings.sections.base import first_fault
-from hybrid.settings.text import read_toml
 from hybrid.solvers import acting
 from hybrid.solvers.acting import Known
 from hybrid.solvers.checks import unknown

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from hybrid.settings.config import LinkSettings, Section
-from hybrid.settings.limits import LARGE, MANY
+from hybrid.settings.sections.base import LARGE, MANY
 from hybrid.solvers.acting import Acts
 
 REPRESENTED = Acts("rl.representation is on", lambda run: run.rl.representation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import cos, isfinite, pi
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import torch
 
 from hybrid.errors import format_error, one_line
+from hybrid.rounds.windows import Rate
 from hybrid.settings import torch_classes
 from hybrid.settings.config import ScheduleSettings
-
-Rate = Callable[[int], float]
-"""The learning rate of step 0, 1, ...: a function of the step alone, the same on every rank."""
 
 
 def make_schedule(

@@ -1,0 +1,177 @@
+"""[rounds]: how serial corrections and parallel phases alternate, and what that means of a method.
+
+The same declarations are the keywords of the library and a table of the TOML file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from hybrid.settings.sections.base import LARGE, MANY, Section, field_docs
+from hybrid.solvers.acting import HAVE_TIME, Acts, Known, Needs, check
+from hybrid.solvers.exact.gaps import FillStep
+
+if TYPE_CHECKING:
+    from hybrid.solvers import Solver
+
+WINDOW = 4
+"""Mini-batches of a window where none is asked for, and of a round without one."""
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+def every_round(solver: Any, rounds: Any) -> int:
+    """`correct_every`, decided where it is unset."""
+    every: int | None = rounds.correct_every
+    return int(solver.alternates) if every is None else every
+
+
+def fills(solver: Any, rounds: Any) -> bool:
+    """`fill`, decided where it is unset."""
+    if rounds.fill is not None or not solver.alternates:
+        return bool(rounds.fill and solver.alternates)
+    asked = rounds.window is not None or rounds.sweeps is not None
+    return bool(solver.fills and not asked) and every_round(solver, rounds) == 1
+
+
+def _last_start(run: Any) -> int:
+    """The first mini-batch of the last round."""
+    return int(run.train.epochs * run.steps - 1 - (run.steps - 1) % run.setup.window)
+
+
+def _solver(run: Any) -> str:
+    return f"it is {run.solver.name!r}"
+
+
+INEXACT = Acts(
+    "the solver is not exact, whose steps are all serial",
+    lambda run: not run.solver.exact,
+    here=_solver,
+)
+ALTERNATES = Acts(
+    "the solver sweeps over windows, by turns with corrections",
+    lambda run: run.solver.alternates,
+    here=_solver,
+)
+HAS_WINDOWS = Acts(
+    "the solver sweeps over windows, or serial rounds come between its own (rounds.correct_every)",
+    lambda run: run.solver.alternates or every_round(run.solver, run.rounds),
+    here=_solver,
+)
+PLAIN_BATCHES = Needs(
+    "there is no batch_transform, whose mini-batches window 'all' would not give again",
+    lambda run: run.rounds.window != "all" or run.batch_transform is None,
+    "give a number of mini-batches, or leave it out",
+)
+TRAINS_BETWEEN = Needs(
+    "it is 0 or at least 2, because with 1 all rounds are serial and the solver trains nothing",
+    lambda run: run.solver.alternates or run.rounds.correct_every != 1,
+    "set it to 0 (never serial) or to at least 2",
+)
+ENDS_BEFORE_LAST = Needs(
+    "a round is left that is not serial, for the solver to train in",
+    lambda run: run.setup.serial_steps <= _last_start(run),
+    "take fewer serial epochs, or more --epochs",
+    here=lambda run: f"train.epochs is {run.train.epochs}, in rounds of {run.setup.window}",
+)
+CAN_FILL = Needs(
+    "the solver has sub-problems that stand by themselves",
+    lambda run: not run.rounds.fill or run.solver.fills,
+    here=_solver,
+)
+FILLS_EVERY_ROUND = Needs(
+    "every round has a serial phase, with gaps to fill (rounds.correct_every is 1)",
+    lambda run: not run.rounds.fill or every_round(run.solver, run.rounds) == 1,
+    "set rounds.correct_every=1, or rounds.fill=false",
+)
+FILLS = Acts("gaps are filled (rounds.fill)", lambda run: fills(run.solver, run.rounds))
+
+
+@dataclass(kw_only=True)
+class RoundOptions:
+    """The settings of [rounds] as keywords; `RoundSettings` validates them."""
+
+    window: Annotated[int | Literal["all"] | None, INEXACT, HAS_WINDOWS, PLAIN_BATCHES] = None
+    """The mini-batches of a round: exact passes train on them, and sweeps go over them. Give a
+    number (4), or all (the training set, whose variables are kept); unset: none if gaps are filled,
+    else 4."""
+    sweeps: Annotated[int | None, Field(ge=1, le=10**6), ALTERNATES] = None
+    """Passes over a window's sub-problems; unset: as many as the solver wants."""
+    correct_every: Annotated[int | None, Field(ge=0, le=MANY), INEXACT, TRAINS_BETWEEN] = None
+    """In which rounds exact passes train, the serial phase: give 1 for each, 4 for every fourth, 0
+    for none; unset: 1, or 0 for a method that trains by itself."""
+    serial_epochs: Annotated[float, Field(ge=0, le=MANY), INEXACT, ENDS_BEFORE_LAST] = 0.0
+    """Epochs at the start whose rounds are serial alone: no delay, no local steps."""
+    fill: Annotated[bool | None, ALTERNATES, CAN_FILL, FILLS_EVERY_ROUND] = None
+    """Local steps in the gaps of the serial pass; unset: if the method can and has no window."""
+    fill_step: Annotated[FillStep, FILLS, HAVE_TIME] = "added"
+    """A filled gap's gradient: added to the exact one, or stepped on its own."""
+    gaps: Annotated[Sequence[tuple[_Count, _Count]], FILLS] = ()
+    """Samples each block has time for, [middle, turn] of a pass; empty: by counted operations."""
+    memory_gb: Annotated[float, Field(gt=0, le=LARGE)] = 4.0
+    """Largest store of auxiliary variables a rank may hold, in GB (10^9 bytes)."""
+
+
+class RoundSettings(Section, RoundOptions):
+    """[rounds] the alternation of serial correction and parallel phase."""
+
+    def serial_steps(self, steps: int) -> int:
+        """Steps of `serial_epochs`, in epochs of so many; one at least, if there are any."""
+        asked = ceil(round(self.serial_epochs * steps, 6))
+        return max(asked, 1) if self.serial_epochs else 0
+
+    @field_validator("window", mode="before")
+    @classmethod
+    def _a_number_or_all(cls, window: object) -> object:
+        if window not in ("all", None) and not (isinstance(window, int) and window >= 1):
+            raise ValueError("it must be an integer of at least 1, or all")
+        return window
+
+    @field_validator("gaps", mode="before")
+    @classmethod
+    def _a_list(cls, gaps: object) -> object:
+        if not isinstance(gaps, list | tuple):
+            raise ValueError("it must be a list of pairs [middle, turn]")
+        return gaps or ()
+
+
+for _name, _help in field_docs(RoundOptions).items():
+    RoundSettings.model_fields[_name].description = _help
+
+
+def settled(
+    solver: Solver, rounds: RoundSettings, batch_size: int
+) -> tuple[RoundSettings, Mapping[str, Any]]:
+    """`rounds` with everything decided, and what a method wants of the correction for them.
+
+        exact methods       no windows, no gaps: every round is serial
+        the others          `serial_epochs` are serial, too, whatever else is asked for
+        that do not         mini-batches; every `correct_every`-th window, if any, is serial
+        alternate
+        that alternate      gaps filled, if they can and nothing else is asked for; else windows
+
+    The same rule for the command, the library and the files they write. `batch_size` is of one
+    replica. ValueError for what has no effect.
+    """
+    check({"rounds": rounds}, Known(solver=solver, rounds=rounds))
+    if solver.exact:
+        return rounds, {}
+    every, fill = every_round(solver, rounds), fills(solver, rounds)
+    decided: dict[str, Any] = {"correct_every": every}
+    if not solver.alternates:
+        if every:
+            decided["window"] = rounds.window or WINDOW
+        corrects = every or rounds.serial_epochs
+        wanted = {"micro_batches": solver.num_micro_batches(batch_size)} if corrects else {}
+        return rounds.model_copy(update=decided), wanted
+    decided["fill"] = fill
+    asked = rounds.window is not None or rounds.sweeps is not None or every != 1
+    if asked or not fill:
+        decided["sweeps"] = rounds.sweeps or solver.sweeps
+        decided["window"] = rounds.window or WINDOW
+    return rounds.model_copy(update=decided), {"micro_batches": 4} if fill else {}
