@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from answers import assert_one_line, output
 
-from hybrid.folder.origin import DISTRIBUTION
+from hybrid.folder.runfolder import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 

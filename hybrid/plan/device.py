@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 
 from hybrid.cuts.costs import Moved, Passes, count_moved, survival_rate
-from hybrid.folder.files import write_atomically
+from hybrid.files import write_atomically
 from hybrid.links import Network
 from hybrid.models import Unit
 from hybrid.settings.sections.base import Section, first_fault

@@ -13,7 +13,7 @@ from torch import nn
 
 from hybrid.cuts.costs import count_moved
 from hybrid.errors import one_line
-from hybrid.folder.files import check_place
+from hybrid.files import check_place
 from hybrid.method.blocks import placed
 from hybrid.models import Unit
 from hybrid.optimizers.optimizer import make_optimizer

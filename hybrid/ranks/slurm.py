@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 
-from hybrid.folder.files import write_atomically
+from hybrid.files import write_atomically
 from hybrid.ranks.grid import Grid
 from hybrid.settings.config import SplitSettings
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from hybrid.data import Dataset
 from hybrid.errors import format_error, one_line, tell
+from hybrid.files import check_folder, write_atomically
 from hybrid.folder import checkpoint, traces
-from hybrid.folder.files import check_folder, write_atomically
 from hybrid.folder.runfolder import RunFolder
 from hybrid.links.registry import LINKS
 from hybrid.models import NAME, Chain

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from hybrid.reading import read_whole
+from hybrid.files import read_whole
 from hybrid.settings.config import Config, declared_settings
 from hybrid.settings.methods import NAMED, known_settings, sections_of
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hybrid.folder.files import naming, write_atomically
-from hybrid.reading import read_whole
+from hybrid.files import naming, read_whole, write_atomically
 from hybrid.rounds.report import PhaseReport
 from hybrid.training.callbacks.base import Callback, RunInfo
 
