@@ -21,7 +21,7 @@ from hybrid.method.method import Method
 from hybrid.method.objectives import Objectives
 from hybrid.method.problem import Problem
 from hybrid.method.settle import settle
-from hybrid.ranks import caches, launch
+from hybrid.ranks import launch
 from hybrid.ranks.grid import Arrangement, Grid
 from hybrid.ranks.starting import check_links, link_class, start
 from hybrid.ranks.stopping import leave_if_asked, listening
@@ -222,7 +222,7 @@ class Trainer(RunOptions, RoundOptions):
         assert self.correction is not None
         method = settle(problem, self.solver, self.correction, self.rounds, self)
         if self.train.compile or method.device.type == "cuda":
-            caches.keep_private()
+            launch.keep_caches_private()
         return method
 
     def run_options(self, method: Method) -> RunOptions:

@@ -52,7 +52,7 @@ def test_ranks_of_srun_without_an_mpi_in_common_train_to_the_bits_of_threads(
     words = ["hybrid", "train", "--set", "split.replicas=2", "--set", "data.limit=64"]
     words += ["--set", "train.epochs=1", "--set", "train.threads=1", "--batch-size", 32]
     slurm(*words, "--blocks", 2, "--out", tmp_path / "threads", seconds=120)
-    srun = ("srun", "--mpi=none", "--nodes=4")
+    srun = ("env", "MASTER_ADDR=127.0.0.1", "srun", "--mpi=none", "--nodes=4")
     slurm(*srun, *words, "--out", tmp_path / "srun", seconds=120)
     assert digests(tmp_path / "srun") == digests(tmp_path / "threads")
     with pytest.raises(RuntimeError) as failure:
