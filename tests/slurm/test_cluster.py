@@ -10,20 +10,6 @@ from slurm_cluster import Slurm
 from trainings import digests
 
 
-@pytest.mark.slow
-def test_two_clusters_live_beside_each_other_and_leave_no_process(slurm: Slurm, tmp_path) -> None:
-    other = Slurm(tmp_path / "other", nodes=1)
-    try:
-        other.start()
-        other("sbatch", "--output=/dev/null", "--wrap=sleep 600")
-        other.wait_for("1", "RUNNING")
-        assert other.processes()
-    finally:
-        other.stop()
-    assert other.processes() == []
-    assert slurm("srun", "--nodes=4", "true") == ""
-
-
 def test_the_doctor_sees_the_cluster_and_the_ranks_that_srun_starts(slurm: Slurm) -> None:
     said = slurm("srun", "--mpi=pmix", "--nodes=2", "hybrid", "doctor", seconds=120)
     assert "2 started, 2 in MPI" in said
